@@ -1,0 +1,3 @@
+"""Mettle: an open, self-hosted lab for training language models with reinforcement learning."""
+
+__version__ = "0.1.0"
