@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class TaskState(StrEnum):
     """The life of a task draw. Each transition is committed before its effect is relied on."""
@@ -44,22 +47,39 @@ class TaskDraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call of a rollout, holding only the tokens that it adds.
+
+    The prompt of this call is the first `prefix_length` tokens of the previous turn's whole sequence (its prompt and
+    completion; 0 for the first turn) followed by `new_prompt_ids`. A `prefix_length` shorter than that sequence means that
+    the conversation was rewritten, so a new sample branches off here. `logprobs` are natural-log probabilities of
+    `completion_ids` as sampled, `versions` the policy version that sampled each.
+    """
+
+    prefix_length: int
+    new_prompt_ids: NDArray[np.int32]
+    completion_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """One rollout as the ledger keeps it and the run page shows it.
+    """One rollout as it is stored beside the ledger and shown on the run page.
 
     `reward` is None when the rollout failed (then `error_kind` says at which boundary and `error` what happened).
-    `messages` is the whole conversation; `turns` holds one dict per model call:
-    {"prompt_ids", "completion_ids", "logprobs", "versions"} as plain lists (natural-log probabilities).
+    `messages` is the whole conversation as plain dicts, prompt first.
     """
 
     rollout_id: str
     reward: float | None
     metrics: dict[str, float]
     messages: list[dict[str, Any]]
-    turns: list[dict[str, Any]]
-    stop_condition: str | None
-    is_truncated: bool
-    duration_s: float
+    turns: tuple[Turn, ...]
+    stop_condition: str | None = None
+    is_truncated: bool = False
+    duration_s: float = 0.0
     error_kind: str | None = None
     error: str | None = None
     advantage: float | None = None
@@ -68,4 +88,26 @@ class RolloutRecord:
     @property
     def num_completion_tokens(self) -> int:
         """Sampled tokens over all turns."""
-        return sum(len(turn["completion_ids"]) for turn in self.turns)
+        return sum(len(turn.completion_ids) for turn in self.turns)
+
+    @property
+    def version_range(self) -> tuple[int, int]:
+        """Oldest and newest policy version among the sampled tokens; (-1, -1) when none was sampled."""
+        versions = [v for turn in self.turns for v in (turn.versions.min(initial=2**30), turn.versions.max(initial=-1))]
+        if not versions or max(versions[1::2]) < 0:
+            return -1, -1
+        return int(min(versions[::2])), int(max(versions[1::2]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """The rollouts of one task draw, which are compared with each other."""
+
+    draw: TaskDraw
+    version_at_start: int
+    rollouts: tuple[RolloutRecord, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards of the rollouts that have one."""
+        return [r.reward for r in self.rollouts if r.reward is not None]

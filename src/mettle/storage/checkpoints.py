@@ -1,0 +1,89 @@
+"""Checkpoints: a trainer half, an orchestrator half, and one manifest written last.
+
+A folder without a manifest, or whose files do not match it, does not exist: resume takes the newest that is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mettle.storage.files import folder_aside, sha256_file, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: the policy is v{step}, made by training steps 1 to `step`."""
+
+    step: int
+    path: Path
+
+    @property
+    def trainer(self) -> Path:
+        return self.path / "trainer"
+
+    @property
+    def orchestrator(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.path / "orchestrator.json").read_text())
+        return state
+
+
+def write_checkpoint(
+    root: Path, step: int, save_trainer: Callable[[Path], None], orchestrator_state: dict[str, Any]
+) -> Checkpoint:
+    """Save both halves, then the manifest with the size and digest of every file; durable when this returns."""
+    final = root / f"step-{step}"
+    with folder_aside(final) as scratch:
+        (scratch / "trainer").mkdir()
+        save_trainer(scratch / "trainer")
+        write_json(scratch / "orchestrator.json", orchestrator_state)
+        files = {
+            str(path.relative_to(scratch)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in sorted(scratch.rglob("*"))
+            if path.is_file()
+        }
+        write_json(scratch / "manifest.json", {"step": step, "files": files}, is_durable=True)
+    return Checkpoint(step, final)
+
+
+def newest_checkpoint(root: Path, *, at_step: int | None = None) -> Checkpoint | None:
+    """The newest complete checkpoint (or the one at `at_step`), passing over any that is cut short or damaged."""
+    for folder in sorted(root.glob("step-*"), key=_step_of, reverse=True):
+        if at_step is not None and _step_of(folder) != at_step:
+            continue
+        if damage_of(folder) is None:
+            return Checkpoint(_step_of(folder), folder)
+    return None
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, in a few words; None when it is complete."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            if not path.exists():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+            if sha256_file(path) != expected["sha256"]:
+                return f"{name} does not match its digest"
+    except (OSError, ValueError, KeyError) as error:
+        return f"manifest.json: {error}"
+    return None
+
+
+def remove_checkpoints(root: Path, *, keep_last: int) -> None:
+    """Keep the newest `keep_last` complete checkpoints and delete the older ones."""
+    complete = [f for f in sorted(root.glob("step-*"), key=_step_of, reverse=True) if (f / "manifest.json").exists()]
+    for folder in complete[keep_last:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _step_of(folder: Path) -> int:
+    number = folder.name.removeprefix("step-")
+    return int(number) if number.isdigit() else -1
