@@ -26,7 +26,7 @@ def write_demonstrations(path: Path, rows: Iterable[Mapping[str, Any]], *, env_i
         lines.append(json.dumps({"messages": [*(dict(m) for m in row["prompt"]), *turns]}, ensure_ascii=True))
     if not lines:
         raise UserError(
-            f"environment {env_id!r} has no demonstrations: its rows need an 'answer' or a 'demonstration' for a warm-up"
+            f"environment {env_id!r} has no demonstrations: for a warm-up its rows need an 'answer' or 'demonstration'"
         )
     write_atomic(path, ("\n".join(lines) + "\n").encode())
     return len(lines)

@@ -21,7 +21,7 @@ from rich.text import Text
 from mettle.storage.journal import EvalRow, Event
 from mettle.storage.ledger import Ledger
 
-SPARKS = "▁▂▃▄▅▆▇█"
+SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 LINE_EVERY_S = 10.0
 
 
