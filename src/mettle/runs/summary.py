@@ -1,4 +1,4 @@
-"""The summary of a run, for a person and for a program: what was gained, at what cost, and whether it can be trusted."""
+"""The summary of a run, for a person and for a program: what was gained, at what cost, and whether to trust it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def _figure_lines(summary: dict[str, Any]) -> list[str]:
     if summary["canary_mean_abs_diff"] is not None:
         agrees = "agree" if summary["canary_mean_abs_diff"] <= CANARY_TOLERANCE else "DISAGREE"
         lines.append(
-            f"{'logprobs':<10} trainer and engine {agrees}: mean difference at most {summary['canary_mean_abs_diff']:.1e}"
+            f"{'logprobs':<10} trainer and engine {agrees}:"
+            f" mean difference at most {summary['canary_mean_abs_diff']:.1e}"
         )
     tasks = ", ".join(f"{number} {name}" for name, number in summary["tasks"].items())
     lines.append(f"{'tasks':<10} {tasks}; trained more than once: {summary['trained_more_than_once']}")
