@@ -92,6 +92,29 @@ def test_a_process_that_says_it_cannot_go_on_is_not_started_again(run, code):
     assert not alive(supervisor.process("side").pid)
 
 
+def test_a_process_starts_only_after_what_it_needs(run):
+    run_dir, ledger, spec = run
+    ready = run_dir.path / "server.json"
+    first = "import pathlib, sys, time; time.sleep(0.3); (pathlib.Path(sys.argv[1]) / 'made').touch()"
+    server = f"""
+        import pathlib, sys, time
+        assert (pathlib.Path(sys.argv[1]) / 'made').exists()
+        time.sleep(0.3)
+        pathlib.Path({str(ready)!r}).write_text('{{"port": 1}}')
+        time.sleep(60)
+    """
+    main = f"import pathlib; assert pathlib.Path({str(ready)!r}).exists()"
+    specs = [
+        spec("main", main, after=("server",)),
+        spec("server", server, ready_file=ready, is_service=True, after=("first",)),
+        spec("first", first),
+    ]
+    supervisor = Supervisor(run_dir, ledger, specs, main="main")
+    drive(supervisor)
+    assert supervisor.failure is None
+    assert all(p.restarts == 0 for p in ledger.journal.processes())
+
+
 def test_restarts_have_a_limit(run):
     run_dir, ledger, spec = run
     supervisor = Supervisor(run_dir, ledger, [spec("main", "raise SystemExit(1)")], main="main", max_restarts=2)

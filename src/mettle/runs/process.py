@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -38,6 +39,7 @@ class ProcessSpec:
     """What to start. `ready_file` appears when a server can answer; None for a worker, which is ready when it runs.
 
     `is_service` means that the process should never end by itself, so that even exit code 0 is followed by a restart.
+    `after` names the processes that must be ready (servers) or done (the others) before this one starts.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ProcessSpec:
     ready_file: Path | None = None
     ready_timeout_s: float = 120.0
     is_service: bool = False
+    after: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -77,7 +80,7 @@ class ManagedProcess:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
             )
         self.started_at = time.monotonic()
 
@@ -172,9 +175,11 @@ def module_command(module: str, arguments: Sequence[str]) -> str:
     return " ".join(["python", "-m", module, *arguments])
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # The parent died before the line above took effect.
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _size(file: IO[bytes]) -> int:

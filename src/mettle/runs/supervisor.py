@@ -87,7 +87,7 @@ class Supervisor:
 
     def _attend(self, name: str, slot: Slot, now: float) -> None:
         if slot.state in ("waiting", "restarting"):
-            if now >= slot.start_at:
+            if now >= slot.start_at and all(self._is_satisfied(other) for other in slot.process.spec.after):
                 self._start(name, slot)
             return
         if slot.state == "done":
@@ -100,6 +100,10 @@ class Supervisor:
         elif slot.state == "starting" and now - slot.process.started_at > slot.process.spec.ready_timeout_s:
             self._event("not_ready", f"{name} is not ready after {slot.process.spec.ready_timeout_s:.0f} s: ended")
             slot.process.signal(signal.SIGKILL)
+
+    def _is_satisfied(self, name: str) -> bool:
+        slot = self._slots[name]
+        return slot.state == ("done" if slot.process.spec.ready_file is None else "running")
 
     def _start(self, name: str, slot: Slot) -> None:
         slot.process.start()
