@@ -117,6 +117,13 @@ class ManagedProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def end(self, *, grace_s: float = 5.0) -> None:
+        """Ask the process to end, and end it if it does not."""
+        self.signal(signal.SIGTERM)
+        if self.wait(grace_s) is None:
+            self.signal(signal.SIGKILL)
+            self.wait(grace_s)
+
     def last_line(self) -> str:
         """The last thing the process printed: the one line that says why it ended."""
         return last_line(self._output)

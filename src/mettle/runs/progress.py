@@ -57,11 +57,11 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
 class RunProgress:
     """Shows a run until the block ends. `update` may be called as often as one likes."""
 
-    def __init__(self, ledger: Ledger, max_steps: int, *, title: str, page: str | None, is_quiet: bool = False) -> None:
+    def __init__(self, ledger: Ledger, max_steps: int, *, title: str, is_quiet: bool = False) -> None:
         self._ledger = ledger
         self._max_steps = max_steps
         self._title = title
-        self.page = page
+        self.page: str | None = None
         self._is_quiet = is_quiet
         self._console = Console(stderr=True, highlight=False)
         self._live: Live | None = None

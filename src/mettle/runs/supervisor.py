@@ -13,10 +13,8 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
-from mettle.errors import ServiceError
 from mettle.runs.process import ManagedProcess, ProcessSpec, explain_exit, process_memory_bytes
 from mettle.runs.watchdog import Watchdog, wait_graph
 from mettle.storage.ledger import Ledger
@@ -189,9 +187,3 @@ class StopSignals:
             raise KeyboardInterrupt
         self.is_interrupted = True
         self._supervisor.stop()
-
-
-def raise_failure(supervisor: Supervisor, output: Path) -> None:
-    """Turn a supervisor's failure into the error that the command line prints."""
-    if supervisor.failure is not None:
-        raise ServiceError(f"{supervisor.failure} (logs: {output})")
