@@ -2,7 +2,7 @@
 
 Parts: the shared fields at the top (which fan out to the components), one table a component, and `deployment`. The flat
 schema of hosted training (`batch_size`, `rollouts_per_example`, `[sampling]`, `[[env]]`, ...) is accepted as it stands:
-its fields are shared fields too. Importable without torch. Invariant: a value set at two places is an error, not a race.
+its fields are shared fields too. Importable without torch. Invariant: two places that disagree are an error, not a race.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class RunConfig(BaseModel):
         if self.trainer.keep_versions <= self.orchestrator.max_staleness:
             raise ValueError(
                 f"trainer.keep_versions {self.trainer.keep_versions} must exceed"
-                f" orchestrator.max_staleness {self.orchestrator.max_staleness}: a version is kept while tokens of it train"
+                f" orchestrator.max_staleness {self.orchestrator.max_staleness}:"
+                " a version is kept while its tokens may still train"
             )
         return self
