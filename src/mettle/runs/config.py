@@ -2,7 +2,7 @@
 
 Parts: the shared fields at the top (which fan out to the components), one table a component, and `deployment`. The flat
 schema of hosted training (`batch_size`, `rollouts_per_example`, `[sampling]`, `[[env]]`, ...) is accepted as it stands:
-its fields are shared fields too. Importable without torch. Invariant: two places that disagree are an error, not a race.
+its fields are shared fields too. Importable without torch. Invariant: two places that disagree are an error.
 """
 
 from __future__ import annotations
