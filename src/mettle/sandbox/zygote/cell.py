@@ -78,7 +78,11 @@ def _enter(settings: Settings) -> bool:
 
 def map_user(inside: int, outside: int) -> None:
     """Give the one user of this user namespace a name inside it."""
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {outside} 1"), ("gid_map", f"{inside} {outside} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside} {outside} 1"),
+        ("gid_map", f"{inside} {outside} 1"),
+    ):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(text)
 

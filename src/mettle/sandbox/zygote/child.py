@@ -17,6 +17,7 @@ import os
 import resource
 import socket
 import sys
+import traceback
 import types
 from typing import Any, Final, NoReturn
 
@@ -166,7 +167,10 @@ def _report(error: BaseException) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(type(error), error, trace)  # knows the source through linecache
+        else:
+            sys.excepthook(type(error), error, trace)
     except BaseException:
         os.write(2, f"{type(error).__name__}\n".encode(errors="replace"))
 

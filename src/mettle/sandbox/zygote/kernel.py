@@ -71,7 +71,7 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _syscall(number: int, what: str, *arguments: int | None | ctypes.Array[ctypes.c_char]) -> int:
+def _syscall(number: int, what: str, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
     passed = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return _checked(_libc.syscall(ctypes.c_long(number), *passed), what)
 

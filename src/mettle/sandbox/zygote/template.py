@@ -24,10 +24,31 @@ from mettle.sandbox.zygote.settings import Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
-_PRELOADED: Final = (
-    "bisect collections collections.abc copy datetime decimal fractions functools heapq io itertools json math "
-    "operator re statistics string textwrap time traceback typing enum dataclasses"
-).split()
+_PRELOADED: Final = [
+    "bisect",
+    "collections",
+    "collections.abc",
+    "copy",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "re",
+    "statistics",
+    "string",
+    "textwrap",
+    "time",
+    "traceback",
+    "typing",
+    "enum",
+    "dataclasses",
+]
 _TEMPLATE_NAMESPACES: Final = (
     kernel.CLONE_NEWUSER
     | kernel.CLONE_NEWNS
@@ -47,7 +68,7 @@ def main(settings_json: str) -> NoReturn:
     _preload()
     hello = _set_up(settings)
     kernel.die_with_parent()
-    if hello["is_ready"] and os.getppid() != hello["parent"]:
+    if os.getppid() != settings.owner_pid:
         os._exit(0)  # the owner ended before the kernel knew to tell us
     program = seccomp.build_filter() if hello["layers"].get("seccomp") == "" else None
     gc.collect()
@@ -70,10 +91,9 @@ def _preload() -> None:
 
 def _set_up(settings: Settings) -> dict[str, Any]:
     """Put the layers in force. Each maps to "" or to why it is not; the first that fails ends the attempt."""
-    parent = os.getppid()
     layers: dict[str, str] = {}
     if not settings.is_jailed:
-        return {"is_ready": True, "parent": parent, "layers": layers}
+        return {"is_ready": True, "layers": layers}
     is_ready = True
     try:
         _enter_namespaces(settings, layers)
@@ -82,7 +102,7 @@ def _set_up(settings: Settings) -> dict[str, Any]:
         layers[failed] = f"{error.strerror} [{errno.errorcode.get(error.errno or 0, '?')}]"
         is_ready = False
     layers["seccomp"] = seccomp.why_unsupported() or _try_filter()
-    return {"is_ready": is_ready, "parent": parent, "layers": layers}
+    return {"is_ready": is_ready, "layers": layers}
 
 
 def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
