@@ -51,7 +51,7 @@ class Turn:
     """One model call of a rollout, holding only the tokens that it adds.
 
     The prompt of this call is the first `prefix_length` tokens of the previous turn's whole sequence (its prompt and
-    completion; 0 for the first turn) followed by `new_prompt_ids`. A `prefix_length` shorter than that sequence means that
+    completion; 0 for the first turn) followed by `new_prompt_ids`. A shorter `prefix_length` means that
     the conversation was rewritten, so a new sample branches off here. `logprobs` are natural-log probabilities of
     `completion_ids` as sampled, `versions` the policy version that sampled each.
     """

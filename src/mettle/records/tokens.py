@@ -22,8 +22,9 @@ class Sample:
     """One token sequence: prompt and sampled tokens interleaved as they were seen by the model.
 
     `loss_mask` is True on policy-sampled tokens. `logprobs` are the sampler's natural-log probabilities of those
-    tokens (0 elsewhere), `versions` the policy version that sampled each (-1 elsewhere). The weight of a loss component is 0
-    where the token is no member of it. `ref_logprobs` are those of a reference model, 0 where there is none.
+    tokens (0 elsewhere), `versions` the policy version that sampled each (-1 elsewhere). A loss component's
+    weight is 0 where the token is no member of it. `ref_logprobs` are a
+    reference model's, 0 where there is none.
     """
 
     token_ids: IntArray

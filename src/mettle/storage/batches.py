@@ -57,9 +57,7 @@ def read_batch(folder: Path, digest: str) -> Batch:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         header = json.loads(arrays["header"].tobytes())
         ranks = tuple(
-            tuple(
-                MicroBatch(**{name: arrays[f"r{rank}.m{index}.{name}"] for name in DTYPES}) for index in range(count)
-            )
+            tuple(MicroBatch(**{name: arrays[f"r{rank}.m{index}.{name}"] for name in DTYPES}) for index in range(count))
             for rank, count in enumerate(header["ranks"])
         )
     mean, largest = header["staleness"]

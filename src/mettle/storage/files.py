@@ -25,7 +25,8 @@ def storage_errors(path: Path, doing: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(_existing(path)).free
             raise StorageError(
-                f"no space left while {doing} {path} ({free / 2**20:.0f} MiB free); nothing is lost: free some space and resume the run"
+                f"no space left while {doing} {path} ({free / 2**20:.0f} MiB free); nothing is lost: "
+                "free some space and resume the run"
             ) from error
         raise StorageError(f"{doing} {path}: {error.strerror or error}") from error
 

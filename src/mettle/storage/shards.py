@@ -132,5 +132,7 @@ def _rollout_header(rollout: RolloutRecord) -> dict[str, Any]:
         "error": rollout.error,
         "advantage": rollout.advantage,
         "answer": rollout.answer,
-        "turns": [[t.prefix_length, len(t.new_prompt_ids), len(t.completion_ids), t.temperature] for t in rollout.turns],
+        "turns": [
+            [t.prefix_length, len(t.new_prompt_ids), len(t.completion_ids), t.temperature] for t in rollout.turns
+        ],
     }

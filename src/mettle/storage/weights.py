@@ -28,8 +28,8 @@ WEIGHT_FILE = "model.safetensors"
 class Canary:
     """Right-padded `token_ids` [K, T] int32, their true `lengths` [K], and `logprobs` [K, T] float32.
 
-    `logprobs[k, t]` is log p(token t | tokens < t) at temperature 1 under the published weights; position 0 and the padding
-    hold 0 and do not count.
+    `logprobs[k, t]` is log p(token t | tokens < t) at temperature 1 under the published weights; position 0 and the
+    padding hold 0 and do not count.
     """
 
     token_ids: NDArray[np.int32]

@@ -1,0 +1,180 @@
+"""The journal of a run: metrics by step, events, waits, processes, and a few named facts.
+
+It stands in the same database as the ledger, and every reader (run page, command line, summary) reads it there.
+A wait has an owner, an edge (who waits for whom), and a budget; what is still here after its budget is a stall.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mettle.storage.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened once: a restart, an update refused, a stage reached."""
+
+    event_id: int
+    at: float
+    source: str
+    kind: str
+    message: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`owner` waits on `edge` for `awaits` since a time (seconds since the epoch), and may for `budget_s`."""
+
+    owner: str
+    edge: str
+    awaits: str
+    since: float
+    budget_s: float
+    pid: int
+
+    def is_overdue(self, now: float) -> bool:
+        """True when the wait has used up its budget."""
+        return now - self.since > self.budget_s
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """A process of a run as its supervisor saw it: starting, running, restarting, done, failed or stopped."""
+
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    exit_code: int | None
+    started_at: float | None
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRow:
+    """An evaluation's figures; `mean` and the interval are None when no rollout had a reward."""
+
+    eval_id: int
+    kind: str
+    step: int
+    env_id: str
+    version_min: int
+    version_max: int
+    num_tasks: int
+    num_rollouts: int
+    num_errors: int
+    mean: float | None
+    ci_low: float | None
+    ci_high: float | None
+    metrics: dict[str, float]
+    created_at: float
+
+
+class Journal:
+    """Reads and writes what is worth telling about a run."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    def set_fact(self, key: str, value: Any) -> None:
+        """Store a named JSON value, for instance `state` = running | finished | failed | stopped."""
+        with self._database.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def fact(self, key: str, default: Any = None) -> Any:
+        """A named value, or `default`."""
+        text = self._database.value("SELECT value FROM meta WHERE key = ?", (key,))
+        return default if text is None else json.loads(text)
+
+    def record_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Store figures of a step; a step recorded again (a replay) replaces them. Non-finite values are left out."""
+        now = self._clock()
+        rows = [(name, step, float(v), now) for name, v in values.items() if abs(float(v)) < float("inf")]
+        with self._database.transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
+
+    def metric(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of one metric, in order."""
+        rows = self._database.rows("SELECT step, value FROM metrics WHERE name = ? ORDER BY step", (name,))
+        return [(row["step"], row["value"]) for row in rows]
+
+    def metric_names(self) -> list[str]:
+        """The metrics there are."""
+        return [row["name"] for row in self._database.rows("SELECT DISTINCT name FROM metrics ORDER BY name")]
+
+    def latest(self) -> dict[str, tuple[int, float]]:
+        """For each metric its newest (step, value)."""
+        rows = self._database.rows("SELECT name, max(step) AS step, value FROM metrics GROUP BY name")
+        return {row["name"]: (row["step"], row["value"]) for row in rows}
+
+    def event(self, source: str, kind: str, message: str, **data: Any) -> None:
+        """Record an event."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO events (at, source, kind, message, data) VALUES (?, ?, ?, ?, ?)",
+                (self._clock(), source, kind, message, json.dumps(data, default=str)),
+            )
+
+    def events(self, *, after_id: int = 0, kind: str | None = None, limit: int = 1000) -> list[Event]:
+        """Events after an id, oldest first."""
+        rows = self._database.rows(
+            "SELECT * FROM events WHERE event_id > ? AND (? IS NULL OR kind = ?) ORDER BY event_id LIMIT ?",
+            (after_id, kind, kind, limit),
+        )
+        return [
+            Event(r["event_id"], r["at"], r["source"], r["kind"], r["message"], json.loads(r["data"])) for r in rows
+        ]
+
+    @contextmanager
+    def waiting(self, owner: str, edge: str, awaits: str, *, budget_s: float) -> Iterator[None]:
+        """Say that `owner` waits for `awaits` while the block runs. An owner has one wait at a time."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)",
+                (owner, edge, awaits, self._clock(), budget_s, os.getpid()),
+            )
+        try:
+            yield
+        finally:
+            with self._database.transaction() as connection:
+                connection.execute("DELETE FROM waits WHERE owner = ?", (owner,))
+
+    def waits(self) -> list[Wait]:
+        """Who waits for whom, the longest wait first."""
+        return [Wait(**dict(row)) for row in self._database.rows("SELECT * FROM waits ORDER BY since")]
+
+    def forget_waits(self, pid: int) -> None:
+        """Remove the waits of a process that is gone."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM waits WHERE pid = ?", (pid,))
+
+    def record_process(self, name: str, state: str, *, pid: int | None, restarts: int, exit_code: int | None) -> None:
+        """Store what a supervisor sees of a process."""
+        now = self._clock()
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO processes VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET pid = excluded.pid,"
+                " state = excluded.state, restarts = excluded.restarts, exit_code = excluded.exit_code,"
+                " started_at = CASE WHEN excluded.state = 'starting' THEN excluded.started_at ELSE started_at END,"
+                " updated_at = excluded.updated_at",
+                (name, pid, state, restarts, exit_code, now, now),
+            )
+
+    def processes(self) -> list[ProcessRow]:
+        """The processes of the run, by name."""
+        return [ProcessRow(**dict(row)) for row in self._database.rows("SELECT * FROM processes ORDER BY name")]
+
+    def evals(self) -> list[EvalRow]:
+        """Evaluations, oldest first."""
+        rows = self._database.rows("SELECT * FROM evals ORDER BY eval_id")
+        return [EvalRow(**{**dict(row), "metrics": json.loads(row["metrics"])}) for row in rows]

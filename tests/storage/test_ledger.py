@@ -1,0 +1,147 @@
+"""The ledger's accounts: transitions, replay, and what survives."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mettle.errors import StorageError
+from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskState, Turn
+from mettle.records.versions import WeightVersion
+from mettle.storage.ledger import TRANSITIONS, Ledger
+from mettle.storage.shards import ShardWriter, read_group
+
+
+def rollout(name: str, reward: float | None = 0.5) -> RolloutRecord:
+    turn = Turn(
+        0, np.array([259, 97, 257, 260], np.int32), np.array([97, 257], np.int32),
+        np.array([-0.1, -0.2], np.float32), np.array([3, 4], np.int32),
+    )  # fmt: skip
+    return RolloutRecord(
+        name, reward, {"position": 0.5}, [{"role": "user", "content": "a"}], (turn,), "max_turns_reached"
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    opened = Ledger(tmp_path / "run.db")
+    yield opened
+    opened.close()
+
+
+def scored(ledger, tmp_path, count):
+    writer = ShardWriter(tmp_path / "rollouts")
+    draws = ledger.draw_tasks([("words", f"uid-{i}", 0, i) for i in range(count)])
+    for draw in draws:
+        ledger.dispatch(draw.draw_id)
+        group = GroupRecord(draw, 0, (rollout(f"{draw.draw_id}-a", 1.0), rollout(f"{draw.draw_id}-b", 0.0)))
+        ledger.record_scored(group, writer.append(group))
+    return draws
+
+
+def ship(ledger, step, draws):
+    ledger.ship(
+        step, f"digest-{step}", [d.draw_id for d in draws],
+        num_sequences=2, num_tokens=8, staleness=(0.0, 0), orchestrator_state={"cursor": step},
+    )  # fmt: skip
+
+
+def test_a_task_goes_from_pending_to_trained_once(ledger, tmp_path):
+    draws = scored(ledger, tmp_path, 2)
+    ship(ledger, 1, draws)
+    weights = WeightVersion(1, "weights/v1", "abc")
+    assert ledger.record_trained(1, weights)
+    assert ledger.task_counts() == {"trained": 2}
+    assert ledger.newest_version().weights == weights
+
+
+def test_a_replay_counts_a_training_and_moves_no_task_twice(ledger, tmp_path):
+    ship(ledger, 1, scored(ledger, tmp_path, 1))
+    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"))
+    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"))
+    assert not ledger.record_trained(1, WeightVersion(1, "weights/v1", "other"))
+    assert ledger.batch(1).trainings == 3
+    assert ledger.task_counts() == {"trained": 1}
+
+
+def test_a_step_has_one_batch(ledger, tmp_path):
+    draws = scored(ledger, tmp_path, 2)
+    ship(ledger, 1, draws[:1])
+    with pytest.raises(StorageError, match="already has a batch"):
+        ship(ledger, 1, draws[1:])
+    assert ledger.task_counts() == {"scored": 1, "shipped": 1}
+
+
+def test_a_refused_shipment_changes_nothing(ledger, tmp_path):
+    draws = scored(ledger, tmp_path, 2)
+    ledger.drop(draws[1].draw_id, DropReason.STALE)
+    with pytest.raises(StorageError, match="is dropped and cannot become shipped"):
+        ship(ledger, 1, draws)
+    assert ledger.batch(1) is None
+    assert ledger.task_counts() == {"dropped:stale": 1, "scored": 1}
+
+
+def test_an_acknowledgement_of_older_bytes_does_not_count(ledger):
+    first, again = WeightVersion(1, "weights/v1", "abc"), WeightVersion(1, "weights/v1", "def")
+    ledger.publish(first)
+    ledger.acknowledge(first, None, 1.0)
+    assert ledger.version(1).acked_at is not None
+    ledger.publish(again)
+    assert ledger.version(1).acked_at is None
+
+
+def test_a_group_comes_back_as_it_was_written(ledger, tmp_path):
+    (draw,) = scored(ledger, tmp_path, 1)
+    ((draw_id, ref),) = ledger.scored_groups()
+    group = read_group(tmp_path / "rollouts", ref)
+    assert draw_id == draw.draw_id
+    assert group.draw == draw
+    assert group.rewards == [1.0, 0.0]
+    assert group.rollouts[0].turns[0].versions.tolist() == [3, 4]
+    assert group.rollouts[0].version_range == (3, 4)
+
+
+def test_a_shard_cut_short_is_an_error_that_names_it(ledger, tmp_path):
+    scored(ledger, tmp_path, 1)
+    ((_, ref),) = ledger.scored_groups()
+    path = tmp_path / "rollouts" / ref.shard
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(StorageError, match="cut short"):
+        read_group(tmp_path / "rollouts", ref)
+
+
+def test_a_full_disk_is_one_clear_line(ledger):
+    ledger.database._connection.execute("PRAGMA max_page_count = 1")
+    ledger.database._connection.execute(f"PRAGMA max_page_count = {ledger.database.value('PRAGMA page_count')}")
+    with pytest.raises(StorageError, match=r"no space left.*nothing committed is lost"):
+        ledger.journal.event("test", "fill", "x" * 4_000_000)
+    assert ledger.task_counts() == {}
+
+
+def test_waits_are_seen_by_another_reader_until_they_end(ledger, tmp_path):
+    reader = Ledger(tmp_path / "run.db", is_read_only=True)
+    with ledger.journal.waiting("trainer", "batch", "orchestrator ships step 3", budget_s=60):
+        (wait,) = reader.journal.waits()
+        assert (wait.owner, wait.edge) == ("trainer", "batch")
+        assert not wait.is_overdue(wait.since + 59)
+        assert wait.is_overdue(wait.since + 61)
+    assert reader.journal.waits() == []
+    reader.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(list(TaskState)), max_size=8))
+def test_only_listed_transitions_are_possible(tmp_path_factory, states):
+    ledger = Ledger(tmp_path_factory.mktemp("ledger") / "run.db")
+    (draw,) = ledger.draw_tasks([("e", "u", 0, 0)])
+    current = TaskState.PENDING
+    for state in states:
+        with ledger.database.transaction() as connection:
+            if state in TRANSITIONS[current]:
+                ledger._move(connection, draw.draw_id, state)
+                current = state
+            else:
+                with pytest.raises(StorageError, match="cannot become"):
+                    ledger._move(connection, draw.draw_id, state)
+    assert [d.draw_id for d in ledger.tasks_in(current)] == [draw.draw_id]
+    ledger.close()
