@@ -8,6 +8,7 @@ Invariant: when `done` is sent, no process of that test is alive, and its files 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -28,8 +29,20 @@ _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 def live(channel: socket.socket, settings: Settings, program: bytes | None) -> NoReturn:
-    """The cell's whole life, in the freshly cloned process."""
-    channel = _keep_only(channel)
+    """The cell's whole life, in the freshly cloned process. Nothing that goes wrong returns to the template's code."""
+    try:
+        _live(_keep_only(channel), settings, program)
+    except ConnectionError:
+        pass  # the owner hung up; the cell has nobody to work for
+    except BaseException as error:
+        print(f"a cell ends: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        if not settings.is_jailed:
+            _kill_descendants()
+        os._exit(0)  # and the kernel ends whatever is left in the cell
+
+
+def _live(channel: socket.socket, settings: Settings, program: bytes | None) -> None:
     try:
         has_proc = _enter(settings)
         if program is not None and not has_proc:
@@ -39,13 +52,9 @@ def live(channel: socket.socket, settings: Settings, program: bytes | None) -> N
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
-        os._exit(1)
+        return
     channel.sendall(frames.encode({"ready": True, "proc": has_proc}))
-    try:
-        cell.serve()
-    except (ConnectionError, OSError) as error:
-        print(f"cell ends: {error}", file=sys.stderr, flush=True)
-    cell.end()
+    cell.serve()
 
 
 def _keep_only(channel: socket.socket) -> socket.socket:
@@ -161,12 +170,6 @@ class Cell:
             self._channel.sendall(answer)
             self.prepare_child()
 
-    def end(self) -> NoReturn:
-        """Leave; whatever is still alive in the cell goes with process 1."""
-        if not self._settings.is_jailed:
-            self._kill_all()
-        os._exit(0)
-
     def prepare_child(self) -> None:
         """Fork the next child and wait until its doors are shut; OSError if one did not shut."""
         ours, theirs = socket.socketpair()
@@ -230,10 +233,8 @@ class Cell:
             **limits,
         )
         job = {**limits, "mode": header["mode"], "function": header.get("function"), "code_bytes": len(self._source)}
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it died while it waited; its exit status tells
             waiting.job.sendall(frames.encode(job, self._source + (frame.payload if is_call else b"")))
-        except BrokenPipeError:
-            pass  # it died while it waited; its exit status tells
         return attempt
 
     def _watch(self, attempt: Attempt) -> None:
@@ -257,7 +258,7 @@ class Cell:
         elif descriptor == attempt.child.stdin:
             self._write_stdin(attempt, poller)
         elif descriptor == self._channel.fileno():
-            self.end()
+            raise ConnectionResetError("the owner hung up")
         elif not self._read(attempt, descriptor):
             poller.unregister(descriptor)
 
@@ -329,8 +330,7 @@ class Cell:
 
     def _kill_all(self) -> None:
         if not self._settings.is_jailed:
-            for pid in watch.descendants(os.getpid()):
-                _kill(pid)
+            _kill_descendants()
         elif os.getpid() == 1:
             _kill(-1)
 
@@ -341,8 +341,11 @@ class Cell:
             os.close(descriptor)
 
 
+def _kill_descendants() -> None:
+    for pid in watch.descendants(os.getpid()):
+        _kill(pid)
+
+
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -24,31 +24,11 @@ from mettle.sandbox.zygote.settings import Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
-_PRELOADED: Final = [
-    "bisect",
-    "collections",
-    "collections.abc",
-    "copy",
-    "datetime",
-    "decimal",
-    "fractions",
-    "functools",
-    "heapq",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "operator",
-    "re",
-    "statistics",
-    "string",
-    "textwrap",
-    "time",
-    "traceback",
-    "typing",
-    "enum",
-    "dataclasses",
-]
+_PRELOADED: Final[tuple[str, ...]] = (
+    *("bisect", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *("functools", "heapq", "io", "itertools", "json", "math", "operator", "re", "string", "textwrap", "time"),
+    *("traceback", "typing"),
+)
 _TEMPLATE_NAMESPACES: Final = (
     kernel.CLONE_NEWUSER
     | kernel.CLONE_NEWNS
