@@ -1,7 +1,7 @@
 """What becomes of a group that came back: trained, dropped with a reason, or tried again. Pure functions.
 
-An errored rollout is left out of its siblings' baseline. A group needs at least half of its rollouts (and as many as the
-algorithm compares) to be worth training on; with fewer, its errors decide whether another attempt is worthwhile.
+An errored rollout is left out of its siblings' baseline. A group needs at least half of its rollouts (and as many as
+the algorithm compares) to be worth training on; with fewer, its errors decide whether to try it again.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@ class _Section(BaseModel):
 class SamplingConfig(_Section):
     """How rollouts are sampled."""
 
-    temperature: float = Field(1.0, ge=0.0, le=10.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
     """Sampling temperature; 0 is greedy (evaluations only)."""
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens one model call may sample; None leaves it to the engine's context length."""
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling. Must stay 1 in training."""
     top_k: int = -1
     """Keep the k likeliest tokens; -1 keeps all. Must stay -1 in training."""
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Drop tokens less likely than this share of the likeliest. Must stay 0 in training."""
     seed: int | None = None
     """Seed of the requests; None lets the engine draw one. A group's rollouts differ all the same."""
@@ -42,7 +42,7 @@ class EnvConfig(_Section):
     """What to load: a package's name, or `owner/name@version` from a Hub."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's `load_environment`."""
-    ratio: float = Field(1.0, gt=0.0)
+    ratio: float = Field(default=1.0, gt=0.0)
     """Share of the tasks relative to the other environments."""
     name: str = ""
     """Name in metrics and in the ledger; the id's last part when left out. Unique in a run."""
@@ -59,11 +59,11 @@ class EvalConfig(_Section):
 
     envs: list[EnvConfig] = Field(default_factory=list)
     """Environments to evaluate; those of the training when empty. Their evaluation split is used."""
-    num_examples: int = Field(64, ge=-1)
+    num_examples: int = Field(default=64, ge=-1)
     """Tasks per environment; -1 takes all, 0 switches evaluation off."""
-    rollouts_per_example: int = Field(1, ge=1)
+    rollouts_per_example: int = Field(default=1, ge=1)
     """Rollouts of each task."""
-    interval: int = Field(0, ge=0)
+    interval: int = Field(default=0, ge=0)
     """Evaluate v{n} whenever n is a multiple of this; 0 leaves out interim evaluations."""
     at_start: bool = True
     """Evaluate v0 (the baseline)."""
@@ -84,9 +84,9 @@ class CurriculumConfig(_Section):
     """Tasks whose latest mean reward is at most this are hard."""
     easy_above: float = 0.75
     """Tasks whose latest mean reward is above this are easy."""
-    hard_weight: float = Field(0.2, ge=0.0)
+    hard_weight: float = Field(default=0.2, ge=0.0)
     """Weight of a hard task relative to a normal one."""
-    easy_weight: float = Field(0.2, ge=0.0)
+    easy_weight: float = Field(default=0.2, ge=0.0)
     """Weight of an easy task relative to a normal one."""
 
     @model_validator(mode="after")
@@ -99,15 +99,15 @@ class CurriculumConfig(_Section):
 class PackingConfig(_Section):
     """How samples are laid into micro batches."""
 
-    seq_len: int = Field(2048, ge=2)
+    seq_len: int = Field(default=2048, ge=2)
     """Longest sample in tokens; longer ones are cut at the end."""
     layout: Literal["padded", "packed"] = "padded"
     """How the trainer lays a micro batch out: padded rows cost rows x longest, packed ones the sum of lengths."""
-    micro_batch_tokens: int = Field(16_384, ge=2)
+    micro_batch_tokens: int = Field(default=16_384, ge=2)
     """Most tokens of a micro batch, padding included under `padded`."""
-    micro_batch_rows: int = Field(128, ge=1)
+    micro_batch_rows: int = Field(default=128, ge=1)
     """Most sequences of a micro batch."""
-    num_ranks: int = Field(1, ge=1)
+    num_ranks: int = Field(default=1, ge=1)
     """Data-parallel ranks of the trainer."""
 
     @model_validator(mode="after")
@@ -123,26 +123,26 @@ class PackingConfig(_Section):
 class RetryConfig(_Section):
     """What happens to a group whose rollouts failed."""
 
-    max_attempts: int = Field(3, ge=1)
-    """How often a task is rolled out before it is dropped. Failures while the engine is known to be down don't count."""
+    max_attempts: int = Field(default=3, ge=1)
+    """How often a task is rolled out before it is dropped. Failures while the engine is down don't count."""
     retried: list[str] = Field(default_factory=lambda: ["provider", "sandbox", "timeout"])
     """Kinds of error worth another attempt; the others drop the group at once."""
-    backoff_s: float = Field(0.5, gt=0.0)
+    backoff_s: float = Field(default=0.5, gt=0.0)
     """Wait before the second attempt; doubles with each further one, up to 30 s."""
-    max_failed_groups: int = Field(8, ge=1)
+    max_failed_groups: int = Field(default=8, ge=1)
     """End the run after this many groups in a row in which the environment or its rewards failed every rollout."""
 
 
 class BudgetConfig(_Section):
     """How long each wait may last before the run is declared stalled (seconds)."""
 
-    inference_s: float = Field(600.0, gt=0.0)
+    inference_s: float = Field(default=600.0, gt=0.0)
     """For the engine to answer /health, at the start and after it was lost."""
-    weights_s: float = Field(1800.0, gt=0.0)
+    weights_s: float = Field(default=1800.0, gt=0.0)
     """For the trainer to publish a version."""
-    rollouts_s: float = Field(1800.0, gt=0.0)
+    rollouts_s: float = Field(default=1800.0, gt=0.0)
     """For any group to finish."""
-    eval_s: float = Field(3600.0, gt=0.0)
+    eval_s: float = Field(default=3600.0, gt=0.0)
     """For an evaluation that holds back the end of the run."""
 
 
@@ -153,19 +153,19 @@ class OrchestratorConfig(_Section):
     """Folder of the tokenizer and chat template; the run's own `model/` when left out."""
     served_model_name: str = "policy"
     """The model's name in requests."""
-    max_steps: int = Field(100, ge=0)
+    max_steps: int = Field(default=100, ge=0)
     """Optimiser steps of the run."""
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(default=128, ge=1)
     """Rollouts a step; a multiple of `group_size`."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Rollouts of one task that are compared with each other."""
     algorithm: str = "grpo"
     """Rewards to advantages: `grpo`, `max_rl`, `rae`, or one registered under `mettle.algorithms`."""
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the algorithm."""
-    max_lag: int = Field(1, ge=0)
+    max_lag: int = Field(default=1, ge=0)
     """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""
-    max_staleness: int = Field(2, ge=0)
+    max_staleness: int = Field(default=2, ge=0)
     """No token older than this many versions is trained; a group that is, is dropped and replaced."""
     envs: list[EnvConfig] = Field(min_length=1)
     """Environments to train on."""
@@ -173,11 +173,11 @@ class OrchestratorConfig(_Section):
     """Sampling in training."""
     filter_zero_advantages: bool = True
     """Leave out what carries no signal, and roll out further groups so that a batch keeps its number of groups."""
-    max_empty_batches: int = Field(10, ge=1)
+    max_empty_batches: int = Field(default=10, ge=1)
     """End the run when this many batches' worth of groups in a row gave nothing to train on."""
-    max_inflight_groups: int | None = Field(None, ge=1)
+    max_inflight_groups: int | None = Field(default=None, ge=1)
     """Most groups open at once; None allows as many as a batch has."""
-    rollout_timeout_s: float = Field(600.0, gt=0.0)
+    rollout_timeout_s: float = Field(default=600.0, gt=0.0)
     """A group that takes longer is ended and its rollouts count as timed out."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """What happens to a group whose rollouts failed."""
@@ -191,9 +191,9 @@ class OrchestratorConfig(_Section):
     """How long each wait may last."""
     canary_tolerance: float = Field(1e-3, gt=0.0)
     """Largest mean difference of the canary's logprobs at which an update counts."""
-    poll_s: float = Field(0.05, gt=0.0)
+    poll_s: float = Field(default=0.05, gt=0.0)
     """How often the ledger is asked for a new version."""
-    health_s: float = Field(2.0, gt=0.0)
+    health_s: float = Field(default=2.0, gt=0.0)
     """How often the engine is asked for its health."""
     shuffle: bool = True
     """Go through each epoch in a new seeded order."""

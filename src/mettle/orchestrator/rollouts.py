@@ -6,7 +6,7 @@ endpoint that does not tell them) has no turns and cannot train, but can be eval
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,18 +90,18 @@ def turns_of(trajectory: Sequence[Mapping[str, Any]], temperature: float) -> tup
     turns: list[Turn] = []
     previous: ResponseTokens | None = None
     whole: NDArray[np.int32] | None = None
+    # `whole` is what the previous call ended with, kept only when its own tokens don't say so themselves.
     for step in trajectory:
         tokens = step.get("tokens")
         if tokens is None or not len(tokens["completion_ids"]):
             continue
         completion = np.asarray(tokens["completion_ids"], np.int32)
-        if isinstance(tokens, ResponseTokens) and (tokens.previous is previous):
+        if isinstance(tokens, ResponseTokens) and tokens.previous is previous and whole is None:
             prefix_length, added = tokens.prefix_length, np.asarray(tokens.new_prompt_ids, np.int32)
         else:
-            if whole is None and previous is not None:
-                whole = _whole(previous)
+            before = _whole(previous) if previous is not None else whole
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
-            prefix_length = 0 if whole is None else common_prefix(prompt, whole)
+            prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
         turns.append(_turn(prefix_length, added, completion, tokens, temperature))
         previous = tokens if isinstance(tokens, ResponseTokens) else None
@@ -145,8 +145,3 @@ def _plain(message: Any) -> dict[str, Any]:
         dumped: dict[str, Any] = message.model_dump(exclude_none=True)
         return dumped
     return {key: value for key, value in dict(message).items() if value is not None}
-
-
-def rewards_of(rollouts: Iterable[RolloutRecord]) -> list[float]:
-    """Rewards of those that have one."""
-    return [rollout.reward for rollout in rollouts if rollout.reward is not None]
