@@ -43,10 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asyncio.run(orchestrate(config, run_dir, ledger))
         finally:
             ledger.close()
-    except* UserError as group:
-        return _report(group, EXIT_USER)
-    except* (ServiceError, StorageError) as group:
-        return _report(group, EXIT_SERVICE)
+    except (MettleError, BaseExceptionGroup) as raised:
+        error = first_error(raised)
+        if not isinstance(error, UserError | ServiceError | StorageError):
+            raise
+        print(f"mettle orchestrator: {error}", file=sys.stderr)
+        logger.error("%s", error)
+        return EXIT_USER if isinstance(error, UserError) else EXIT_SERVICE
     return 0
 
 
@@ -103,14 +106,11 @@ async def run_until_signalled(orchestrator: Orchestrator, ledger: Ledger) -> Non
         ledger.journal.event("orchestrator", "stopped", f"stopped by {stopped[0]}; tasks in flight were put back")
 
 
-def _report(group: BaseExceptionGroup[MettleError], code: int) -> int:
-    """One line for people; returns the exit code."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    print(f"mettle orchestrator: {error}", file=sys.stderr)
-    logger.error("%s", error)
-    return code
+def first_error(raised: BaseException) -> BaseException:
+    """The first error inside groups of errors; one that is no `MettleError` goes before the others."""
+    while isinstance(raised, BaseExceptionGroup):
+        raised = next((e for e in raised.exceptions if not isinstance(e, MettleError)), raised.exceptions[0])
+    return raised
 
 
 if __name__ == "__main__":

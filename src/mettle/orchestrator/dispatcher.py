@@ -65,7 +65,7 @@ class Dispatcher:
 
     def take(self, limit: int, now: float) -> list[TaskDraw]:
         """Waiting tasks whose time has come, oldest first, at most `limit`."""
-        taken = []
+        taken: list[TaskDraw] = []
         while self._waiting and len(taken) < limit and self._waiting[0][0] <= now:
             taken.append(heapq.heappop(self._waiting)[2])
         return taken

@@ -6,7 +6,6 @@ endpoint file whenever that changes: a restarted server may listen on another po
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from dataclasses import dataclass
@@ -143,7 +142,7 @@ class HttpEngine:
             async with self._session.request(method, url, json=json_body, timeout=timeout) as response:
                 body = await response.json(content_type=None)
                 return response.status, body if isinstance(body, dict) else {"message": body}
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ProviderError(f"{method} {url}: {type(error).__name__}: {error}") from error
 
 

@@ -53,7 +53,7 @@ class EnvironmentSource:
         return row_uid(rows[env][example_id])
 
     async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
-        """Roll out one group; failed rollouts are records, and what escapes the environment is the caller's to record."""
+        """Roll out one group. Failed rollouts are records; what escapes the environment, the caller records."""
         rows = (self._eval_rows if request.is_eval else self._train_rows)[request.env]
         env = (self._eval if request.is_eval else self._train)[request.env]
         row = rows[request.example_id]

@@ -1,7 +1,7 @@
 """Figures of a step: collected while groups come in, written to the journal when the batch is shipped.
 
 Parts: `StepStats` (groups that finished since the last batch, whether they train or not), `LoopLag` (how late the event
-loop runs). Rewards are those of all groups that finished, so that leaving out groups without signal does not bend the curve.
+loop runs). Rewards are those of all groups that finished: leaving out groups without signal would bend the curve.
 """
 
 from __future__ import annotations

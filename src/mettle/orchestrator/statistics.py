@@ -37,7 +37,7 @@ def clustered_mean(rewards_by_task: Sequence[Sequence[float]]) -> Estimate:
 
 
 def t_975(degrees: int) -> float:
-    """The 97.5 % point of Student's t: a table to 10 degrees, from there the Cornish-Fisher expansion (error < 2e-4)."""
+    """The 97.5 % point of Student's t: a table to 10 degrees, then the Cornish-Fisher expansion (error < 2e-4)."""
     if degrees <= len(T_975_SMALL):
         return T_975_SMALL[degrees - 1]
     z, n = Z_975, degrees
