@@ -89,11 +89,12 @@ class Orchestrator:
             dispatcher=self._dispatcher,
             batcher=self._batcher,
             source=source,
+            observe=lambda group: self._groups.stats.observe(group, None),
         )
 
     async def run(self) -> None:
         """All steps, then the end of the run."""
-        self._groups.stats = StepStats(asyncio.get_running_loop().time())
+        self._groups.stats.started_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -162,29 +163,29 @@ class Orchestrator:
         batch = assemble(step, groups, self._config.packing, figures)
         pack_s = time.perf_counter() - started
         num_sequences = sum(len(group.samples) for group in groups)
-        await ship(self._ledger, self._run_dir, batch, num_sequences, self._state())
-        self._report(batch, figures | {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s})
+        figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
+        await ship(self._ledger, self._run_dir, batch, num_sequences, state=self._state(), figures=figures)
+        logger.info(
+            "shipped batch",
+            extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},
+        )
 
     def _state(self) -> dict[str, object]:
         """The orchestrator's half of a checkpoint. The ledger holds the same in its rows; this is for its readers."""
         return {"drawn": self._curriculum.state(), "algorithm": self._algorithm.state(), "seed": self._config.seed}
 
-    def _report(self, batch: Batch, figures: dict[str, float]) -> None:
+    def _gauges(self, batch: Batch) -> dict[str, float]:
+        """Figures of the moment of shipping."""
         mean, largest = batch.staleness
-        figures |= {
+        updates, self._updater.updates = self._updater.updates, []
+        return {
             "staleness/mean": mean,
             "staleness/max": float(largest),
             "queue/ready_groups": float(self._batcher.num_ready),
             "queue/inflight_groups": float(self._dispatcher.num_open),
             "event_loop_lag/max_ms": self._lag.take_max_ms(),
-            **update_figures(self._updater.updates),
+            **update_figures(updates),
         }
-        self._updater.updates.clear()
-        self._ledger.journal.record_metrics(batch.step, figures)
-        logger.info(
-            "shipped batch",
-            extra={"step": batch.step, "reward": figures.get("reward/mean"), "staleness": mean},
-        )
 
     async def _finish(self) -> None:
         """Wait for the last version and its evaluation, and close the accounts."""

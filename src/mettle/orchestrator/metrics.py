@@ -23,7 +23,7 @@ class StepStats:
     """What happened since the last shipped batch."""
 
     def __init__(self, started_at: float) -> None:
-        self._started_at = started_at
+        self.started_at = started_at
         self._rewards: list[float] = []
         self._by_env: defaultdict[str, list[float]] = defaultdict(list)
         self._parts: defaultdict[str, list[float]] = defaultdict(list)
@@ -64,7 +64,7 @@ class StepStats:
 
     def figures(self, now: float) -> dict[str, float]:
         """The metrics of the step so far."""
-        elapsed = max(now - self._started_at, 1e-9)
+        elapsed = max(now - self.started_at, 1e-9)
         num_groups = max(1, self._groups["all"])
         num_rollouts = max(1, self._num_rollouts)
         found = {

@@ -8,6 +8,7 @@ before anything is changed: a configuration that does not fit the run ends as a 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mettle.errors import UserError
@@ -19,7 +20,7 @@ from mettle.orchestrator.dispatcher import Dispatcher
 from mettle.orchestrator.groups import ALGORITHM_STATE
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.source import RolloutSource
-from mettle.records.tasks import DropReason, TaskState
+from mettle.records.tasks import DropReason, GroupRecord, TaskState
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import read_group
@@ -88,8 +89,9 @@ def recover(
     dispatcher: Dispatcher,
     batcher: Batcher,
     source: RolloutSource,
+    observe: Callable[[GroupRecord], None],
 ) -> Recovered:
-    """Bring the state machines to where the ledger says the run is."""
+    """Bring the state machines to where the ledger says the run is; `observe` is told each group read back."""
     in_flight = ledger.tasks_in(TaskState.IN_FLIGHT)
     ledger.put_back([draw.draw_id for draw in in_flight])
     dispatcher.wait(ledger.tasks_in(TaskState.PENDING))
@@ -101,6 +103,7 @@ def recover(
         )
         if samples:
             batcher.add(ReadyGroup.of(draw_id, samples))
+            observe(group)
         else:
             ledger.drop(draw_id, DropReason.NO_TOKENS)
     last = ledger.last_batch()

@@ -41,15 +41,25 @@ def token_staleness(step: int, samples: Sequence[Sample]) -> tuple[float, int]:
     return float(step - 1 - versions.mean()), int(step - 1 - versions.min())
 
 
-async def ship(ledger: Ledger, run_dir: RunDir, batch: Batch, num_sequences: int, state: dict[str, Any]) -> None:
-    """Write the batch and make it that of its step."""
+async def ship(
+    ledger: Ledger,
+    run_dir: RunDir,
+    batch: Batch,
+    num_sequences: int,
+    *,
+    state: dict[str, Any],
+    figures: Mapping[str, float],
+) -> None:
+    """Write the batch, and make it that of its step together with the step's metrics."""
     digest, _ = await asyncio.to_thread(write_batch, run_dir.batches, batch)
-    ledger.ship(
-        batch.step,
-        digest,
-        batch.draw_ids,
-        num_sequences=num_sequences,
-        num_tokens=sum(len(micro.token_ids) for rank in batch.ranks for micro in rank),
-        staleness=batch.staleness,
-        orchestrator_state=state,
-    )
+    with ledger.database.transaction():
+        ledger.ship(
+            batch.step,
+            digest,
+            batch.draw_ids,
+            num_sequences=num_sequences,
+            num_tokens=sum(len(micro.token_ids) for rank in batch.ranks for micro in rank),
+            staleness=batch.staleness,
+            orchestrator_state=state,
+        )
+        ledger.journal.record_metrics(batch.step, figures)
