@@ -111,8 +111,9 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         hub = ("--runs", path, "--port", str(config.deployment.hub_port), "--ready-file", str(run_dir.endpoint("hub")))
         specs.append(ProcessSpec("hub", "mettle.hub", hub, ready_file=run_dir.endpoint("hub"), is_service=True))
     if not is_warm:
-        specs.append(ProcessSpec("sft", "mettle.trainer.sft", (path,)))
-        prepared = ("sft",)
+        name, module = ("sft", "mettle.trainer.sft") if config.warm_up.enabled else ("policy", "mettle.trainer.initial")
+        specs.append(ProcessSpec(name, module, (path,)))
+        prepared = (name,)
     inference = ("--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")))
     specs += [
         ProcessSpec(
