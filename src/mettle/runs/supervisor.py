@@ -1,8 +1,9 @@
 """The supervisor of a run on one machine: starts its processes, restarts what dies, ends what is done.
 
-One loop, driven by the caller (`for _ in supervisor.ticks()`), so that a terminal can show progress between ticks.
-A process that crashes is started again after a growing pause, `max_restarts` times a run; exit code 2 or 3 is the
-process's own word that starting again is useless, and three crashes in a row right after the start say the same. Invariant: when `ticks` ends, no process of the run is left.
+One loop, driven by the caller (`for _ in supervisor.ticks()`), so that a terminal can show progress between ticks. A
+process that crashes is started again after a growing pause, `max_restarts` times a run; exit code 2 or 3 is the
+process's own word that starting again is useless, and three crashes in a row right after the start say the same.
+Invariant: when `ticks` ends, no process of the run is left.
 """
 
 from __future__ import annotations
