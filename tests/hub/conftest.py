@@ -1,6 +1,7 @@
 """Run directories written through the real ledger and shard writer, with rewards, errors, waits and evaluations.
 
-`RunWriter` is also how the pictures in the documentation are made: `python tests/hub/conftest.py FOLDER [live]`.
+`RunWriter` is also how the pictures in the documentation are made: `python tests/hub/conftest.py FOLDER SECONDS` writes
+a finished run and then a live one that goes on for so long.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class RunWriter:
         self.shards = ShardWriter(self.dir.rollouts)
         self.example = 0
         self.version = 0
+        self.pid = os.getpid()
         self._write_files()
         journal = self.ledger.journal
         for key, value in {
@@ -59,8 +61,8 @@ class RunWriter:
         }.items():  # fmt: skip
             journal.set_fact(key, value)
         for name in ("inference", "orchestrator", "trainer", "hub"):
-            journal.record_process(name, "starting", pid=os.getpid(), restarts=0, exit_code=None)
-            journal.record_process(name, "running", pid=os.getpid(), restarts=0, exit_code=None)
+            journal.record_process(name, "starting", pid=self.pid, restarts=0, exit_code=None)
+            journal.record_process(name, "running", pid=self.pid, restarts=0, exit_code=None)
         journal.event("supervisor", "stage", "warmed up the policy by SFT on 512 demonstrations")
         self._publish(0)
         self.evaluate("baseline", 0)
@@ -124,7 +126,7 @@ class RunWriter:
         self.evaluate("final", self.version)
         journal = self.ledger.journal
         for name in ("inference", "orchestrator", "trainer"):
-            journal.record_process(name, "done", pid=os.getpid(), restarts=int(name == "trainer"), exit_code=0)
+            journal.record_process(name, "done", pid=self.pid, restarts=int(name == "trainer"), exit_code=0)
         journal.set_fact("state", "finished")
         journal.set_fact("finished_at", self.clock.now)
         journal.event("supervisor", "finished", f"run finished after {self.version} steps")
@@ -170,10 +172,10 @@ class RunWriter:
         }
         journal.record_metrics(step, values)
         if step == max(2, self.steps // 3):
-            journal.record_process("trainer", "restarting", pid=os.getpid(), restarts=1, exit_code=-9)
+            journal.record_process("trainer", "restarting", pid=self.pid, restarts=1, exit_code=-9)
             journal.event("supervisor", "restart", "trainer was killed (signal 9); restarting in 0.1 s", code=-9)
-            journal.record_process("trainer", "starting", pid=os.getpid(), restarts=1, exit_code=None)
-            journal.record_process("trainer", "running", pid=os.getpid(), restarts=1, exit_code=None)
+            journal.record_process("trainer", "starting", pid=self.pid, restarts=1, exit_code=None)
+            journal.record_process("trainer", "running", pid=self.pid, restarts=1, exit_code=None)
         if step % max(1, self.steps // 5) == 0 and step < self.steps:
             self.evaluate("interim", step)
 
@@ -280,8 +282,29 @@ def write_live(path: Path, *, steps: int, done: int, groups: int = GROUPS, seed:
     return writer
 
 
+def go_live(path: Path, *, steps: int, done: int, seconds: float) -> None:
+    """A run that is `done` steps on, then goes on at about a step a second, as its processes would write it."""
+    writer = RunWriter(path, steps=steps, seed=1, started_at=time.time() - done * 1.0)
+    for step in range(1, done + 1):
+        writer.train_step(step)
+    end, step = time.time() + seconds, done
+    draws = writer.ledger.draw_tasks([(ENV, f"flying-{i}", 1, 90_000 + i) for i in range(20)])
+    for draw in draws[:12]:
+        writer.ledger.dispatch(draw.draw_id)
+    journal = writer.ledger.journal
+    while time.time() < end and step < steps:
+        step += 1
+        with journal.waiting("trainer", "batch", f"batch {step}", budget_s=600):
+            time.sleep(0.6)
+        writer.clock.now = time.time() - 0.8
+        writer.train_step(step)
+        writer.clock.now = time.time()
+        with journal.waiting("orchestrator", "rollouts", "12 groups in flight", budget_s=120):
+            time.sleep(0.3)
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     write_finished(root / "reverse-text-seed-0", steps=150)
     write_finished(root / "reverse-text-seed-1", steps=60, seed=4, started_at=time.time() - 7200)
-    write_live(root / "reverse-text-live", steps=150, done=96)
+    go_live(root / "reverse-text-live", steps=150, done=90, seconds=float(sys.argv[2]))

@@ -77,7 +77,7 @@ class RunCatalog:
                 card = card_of(summarise(reader), reader)
         except MettleError as error:
             card = RunCard(
-                name=name, state="unreadable", env_ids=[], model=None, step=0, max_steps=None, reward=None, rewards=[],
+                name=name, state="unreadable" if ledger.exists() else "new", env_ids=[], model=None, step=0, max_steps=None, reward=None, rewards=[],
                 baseline=None, final=None, started_at=None, duration_s=None, problem=str(error),
             )  # fmt: skip
         self._cards[name] = (stamp, card)

@@ -6,6 +6,7 @@ look-up; the cost of a poll does not grow with the length of the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from mettle.storage.database import Database
@@ -81,4 +82,4 @@ def align(
 
 def short(value: float | None) -> float | None:
     """A value with six significant digits: more is not seen, and it halves what is sent."""
-    return None if value is None else float(f"{value:.6g}")
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

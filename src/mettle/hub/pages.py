@@ -195,7 +195,7 @@ def overview(run: RunReader) -> dict[str, Any]:
 def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str, Any]:
     """The part of the overview that scripts draw."""
     steps, columns = columns_after(run.steps, run.metrics, after)
-    evals = [e for e in evaluations_of(run) if e.mean is not None]
+    evals = [e for e in evaluations_of(run) if e.mean is not None and math.isfinite(e.mean)]
     return {
         "change": run.change,
         "revision": run.revision,
@@ -230,7 +230,7 @@ def templates() -> Environment:
     )
     environment.filters.update(wording.FILTERS)
     environment.filters["part"] = lambda value: quote(str(value), safe="")
-    environment.globals.update(asset=asset, versions=wording.versions, isnan=math.isnan)
+    environment.globals.update(asset=asset, versions=wording.versions)
     return environment
 
 

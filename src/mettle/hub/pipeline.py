@@ -64,9 +64,12 @@ def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[Wait]
 def _node(name: str, process: Process | None, waits: list[Wait], summary: RunSummary) -> Node:
     mine = tuple(wait for wait in waits if summary.is_live and owner_process(wait.owner) == name)
     purpose = PURPOSES.get(name, "")
+    if name == "hub":
+        # Whoever reads this is being served, whatever became of a hub that the run once had.
+        is_same = process is not None and process.is_alive
+        return Node(name, purpose, "serving", "good", process.pid if process and is_same else None, 0, mine)
     if process is None:
-        is_here = name == "hub"
-        return Node(name, purpose, "serving" if is_here else "not started", "good" if is_here else "off", None, 0, mine)
+        return Node(name, purpose, "not started", "off", None, 0, mine)
     state = "gone" if process.is_alive is False else process.state
     tone = "bad" if state == "gone" else TONES.get(state, "calm")
     return Node(name, purpose, state, tone, process.pid, process.restarts, mine)

@@ -7,6 +7,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mettle.errors import StorageError
 from mettle.hub.models import RolloutDetail, RolloutPage, RolloutRow, Sibling, TokenColumns, TurnDetail
 from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
 from mettle.records.tasks import RolloutRecord, Turn
@@ -104,7 +105,12 @@ def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> Rollou
     )
     if row is None:
         return None
-    group = read_group(run_dir.rollouts, BlockRef(row["shard"], row["offset"], row["length"]))
+    ref = BlockRef(row["shard"], row["offset"], row["length"])
+    try:
+        group = read_group(run_dir.rollouts, ref)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        # RuntimeError is a StopIteration from inside a generator: fewer turns than the header says.
+        raise StorageError(f"{run_dir.rollouts / ref.shard} is damaged at offset {ref.offset}: {error}") from error
     record = next((r for r in group.rollouts if r.rollout_id == rollout_id), None)
     if record is None:
         return None

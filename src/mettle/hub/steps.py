@@ -7,6 +7,7 @@ Invariant: each rollout row is read once; a closed step is not computed again.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,11 +65,6 @@ class StepTable:
             self._close(self.steps[self._num_closed])
             self._num_closed += 1
 
-    @property
-    def open_rewards(self) -> list[float]:
-        """Rewards scored since the newest batch was shipped."""
-        return [reward for _, reward, _ in self._waiting if reward is not None]
-
     def _read_batches(self) -> None:
         untrained = next((f.step for f in self.steps if f.trained_at is None), None)
         newest = self.steps[-1].step if self.steps else 0
@@ -109,7 +105,7 @@ class StepTable:
         while self._waiting and self._waiting[0][0] <= figures.shipped_at:
             _, reward, num_tokens = self._waiting.popleft()
             figures.num_sampled += num_tokens
-            if reward is not None:
+            if reward is not None and math.isfinite(reward):
                 rewards.append(reward)
         if rewards:
             rewards.sort()

@@ -144,7 +144,7 @@ def state_of(reader: RunReader, processes: list[Process]) -> tuple[str, str]:
     if is_abandoned:
         return (
             "interrupted",
-            f"Nothing runs it any more; `mettle rl resume {reader.run_dir.name}` goes on where it stopped.",
+            f"Its processes are gone. To go on where it stopped: mettle rl resume {reader.run_dir.name}",
         )
     return state, ""
 

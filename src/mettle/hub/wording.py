@@ -84,7 +84,7 @@ def clock(at: float | None) -> str:
 
 def date(at: float | None) -> str:
     """A date and a time of day."""
-    return DASH if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    return DASH if at is None else time.strftime("%d %b %Y, %H:%M", time.localtime(at))
 
 
 def versions(oldest: int, newest: int) -> str:

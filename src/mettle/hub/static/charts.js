@@ -22,6 +22,28 @@
 
   const sync = uPlot.sync("steps");
 
+  // Average over `reach` values on either side, fewer at the ends (as many on both, so that it does not lag).
+  function smooth(column, reach) {
+    const places = column.map((_, i) => i).filter((i) => column[i] !== null && column[i] !== undefined);
+    const smoothed = column.map(() => null);
+    places.forEach((place, at) => {
+      const span = Math.min(reach, at, places.length - 1 - at);
+      let sum = 0;
+      for (let k = at - span; k <= at + span; k++) sum += column[places[k]];
+      smoothed[place] = sum / (2 * span + 1);
+    });
+    return smoothed;
+  }
+
+  // 1, 2 and 5 of each decade.
+  function decades(low, high) {
+    const marks = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
+      for (const m of [1, 2, 5]) if (m * 10 ** e >= low && m * 10 ** e <= high) marks.push(m * 10 ** e);
+    }
+    return marks;
+  }
+
   class MettleChart {
     constructor(holder, spec) {
       this.holder = holder;
@@ -53,8 +75,10 @@
         const stacked = kept.map((column) => column.map((v, i) => (sum[i] += v || 0)));
         return [steps, ...stacked.reverse()];
       }
-      if (this.spec.is_log) return [steps, ...kept.map((column) => column.map((v) => (v > 0 ? v : null)))];
-      return this.spec.band ? [steps, ...kept, columns[this.spec.band[1]], columns[this.spec.band[0]]] : [steps, ...kept];
+      const raw = this.spec.is_log ? kept.map((column) => column.map((v) => (v > 0 ? v : null))) : kept;
+      const reach = Math.min(12, Math.round(steps.length / 30));
+      const band = this.spec.band ? [columns[this.spec.band[1]], columns[this.spec.band[0]]] : [];
+      return [steps, ...raw, ...raw.map((column, i) => (this.spec.series[i].is_dashed ? column.map(() => null) : smooth(column, reach))), ...band];
     }
 
     showEmpty() {
@@ -77,14 +101,14 @@
     lines() {
       const { spec } = this;
       const drawn = spec.is_stacked ? [...spec.series].reverse() : spec.series;
-      const lines = drawn.map((s) => {
+      const plain = { points: { show: false }, spanGaps: true };
+      const lines = drawn.map((s, i) => {
         const color = tone(s.tone);
-        return {
-          label: s.label, stroke: color, width: spec.is_stacked ? 1 : s.is_dashed ? 1.2 : 1.8, dash: s.is_dashed ? [4, 4] : undefined,
-          fill: spec.is_stacked ? faded(color, 0.55) : spec.series.length === 1 && spec.floor === 0 ? faded(color, 0.09) : undefined,
-          points: { show: false }, spanGaps: true,
-        };
+        if (spec.is_stacked) return { ...plain, label: s.label, stroke: color, width: 1, fill: i === drawn.length - 1 ? faded(color, 0.6) : undefined };
+        if (s.is_dashed) return { ...plain, label: s.label, stroke: color, width: 1.2, dash: [4, 4] };
+        return { ...plain, label: s.label, stroke: faded(color, 0.42), width: 1 };
       });
+      if (!spec.is_stacked) for (const s of drawn) lines.push({ ...plain, label: "", stroke: tone(s.tone), width: 2 });
       if (spec.band) for (let i = 0; i < 2; i++) lines.push({ label: "", stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
       return lines;
     }
@@ -92,23 +116,33 @@
     options() {
       const { spec } = this;
       const axis = { stroke: tone("muted"), font: `11px ${tone("sans")}`, grid: { stroke: tone("line"), width: 1 }, ticks: { show: false } };
-      const count = spec.series.length;
       return {
         width: this.plot.clientWidth, height: this.plot.clientHeight, padding: [10, 14, 0, 0],
         legend: { show: false },
         cursor: { y: false, sync: { key: sync.key, setSeries: false }, points: { size: 7 }, drag: { x: true, y: false, uni: 20 } },
         scales: {
           x: { time: false, range: (_, low, high) => this.xRange(low, high) },
-          y: spec.is_log ? { distr: 3 } : { range: (_, low, high) => this.yRange(low, high) },
+          y: spec.is_log ? { distr: 3, range: (_, low, high) => (low === null ? [1e-6, 1] : [low * 0.7, high * 1.4]) } : { range: (_, low, high) => this.yRange(low, high) },
         },
         axes: [
           { ...axis, size: 28, gap: 4, space: 60, grid: { show: false } },
-          { ...axis, size: 50, gap: 6, space: spec.is_log ? 22 : 34, values: (_, ticks) => ticks.map((t) => (t === null ? null : figure(t))) },
+          { ...axis, size: 50, gap: 6, space: 34, filter: spec.is_log ? (_, splits) => splits : undefined, splits: spec.is_log ? (_, index, low, high) => decades(low, high) : undefined, values: (_, ticks) => ticks.map((t) => (t === null ? null : figure(t))) },
         ],
         series: [{}, ...this.lines()],
-        bands: spec.band ? [{ series: [count + 1, count + 2], fill: faded(tone(spec.series[0].tone), 0.15) }] : [],
+        bands: this.bands(),
         hooks: { setCursor: [(u) => this.tell(u.cursor.idx)], draw: [(u) => this.drawEvals(u)] },
       };
+    }
+
+    // The spread of a line, or the layers of a stack: each between its sum and the sum below.
+    bands() {
+      const { spec } = this;
+      const count = spec.series.length;
+      if (spec.is_stacked) {
+        const drawn = [...spec.series].reverse().slice(0, -1);
+        return drawn.map((s, i) => ({ series: [i + 1, i + 2], fill: faded(tone(s.tone), 0.6) }));
+      }
+      return spec.band ? [{ series: [2 * count + 1, 2 * count + 2], fill: faded(tone(spec.series[0].tone), 0.15) }] : [];
     }
 
     xRange(low, high) {
@@ -172,6 +206,11 @@
         const value = isPointing ? column[index] : column.findLast((v) => v !== null);
         if (value !== undefined && (value !== null || isPointing)) entry(s.tone, s.label, value, false);
       });
+      if (this.spec.band && this.values[0].length) {
+        const part = element("span", "band");
+        part.append(element("i", `tone-line-${this.spec.series[0].tone}`), "10th to 90th percentile");
+        parts.push(part);
+      }
       if (this.evals.length) {
         const done = isPointing ? this.evals.filter((e) => e[0] <= steps[index]) : this.evals;
         if (done.length) entry("ink", "held out", done[done.length - 1][1], true);
