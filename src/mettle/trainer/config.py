@@ -83,9 +83,10 @@ class LossConfig(BaseModel):
     def _no_idle_setting(self) -> LossConfig:
         used = {"default": {"mask_high"}, "ipo": {"ipo_threshold"}, "ppo_clip": {"clip_low", "clip_high"}}
         for other, names in used.items():
-            idle = names & self.model_fields_set if other != self.type else set()
-            if idle:
-                raise ValueError(f"{sorted(idle)[0]} belongs to type {other!r}, but type is {self.type!r}")
+            fields = type(self).model_fields
+            idle = sorted(name for name in names if getattr(self, name) != fields[name].default)
+            if idle and other != self.type:
+                raise ValueError(f"{idle[0]} belongs to type {other!r}, but type is {self.type!r}")
         return self
 
 
