@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+from mettle.records.tasks import GroupRecord
 from mettle.records.tokens import DTYPES, Batch, MicroBatch
-from mettle.trainer.config import LossConfig, MicroBatchConfig, OptimConfig, SchedulerConfig
+from mettle.storage.batches import write_batch
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import BlockRef
+from mettle.trainer.config import (
+    CheckpointConfig,
+    LossConfig,
+    MicroBatchConfig,
+    OptimConfig,
+    SchedulerConfig,
+    TrainerConfig,
+    read_config,
+    write_config,
+)
+from mettle.trainer.layout import count_components
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
@@ -84,8 +102,82 @@ def make_learner(folder, **changes):
 
 def gradients(learner, batch):
     """The gradient of a batch and its sums, without a step."""
-    from mettle.trainer.layout import count_components
-
     learner.policy.zero_grad()
     sums, _ = learner._accumulate(batch, count_components(batch))
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters()]).clone(), sums
+
+
+# Runs
+
+
+def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3, ranks=1):
+    """Draw, score and ship the batch of `step`, as an orchestrator does; returns it."""
+    rng = np.random.default_rng((seed, step))
+    draws = ledger.draw_tasks([("words", f"uid-{step}-{i}", 0, 100 * step + i) for i in range(num_groups)])
+    for draw in draws:
+        ledger.dispatch(draw.draw_id)
+        ledger.record_scored(GroupRecord(draw, step - 1, ()), BlockRef("shard-00000.bin", 0, 1))
+    groups = [make_group(rng) for _ in draws]
+    dealt = [[[sample for group in groups[rank::ranks] for sample in group]] for rank in range(ranks)]
+    batch = make_batch(*dealt, step=step, draw_ids=tuple(draw.draw_id for draw in draws))
+    digest, _ = write_batch(run_dir.batches, batch)
+    ledger.ship(
+        step,
+        digest,
+        batch.draw_ids,
+        num_sequences=sum(len(group) for group in groups),
+        num_tokens=sum(len(sample["token_ids"]) for group in groups for sample in group),
+        staleness=(0.0, 0),
+        orchestrator_state={"cursor": step},
+    )
+    return batch
+
+
+@pytest.fixture
+def make_run(tmp_path, mini_model):
+    """Makes run directories: model, config, a ledger with the first `shipped` batches."""
+
+    def make(name="run", *, shipped=3, max_steps=3, interval=2, ranks=1, **changes):
+        run_dir = RunDir(tmp_path / name)
+        shutil.copytree(mini_model, run_dir.model)
+        config = TrainerConfig(
+            max_steps=max_steps, optim=OptimConfig(lr=1e-3), checkpoint=CheckpointConfig(interval=interval), **changes
+        )
+        write_config(run_dir.config("trainer"), config)
+        ledger = Ledger(run_dir.ledger)
+        for step in range(1, shipped + 1):
+            ship_batch(run_dir, ledger, step, ranks=ranks)
+        ledger.journal.set_fact("state", "running")
+        ledger.close()
+        return run_dir
+
+    return make
+
+
+@pytest.fixture
+def train_here():
+    """Runs a trainer to its end in this process; returns the last step."""
+
+    def run(run_dir, *, stop=None):
+        ledger = Ledger(run_dir.ledger)
+        config = read_config(run_dir.config("trainer"), TrainerConfig)
+        try:
+            return Trainer(run_dir, config, ALONE, ledger, stop or StopFlag()).run()
+        finally:
+            ledger.close()
+
+    return run
+
+
+@pytest.fixture
+def ledger_of():
+    """Opens ledgers and closes them at the end of the test."""
+    opened = []
+
+    def open_ledger(run_dir):
+        opened.append(Ledger(run_dir.ledger))
+        return opened[-1]
+
+    yield open_ledger
+    for ledger in opened:
+        ledger.close()

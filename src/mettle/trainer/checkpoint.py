@@ -7,7 +7,9 @@ It may be loaded by another number of ranks than saved it. The folder, its manif
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from mettle.trainer.learner import Learner
 
 def save_learner(folder: Path, learner: Learner, step: int) -> None:
     """Write the state after step `step` into `folder`. Every rank calls it."""
-    save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
+    with _quiet():
+        save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
 
 
 def load_learner(folder: Path, learner: Learner) -> int:
@@ -34,7 +37,8 @@ def load_learner(folder: Path, learner: Learner) -> int:
     """
     state = _state(learner, 0)
     try:
-        load(state, checkpoint_id=folder, no_dist=learner.world.size == 1)
+        with _quiet():
+            load(state, checkpoint_id=folder, no_dist=learner.world.size == 1)
     except (RuntimeError, OSError, ValueError, KeyError, pickle.UnpicklingError, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise StorageError(f"the trainer's state in {folder} cannot be loaded: {reason[0]}") from error
@@ -53,6 +57,14 @@ def newest_complete(root: Path, warn: Callable[[str], None]) -> Checkpoint | Non
         if number.isdigit() and (chosen is None or int(number) > chosen.step):
             warn(f"checkpoint {folder.name} is passed over: {damage_of(folder)}")
     return chosen
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Saving with one rank is meant, so torch need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _state(learner: Learner, step: int) -> dict[str, Any]:

@@ -83,9 +83,9 @@ class LossConfig(BaseModel):
     def _no_idle_setting(self) -> LossConfig:
         used = {"default": {"mask_high"}, "ipo": {"ipo_threshold"}, "ppo_clip": {"clip_low", "clip_high"}}
         for other, names in used.items():
-            # A resolved config states every field, so only one that differs from its default is a mistake.
-            idle = sorted(n for n in names if getattr(self, n) != type(self).model_fields[n].default)
-            if other != self.type and idle:
+            fields = type(self).model_fields
+            idle = sorted(name for name in names if getattr(self, name) != fields[name].default)
+            if idle and other != self.type:
                 raise ValueError(f"{idle[0]} belongs to type {other!r}, but type is {self.type!r}")
         return self
 

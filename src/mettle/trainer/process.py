@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from mettle.errors import MettleError, UserError
 from mettle.log import setup_logging
@@ -33,6 +34,7 @@ def guarded(program: str, arguments: Sequence[str], work: Callable[[RunDir], Non
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write(f"usage: python -m {program} RUN_DIR\n")
         return 0 if list(arguments) in (["-h"], ["--help"]) else 2
+    logging.getLogger("mettle").addHandler(logging.NullHandler())  # until there is a run to log into
     try:
         work(RunDir.existing(Path(arguments[0])))
     except MettleError as error:
@@ -60,9 +62,10 @@ def train(run_dir: RunDir) -> None:
 
 
 def setup_torch(num_threads: int, seed: int) -> None:
-    """Threads, random state and full-precision matrix products."""
+    """Threads and random state; no progress bars in a process that writes a log."""
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
+    disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
