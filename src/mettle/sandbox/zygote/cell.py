@@ -54,7 +54,10 @@ def _live(channel: socket.socket, settings: Settings, program: bytes | None) -> 
         channel.sendall(frames.encode({"failed": str(error)}))
         return
     channel.sendall(frames.encode({"ready": True, "proc": has_proc}))
-    cell.serve()
+    try:
+        cell.serve()
+    finally:
+        cell.remove_scratch()
 
 
 def _keep_only(channel: socket.socket) -> socket.socket:
@@ -155,6 +158,7 @@ class Cell:
         self._settings = settings
         self._program = program
         self._source = b""
+        self._scratch = "" if settings.is_jailed else f"/tmp/mettle-unsafe-{os.getpid()}"
         self._child: Child | None = None
 
     def serve(self) -> None:
@@ -172,13 +176,14 @@ class Cell:
 
     def prepare_child(self) -> None:
         """Fork the next child and wait until its doors are shut; OSError if one did not shut."""
+        self._renew_scratch()
         ours, theirs = socket.socketpair()
         pipes = [os.pipe() for _ in range(4)]
         streams = (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1])
         pid = os.fork()
         if pid == 0:
             ours.close()
-            child.live(theirs, streams, self._settings, self._program)
+            child.live(theirs, streams, self._settings, self._program, self._scratch)
         theirs.close()
         for descriptor in streams:
             os.close(descriptor)
@@ -190,6 +195,18 @@ class Cell:
         for descriptor in made[3:]:
             os.set_blocking(descriptor, False)
         self._child = made
+
+    def _renew_scratch(self) -> None:
+        """An empty directory for the next test, where the jail does not give it one."""
+        if self._scratch:
+            self.remove_scratch()
+            os.mkdir(self._scratch, 0o700)
+
+    def remove_scratch(self) -> None:
+        """Delete what a test without a jail left in its directory. A separate program, for trees of any depth."""
+        if self._scratch and os.path.isdir(self._scratch):
+            command = ["rm", "-rf", "--one-file-system", "--", self._scratch]
+            os.waitpid(os.posix_spawnp("rm", command, {"PATH": "/usr/bin:/bin"}), 0)
 
     def _run(self, frame: frames.Frame) -> bytes:
         """Run one test in the waiting child, and describe how it went."""

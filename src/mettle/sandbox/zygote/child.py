@@ -26,23 +26,40 @@ from mettle.sandbox.zygote.settings import Settings
 
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
+_HARNESS_FAILED: Final = 70
+_leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
 _THREAD_STACKS_BYTES: Final = 64 << 20
 
 
-def live(job: socket.socket, streams: tuple[int, int, int, int], settings: Settings, program: bytes | None) -> NoReturn:
-    """The child's whole life. `streams` become descriptors 0 to 3; `program` is the seccomp filter."""
+def live(
+    job: socket.socket, streams: tuple[int, int, int, int], settings: Settings, program: bytes | None, scratch: str
+) -> NoReturn:
+    """The child's whole life. `streams` become descriptors 0 to 3; `program` is the seccomp filter; `scratch` is where
+    it works when there is no jail with a /work of its own.
+
+    Nothing that goes wrong returns to process 1's code, and none of it looks like a good end.
+    """
+    try:
+        _live(job, streams, settings, program, scratch)
+    finally:
+        _leave(_HARNESS_FAILED)
+
+
+def _live(
+    job: socket.socket, streams: tuple[int, int, int, int], settings: Settings, program: bytes | None, scratch: str
+) -> None:
     try:
         job = _arrange_descriptors(job, streams)
-        _shut_doors(settings, program)
+        _shut_doors(settings, program, scratch)
         job.sendall(frames.encode({"ready": True}))
     except OSError as error:
         job.sendall(frames.encode({"failed": str(error)}))
-        os._exit(1)
+        return
     frame = frames.receive(job)
     if frame is None:
-        os._exit(0)
+        return
     job.close()
     _limit(frame.header)
     _forget_the_harness()
@@ -64,7 +81,7 @@ def _above(descriptors: tuple[int, ...], highest: int) -> list[int]:
     return list(descriptors)
 
 
-def _shut_doors(settings: Settings, program: bytes | None) -> None:
+def _shut_doors(settings: Settings, program: bytes | None, scratch: str) -> None:
     os.setsid()
     if settings.is_jailed:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -72,6 +89,8 @@ def _shut_doors(settings: Settings, program: bytes | None) -> None:
         os.chdir("/work")
         # Counts every process of the cell's user namespace, process 1 included.
         _lower(resource.RLIMIT_NPROC, settings.max_processes + 1)
+    else:
+        os.chdir(scratch)
     _lower(resource.RLIMIT_FSIZE, settings.max_file_bytes)
     _lower(resource.RLIMIT_NOFILE, settings.max_open_files)
     _lower(resource.RLIMIT_MEMLOCK, 1 << 16)
@@ -189,4 +208,4 @@ def _finish(status: int) -> NoReturn:
                 stream.flush()
         except BaseException:
             status = status or 120
-    os._exit(status)
+    _leave(status)
