@@ -1,8 +1,8 @@
 """Writes the reference pages that can be read off the code: `python docs/generate.py` (or `make docs`).
 
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config.py, read and not
-imported). `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks the
-same. Invariant: the pages depend on the code alone, not on the machine that writes them.
+imported). `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
+the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def config_page() -> str:
     """Every config class of every room, field by field."""
     lines = [NOTE, "", "# Config", ""]
     lines += [
-        "A run's config file has the keys of `RunConfig`; `[trainer]` holds those of `TrainerConfig`, and so on. An unknown",
-        "key is refused. [How configs are composed](../explanation/configs.md) says which value wins.",
+        "A run's config file has the keys of `RunConfig`; `[trainer]` holds those of `TrainerConfig`, and so on.",
+        "An unknown key is refused. [How configs are composed](../explanation/configs.md) says which value wins.",
         "",
     ]
     rooms = _rooms()
@@ -107,11 +107,7 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Comman
 def _command(path: str, command: click.Command) -> list[str]:
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     options = [p for p in command.params if isinstance(p, click.Option)]
-    words = [p.metavar or (p.name or "").upper() for p in arguments]
-    words = [
-        w if p.required or w.startswith("[") or p.nargs == -1 else f"[{w}]"
-        for p, w in zip(arguments, words, strict=True)
-    ]
+    words = [_argument(argument) for argument in arguments]
     lines = ["    " + " ".join([path, *(["[OPTIONS]"] if options else []), *words]), ""]
     for paragraph in (command.help or "").split("\n\n"):
         if paragraph.startswith("\b"):
@@ -123,6 +119,11 @@ def _command(path: str, command: click.Command) -> list[str]:
         lines += ["| option | meaning |", "|---|---|"]
         lines += [f"| {_spelling(option)} | {_cell(_meaning(option))} |" for option in options]
     return lines
+
+
+def _argument(argument: click.Argument) -> str:
+    word = argument.metavar or (argument.name or "").upper()
+    return word if argument.required or argument.nargs == -1 or word.startswith("[") else f"[{word}]"
 
 
 def _spelling(option: click.Option) -> str:

@@ -15,6 +15,8 @@ from mettle.errors import MettleError, ServiceError, UserError
 if TYPE_CHECKING:
     from mettle.envs.registry import EnvironmentEntry
 
+ENVIRONMENTS = Path("environments")
+
 
 @click.group(cls=NounGroup)
 def env() -> None:
@@ -27,7 +29,7 @@ def env() -> None:
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    default=Path("environments"),
+    default=ENVIRONMENTS,
     help="Where to make it.  [default: environments]",
 )
 def init(name: str, directory: Path) -> None:
