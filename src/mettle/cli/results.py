@@ -29,8 +29,8 @@ def view_evaluations(num_rows: int, *, is_json: bool) -> None:
     columns = ("environment", "model", "reward", "failed", "tasks", "rollouts each", "time", "path")
     rows = [
         (
-            m.get("env_id"), m.get("model"), m.get("avg_reward"), f"{m.get('avg_error') or 0:.0%}", m.get("num_examples"),
-            m.get("rollouts_per_example"), seconds(_time(m)), str(folder),
+            m.get("env_id"), m.get("model"), m.get("avg_reward"), f"{m.get('avg_error') or 0:.0%}",
+            m.get("num_examples"), m.get("rollouts_per_example"), seconds(_time(m)), str(folder),
         )
         for folder, m in found
     ]  # fmt: skip
