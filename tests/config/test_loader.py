@@ -288,6 +288,32 @@ def test_several_mistakes_are_named_in_one_line_the_first_in_full(write):
     assert "also wrong: trainer.compile, trainer.seq_len" in line
 
 
+class Hosted(Strict):
+    """A model that reads a flat spelling by moving its values."""
+
+    trainer: Trainer = Trainer()
+    envs: list[Env] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        moved = {"trainer": {"optim": {"type": "adamw", "lr": tree["learning_rate"]}}, "envs": tree.get("env", [])}
+        return moved
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate = -1", "run.toml: trainer.optim.lr = -1: input should be greater than 0"),
+        ("learning_rate = 1\n[[env]]\nid = 'a'\nwieght = 1", "run.toml: unknown key 'envs.0.wieght'"),
+        ("learning_rate = 1\n[[env]]\nweight = 1", "run.toml: envs.0.id is missing"),
+    ],
+)
+def test_a_value_that_a_rule_moved_is_named_where_it_went(write, text, message):
+    with pytest.raises(UserError, match="^" + re.escape(message)):
+        load_config(Hosted, [write("run.toml", text)])
+
+
 def test_a_missing_file_a_folder_and_binary_are_refused(write, tmp_path):
     assert complaint([Path("none.toml")]) == "no config file none.toml"
     assert "cannot read" in complaint([tmp_path])

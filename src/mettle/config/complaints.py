@@ -32,7 +32,7 @@ def explain(error: ValidationError, model: type[BaseModel], layer: Layer, files:
     """The first complaint in the order of the files, and the names of the other keys that are wrong too."""
     complaints: dict[KeyPath, Complaint] = {}
     for entry in error.errors(include_url=False):
-        path = _tree_path(entry["loc"], layer.tree, is_missing=entry["type"] == "missing")
+        path = _tree_path(entry["loc"], model, layer.tree, is_unknown_key=entry["type"] == "extra_forbidden")
         complaint = _complaint(path, dict(entry), model, layer, files)
         known = complaints.get(path)
         if known is None:
@@ -108,15 +108,29 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _tree_path(loc: tuple[int | str, ...], tree: Any, *, is_missing: bool) -> KeyPath:
-    """pydantic's location without the names of union members that it mixes in."""
+def _tree_path(loc: tuple[int | str, ...], model: type[BaseModel], tree: Any, *, is_unknown_key: bool) -> KeyPath:
+    """pydantic's location without the names of union members that it mixes in.
+
+    It may lead out of the tree: a rule of the model can have put a value where the files have none.
+    """
     path: list[str | int] = []
+    annotation: Any = model
     for depth, key in enumerate(loc):
         inner = shape.entry(tree, key)
-        if inner is not shape.MISSING:
-            tree = inner
-        elif not (is_missing and depth == len(loc) - 1):
+        options = shape.models_of(annotation)
+        tagged = next((option for option in options if key in shape.type_names(option)), None)
+        known = next((option for option in options if key in option.model_fields), None)
+        if inner is shape.MISSING and tagged is not None and len(options) > 1:
+            annotation = tagged
             continue
+        if known is not None:
+            chosen = shape.model_for(annotation, tree) or known
+            annotation = chosen.model_fields[key].annotation if key in chosen.model_fields else shape.MISSING
+        elif inner is not shape.MISSING or isinstance(key, int):
+            annotation = shape.item_annotation(annotation, key)
+        elif not (is_unknown_key and depth == len(loc) - 1):
+            continue
+        tree = inner
         path.append(key)
     return tuple(path)
 

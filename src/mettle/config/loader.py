@@ -100,8 +100,7 @@ def _complete(annotation: Any, value: Any, default: Any) -> Any:
         return value
     table = dict(value)
     if isinstance(default, BaseModel) and value.get("type") in (None, getattr(default, "type", None)):
-        kept = default.model_fields_set | ({"type"} & set(type(default).model_fields))
-        table |= {name: getattr(default, name) for name in kept if name not in table}
+        table = {**_spelled_out(default), **value}
     else:
         default = shape.MISSING
     chosen = shape.model_for(annotation, table)
@@ -111,6 +110,13 @@ def _complete(annotation: Any, value: Any, default: Any) -> Any:
             inner = getattr(default, key) if isinstance(default, BaseModel) else shape.default_of(field)
             table[key] = _complete(field.annotation, item, inner)
     return table
+
+
+def _spelled_out(default: BaseModel) -> Tree:
+    """What makes this default differ from its class, and the variant that it is."""
+    kept = default.model_fields_set | ({"type"} & set(type(default).model_fields))
+    values = {name: getattr(default, name) for name in type(default).model_fields if name in kept}
+    return {key: _spelled_out(item) if isinstance(item, BaseModel) else item for key, item in values.items()}
 
 
 def _sources(config: BaseModel, layer: Layer, given: Tree) -> dict[str, str]:
