@@ -5,6 +5,8 @@ Importable without torch. `policy` turns a `PolicyConfig` into a model directory
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mettle.errors import UserError
@@ -50,6 +52,19 @@ class PolicyConfig(BaseModel):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         return self
+
+
+class InitialPolicyConfig(BaseModel):
+    """Where a run's initial policy comes from: RUN/config/policy.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path | None = None
+    """A model directory in the Hugging Face layout; None makes `preset`."""
+    preset: str = "tiny"
+    """A shape from `PRESETS`."""
+    seed: int = 0
+    """Seed of the weights that are made."""
 
 
 PRESETS: dict[str, PolicyConfig] = {
