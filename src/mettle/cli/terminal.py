@@ -56,13 +56,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
+    )
     for index, name in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(figure(cell)) for cell in row))
-    console().print(table)
+    if sys.stdout.isatty():
+        console().print(table)
+        return
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def figure(value: Any) -> str:
