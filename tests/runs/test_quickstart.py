@@ -33,9 +33,7 @@ def isolated(arguments):
 def test_a_policy_learns_with_no_connection_leaving_the_machine(tmp_path):
     folder = tmp_path / "run"
     arguments = ["-m", "mettle.cli", "quickstart", "--seed", "7", "--dir", str(folder), "--no-browser", "--json"]
-    done = subprocess.run(
-        isolated(arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, check=False
-    )
+    done = subprocess.run(isolated(arguments), capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     baseline, final = summary["baseline"]["mean"], summary["final"]["mean"]
