@@ -1,8 +1,8 @@
 """Measuring a policy in the training process: weights in, mean reward out. No server, no files.
 
 Parts: `RewardProbe` (what the warm-up needs), `EnvironmentProbe` (rollouts of a real environment, scored by its own
-rubric), `EngineTransport` (the token route answered by the engine's scheduler in this thread). Invariant: a rollout that
-failed has no reward and lowers no mean.
+rubric), `EngineTransport` (the token route answered by the engine's scheduler in this thread). Invariant: a rollout
+that failed has no reward and lowers no mean.
 """
 
 from __future__ import annotations
