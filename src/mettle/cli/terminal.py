@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 200
 """Columns to write when nobody is looking: wide enough that nothing is cut from a pipe or a file."""
 
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 _go_on: ContextVar[str | None] = ContextVar("go_on", default=None)
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -81,7 +83,7 @@ def figure(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return printable(str(value))
 
 
 def seconds(value: float | None) -> str:
@@ -92,6 +94,11 @@ def seconds(value: float | None) -> str:
         return f"{value:.3g} s"
     minutes, rest = divmod(int(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def printable(text: str) -> str:
+    """What a model or an environment said, without the control characters that would drive the terminal."""
+    return text.translate(_CONTROLS)
 
 
 @contextmanager
