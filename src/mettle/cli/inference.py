@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import going_on, print_json, print_next
+from mettle.cli.terminal import going_on, print_json, print_next, printable
 from mettle.errors import ServiceError, UserError
 
 
@@ -102,5 +102,5 @@ def chat(
             print_json({"model": conversation.model, "prompt": prompt, "answer": answer})
         else:
             for piece in conversation.ask(prompt):
-                click.echo(piece, nl=False)
+                click.echo(printable(piece), nl=False)
             click.echo()

@@ -124,6 +124,8 @@ class Orchestrator:
             if self._batcher.is_full:
                 break
         groups = self._batcher.take()
+        # What opens from here on lands in a later batch, also while this one is being written.
+        self._groups.next_step = step + 1
         await self._ship(step, groups, waited_s)
 
     async def _collect(self, step: int) -> None:

@@ -1,14 +1,14 @@
 """What a trainer can be told. Importable without torch.
 
-Parts: `TrainerConfig` with its optimiser, scheduler, loss, micro batch, checkpoint and wait tables, and how it is read
-from a run directory. Defaults are the recommended values for a real model; `configs/` holds those for the tiny one.
+Parts: `TrainerConfig` with its optimiser, scheduler, loss, micro batch, checkpoint and wait tables, `SftConfig`, and
+how they are read from a run directory. Defaults of the trainer suit a real model, those of the warm-up the tiny preset.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -83,9 +83,9 @@ class LossConfig(BaseModel):
     def _no_idle_setting(self) -> LossConfig:
         used = {"default": {"mask_high"}, "ipo": {"ipo_threshold"}, "ppo_clip": {"clip_low", "clip_high"}}
         for other, names in used.items():
-            fields = type(self).model_fields
-            idle = sorted(name for name in names if getattr(self, name) != fields[name].default)
-            if idle and other != self.type:
+            # A resolved config states every field, so only one that differs from its default is a mistake.
+            idle = sorted(n for n in names if getattr(self, n) != type(self).model_fields[n].default)
+            if other != self.type and idle:
                 raise ValueError(f"{idle[0]} belongs to type {other!r}, but type is {self.type!r}")
         return self
 
@@ -161,6 +161,50 @@ class TrainerConfig(BaseModel):
             warmup = self.scheduler.warmup_steps
             raise ValueError(f"scheduler.warmup_steps {warmup} leaves nothing to decay in {self.max_steps} steps")
         return self
+
+
+class ProbeConfig(BaseModel):
+    """How the warm-up measures what the policy can do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    env: str | None = None
+    """Environment whose tasks and rubric are used; None takes the run's first."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of that environment; used when `env` is set."""
+    num_prompts: int = Field(default=128, ge=1)
+    """Tasks of the training split, drawn anew each time; held-out tasks stay unseen."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; that of the training, so that the reward is the one it will start from."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one model call; None takes the run's own limit."""
+    first_step: int = Field(default=30, ge=1)
+    """Step of the first measurement."""
+    interval: int = Field(default=5, ge=1)
+    """Steps between measurements."""
+
+
+class SftConfig(BaseModel):
+    """A supervised warm-up on demonstrations: RUN/config/sft.json. The defaults are the tiny preset's recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target_reward: float = 0.5
+    """The warm-up is over when a measurement reaches this mean reward. A length in steps would make the start luck."""
+    max_steps: int = Field(default=400, ge=1)
+    """The warm-up has failed when this step is over without the target."""
+    batch_size: int = Field(default=64, ge=1)
+    """Demonstrations a step."""
+    seed: int = 0
+    """Order of the demonstrations and sampling of the measurements."""
+    optim: OptimConfig = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=1.0)
+    scheduler: SchedulerConfig = SchedulerConfig(warmup_steps=20)
+    micro_batch: MicroBatchConfig = MicroBatchConfig()
+    probe: ProbeConfig = ProbeConfig()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+    num_threads: int = Field(default=1, ge=1)
+    """Threads of torch on a CPU."""
 
 
 def read_config(path: Path, kind: type[Config]) -> Config:

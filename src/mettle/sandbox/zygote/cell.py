@@ -76,8 +76,8 @@ def _enter(settings: Settings) -> bool:
     for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # for process 1 the default is to ignore
     if not settings.is_jailed:
+        # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
-        kernel.die_with_parent()
         return True
     map_user(1000, 1000)
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:

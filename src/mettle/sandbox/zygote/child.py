@@ -90,6 +90,7 @@ def _shut_doors(settings: Settings, program: bytes | None, scratch: str) -> None
         # Counts every process of the cell's user namespace, process 1 included.
         _lower(resource.RLIMIT_NPROC, settings.max_processes + 1)
     else:
+        kernel.die_with_parent()
         os.chdir(scratch)
     _lower(resource.RLIMIT_FSIZE, settings.max_file_bytes)
     _lower(resource.RLIMIT_NOFILE, settings.max_open_files)
