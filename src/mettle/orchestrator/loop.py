@@ -122,6 +122,8 @@ class Orchestrator:
             await self._collect(step)
             self._drop_stale(step)
         groups = self._batcher.take()
+        # What opens from here on lands in a later batch, also while this one is being written.
+        self._groups.next_step = step + 1
         await self._ship(step, groups, waited_s)
 
     async def _collect(self, step: int) -> None:
