@@ -44,10 +44,14 @@ class EnvironmentFault(RolloutError):
     kind = "environment"
 
 
-class SandboxError(RolloutError):
-    """A sandbox could not be made or failed; the code inside is not to blame."""
+class InfraError(RolloutError):
+    """Something that the rollout ran on failed (a sandbox, a tunnel), so trying again may help."""
 
     kind = "sandbox"
+
+
+class SandboxError(InfraError):
+    """A sandbox could not be made or failed; the code inside is not to blame."""
 
 
 class JudgeError(RolloutError):

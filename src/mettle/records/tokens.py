@@ -23,7 +23,8 @@ class Sample:
 
     `loss_mask` is True on policy-sampled tokens. `logprobs` are the sampler's natural-log probabilities of those
     tokens (0 elsewhere), `versions` the policy version that sampled each (-1 elsewhere). A loss component's
-    weight is 0 where the token is no member of it. `ref_logprobs` are those of a reference model, 0 where there is none.
+    weight is 0 where the token is no member of it. `ref_logprobs` are a
+    reference model's, 0 where there is none.
     """
 
     token_ids: IntArray

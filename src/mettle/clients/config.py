@@ -1,0 +1,78 @@
+"""Which endpoint to talk to, as data: `ClientConfig`, and the client that it describes.
+
+Invariant: no key is stored here, only the name of the environment variable that holds it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from mettle.clients.base import Client
+from mettle.clients.transport import LOOPBACK_HOSTS, RetryPolicy, Transport
+from mettle.errors import UserError
+
+
+@dataclass
+class ClientConfig:
+    """An OpenAI-compatible endpoint. `client_type` is `openai_chat_completions` or `openai_completions`.
+
+    Without `api_key_var`, a key (OPENAI_API_KEY) is sent to api.openai.com and to nobody else.
+    """
+
+    api_base_url: str = "https://api.openai.com/v1"
+    api_key_var: str | None = None
+    client_type: str = "openai_chat_completions"
+    timeout: float = 3600.0
+    max_retries: int = 5
+    extra_headers: dict[str, str] = field(default_factory=dict)
+    client_idx: int = 0
+
+
+def transport_for(config: ClientConfig | str) -> Transport:
+    """A transport to the endpoint of `config`, or to a base URL. A loopback endpoint needs no key."""
+    if isinstance(config, str):
+        config = ClientConfig(api_base_url=config)
+    host = urlsplit(config.api_base_url).hostname or ""
+    if not config.api_base_url.startswith(("http://", "https://")) or not host:
+        raise UserError(f"{config.api_base_url!r} is no base URL; give one like http://127.0.0.1:8000/v1")
+    key_var = config.api_key_var or ("OPENAI_API_KEY" if host == "api.openai.com" else None)
+    api_key = os.environ.get(key_var) if key_var else None
+    if key_var and api_key is None and host not in LOOPBACK_HOSTS:
+        raise UserError(f"{config.api_base_url} wants a key; set the environment variable {key_var}")
+    return Transport(
+        config.api_base_url,
+        api_key=api_key,
+        headers=config.extra_headers,
+        timeout_s=config.timeout,
+        retry=RetryPolicy(max_retries=config.max_retries),
+    )
+
+
+def client_from(source: Any) -> Client:
+    """A client from a client, a `ClientConfig`, a base URL, or an `AsyncOpenAI` object."""
+    from mettle.clients.chat import OpenAIChatCompletionsClient
+    from mettle.clients.completions import OpenAICompletionsClient
+
+    if isinstance(source, Client):
+        return source
+    if isinstance(source, ClientConfig) and source.client_type == "openai_completions":
+        return OpenAICompletionsClient(source)
+    if isinstance(source, ClientConfig) and source.client_type != "openai_chat_completions":
+        known = "openai_chat_completions, openai_completions"
+        raise UserError(f"unknown client type {source.client_type!r}; known are {known}")
+    if isinstance(source, str | ClientConfig) or hasattr(source, "chat"):
+        return OpenAIChatCompletionsClient(source)
+    if hasattr(source, "get_response"):
+        return _duck_typed(source)
+    raise UserError(
+        f"cannot talk to a model through {type(source).__name__}; "
+        "give a base URL, a ClientConfig, a Client or an AsyncOpenAI"
+    )
+
+
+def _duck_typed(source: Any) -> Client:
+    client: Client = source
+    return client

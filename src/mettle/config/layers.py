@@ -1,0 +1,111 @@
+"""Layers of values, composed left to right: tables merge, everything else is replaced, and each value keeps its source.
+
+A tree is what TOML gives: nested dicts and lists. `Layer.sources` names the origin of the paths that the layer sets.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mettle.config.positions import KeyPath, key_lines
+from mettle.errors import UserError
+
+Tree = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Layer:
+    """Values and where they came from. `sources` maps a key path to words such as "run.toml:12"."""
+
+    tree: Tree = field(default_factory=dict)
+    sources: dict[KeyPath, str] = field(default_factory=dict)
+
+    def source_of(self, path: KeyPath) -> str | None:
+        """The source of a path, or of the nearest enclosing value that has one."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.sources:
+                return self.sources[path[:end]]
+        return None
+
+
+def read_layer(path: Path) -> Layer:
+    """One TOML file. Raises: UserError naming the file, and the line when its TOML is not TOML."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+        tree = tomllib.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"no config file {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(_syntax_complaint(path, text, str(error))) from error
+    return Layer(tree, {key: f"{path}:{line}" for key, line in key_lines(text).items()})
+
+
+def tree_layer(tree: Mapping[str, Any], source: str) -> Layer:
+    """A layer of values that come from one place, such as a built-in recipe."""
+    layer = Layer(_copy(dict(tree)))
+
+    def name(value: Any, path: KeyPath) -> None:
+        layer.sources[path] = source
+        entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in entries:
+            name(item, (*path, key))
+
+    for key, value in layer.tree.items():
+        name(value, (key,))
+    return layer
+
+
+def merge(base: Layer, over: Layer) -> Layer:
+    """`over` on top of `base`, as a new layer."""
+    result = Layer(_copy(base.tree), dict(base.sources))
+    _merge_table(result, over, result.tree, over.tree, ())
+    return result
+
+
+def replace_sources(layer: Layer, path: KeyPath, source: str) -> None:
+    """Say that the value at `path`, with everything below it, now comes from `source`."""
+    for known in [known for known in layer.sources if known[: len(path)] == path]:
+        del layer.sources[known]
+    layer.sources[path] = source
+
+
+def _merge_table(result: Layer, over: Layer, into: Tree, table: Tree, path: KeyPath) -> None:
+    for key, value in table.items():
+        here = (*path, key)
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            if here in over.sources:
+                result.sources[here] = over.sources[here]
+            _merge_table(result, over, into[key], value, here)
+            continue
+        into[key] = _copy(value)
+        for known in [known for known in result.sources if known[: len(here)] == here]:
+            del result.sources[known]
+        inherited = over.source_of(here)
+        if inherited is not None:
+            result.sources[here] = inherited
+        result.sources.update({known: words for known, words in over.sources.items() if known[: len(here)] == here})
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
+
+
+def _syntax_complaint(path: Path, text: str, message: str) -> str:
+    found = re.search(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column \d+|end of document)\)$", message)
+    if found is None:
+        return f"{path}: not valid TOML: {message}"
+    line = found["line"] or text.count("\n") + 1
+    return f"{path}:{line}: not valid TOML: {found['what'].lower()}"

@@ -1,0 +1,65 @@
+"""What an inference process is started with. Imports without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class InferenceConfig(BaseModel):
+    """One server with one model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Path
+    """Model directory in Hugging Face layout: config.json, safetensors, tokenizer.json, chat template."""
+
+    served_model_name: str = "policy"
+    """The name that requests put in `model`, and that /v1/models lists."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. The admin routes have no password: keep the server on this machine or a private network."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one, which the ready file then names."""
+
+    version: int = Field(default=0, ge=0)
+    """Policy version of the weights served at the start."""
+
+    weights: Path | None = None
+    """Published weights (a folder `v{n}`) to start from in place of the model's own; checked by their canary."""
+
+    max_slots: int = Field(default=256, ge=1)
+    """Sequences decoded at a time. Each takes a slot of KV memory, which grows as it is needed."""
+
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest prompt and completion together, in tokens; by default what the model allows, at most 4,096."""
+
+    max_queue: int = Field(default=1024, ge=0)
+    """Sequences that may wait for a slot; further requests get status 429."""
+
+    max_prefill_tokens: int = Field(default=8192, ge=1)
+    """Tokens, padding included, of the prompts that are computed in one pass; a longer prompt goes alone."""
+
+    seed: int | None = None
+    """Seed of requests that bring none; by default they differ from run to run."""
+
+    canary_tolerance: float = Field(default=1e-3, gt=0)
+    """Largest mean difference in natural-log probability between a canary and the engine (fp32: about 1e-7)."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes a GPU when there is one."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of weights and KV. float32 agrees with the trainer and is fastest on a CPU without bf16 instructions."""
+
+    num_threads: int = Field(default=1, ge=1)
+    """Threads of one tensor operation. More than one is slower whenever the cores are shared."""
+
+    drain_s: float = Field(default=2.0, ge=0)
+    """Seconds that running requests get to finish after SIGTERM."""
+
+    log_level: str = "INFO"
+    """Least severe level that is logged to standard error."""

@@ -1,0 +1,365 @@
+"""The embedded engine: a scheduler, and the one thread that steps it.
+
+Other threads put commands into an inbox; the engine's thread takes them between two steps, so nothing below needs a
+lock. An update is read, fused and proven in the caller's thread beside the weights in use, and only the exchange of two
+references waits for the end of a step. Invariant: a version is served only after its canary was reproduced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from mettle.errors import MettleError, ServiceError, StorageError, UserError
+from mettle.inference.config import InferenceConfig
+from mettle.inference.engine.architecture import ModelShape, read_shape
+from mettle.inference.engine.canary import check_canary
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.limits import Limits
+from mettle.inference.engine.protocol import (
+    EngineBusy,
+    EngineStatus,
+    EngineStopped,
+    Generation,
+    GenerationRequest,
+    Listener,
+    PauseMode,
+    TokenEvent,
+    WeightsRejected,
+    WeightUpdate,
+)
+from mettle.inference.engine.scheduler import Scheduler
+from mettle.inference.engine.sequences import DecodeText
+from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state
+from mettle.records.versions import CanaryCheck
+from mettle.storage.weights import read_canary, read_version
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_MODEL_LEN = 4096
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+Result = TypeVar("Result")
+
+
+class EmbeddedEngine:
+    """Serves one model from a thread of its own, until `close`. See `protocol.Engine` for what the methods promise."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        max_queue: int,
+        canary_tolerance: float = 1e-3,
+        num_threads: int = 1,
+        on_death: Callable[[MettleError], None] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._max_outstanding = scheduler.limits.max_slots + max_queue
+        self._canary_tolerance = canary_tolerance
+        self._num_threads = num_threads
+        self._on_death = on_death
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._count_lock = threading.Lock()
+        self._update_lock = threading.Lock()
+        self._num_outstanding = 0
+        self._num_updates = 0
+        self._num_rejected = 0
+        self._is_admitting = True
+        self._is_stepping = True
+        self._is_closing = False
+        self._drained: list[Future[None]] = []
+        self._death: MettleError | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, listener: Listener) -> None:
+        """Take a request; the queue is bounded in choices."""
+        self._scheduler.check(request)
+        with self._count_lock:
+            self._check_alive()
+            if self._num_outstanding + request.n > self._max_outstanding:
+                raise EngineBusy(
+                    f"{self._num_outstanding} sequences run or wait and no more are taken; try again later"
+                )
+            self._num_outstanding += request.n
+            counted = _Counted(listener, lambda: self._count_out(request.n))
+            self._inbox.put(lambda: self._scheduler.add(request, counted))
+
+    def abort(self, request_id: str) -> None:
+        """End a request between two steps."""
+        self._inbox.put(lambda: self._scheduler.abort(request_id))
+
+    def update_weights(self, folder: Path, version: int) -> WeightUpdate:
+        """Read, fuse, prove, and exchange. One update at a time."""
+        with self._update_lock:
+            started = time.perf_counter()
+            try:
+                self._check_alive()
+                decoder, canary = self._prepare(folder, version)
+            except WeightsRejected as error:
+                self._num_rejected += 1
+                logger.warning("refused weights", extra={"version": version, "reason": str(error)})
+                raise
+            loaded = time.perf_counter()
+            self._call(lambda: self._scheduler.swap(decoder, version))
+            swapped = time.perf_counter()
+            self._num_updates += 1
+            update = WeightUpdate(version, (loaded - started) * 1e3, (swapped - loaded) * 1e3, canary)
+            logger.info(
+                "serving version",
+                extra={"version": version, "load_ms": update.load_ms, "swap_ms": update.swap_ms},
+            )
+            return update
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop at the next step's end, or when what runs has finished; what waits goes on waiting."""
+        drained: Future[None] = Future()
+
+        def stop() -> None:
+            self._is_admitting = False
+            if mode == "keep" or not self._scheduler.num_running:
+                self._is_stepping = False
+                drained.set_result(None)
+            else:
+                self._drained.append(drained)
+
+        self._call(stop)
+        drained.result()
+
+    def resume(self) -> None:
+        """Go on."""
+
+        def go_on() -> None:
+            self._is_admitting = self._is_stepping = True
+            self._release_drained()
+
+        self._call(go_on)
+
+    def status(self) -> EngineStatus:
+        """Counts as of now; they are read without stopping the engine."""
+        scheduler, totals = self._scheduler, self._scheduler.totals
+        num_running = scheduler.num_running
+        return EngineStatus(
+            version=scheduler.version,
+            num_running=num_running,
+            num_waiting=max(0, self._num_outstanding - num_running),
+            is_paused=not self._is_stepping,
+            is_alive=self._death is None and not self._is_closing,
+            max_slots=scheduler.limits.max_slots,
+            max_model_len=scheduler.limits.max_model_len,
+            vocab_size=scheduler.decoder.shape.vocab_size,
+            total_prompt_tokens=totals.prompt_tokens,
+            total_sampled_tokens=totals.sampled_tokens,
+            total_requests=totals.requests,
+            total_aborted=totals.aborted,
+            total_steps=totals.steps,
+            total_updates=self._num_updates,
+            total_rejected_updates=self._num_rejected,
+            kv_bytes=scheduler.kv_bytes,
+        )
+
+    def close(self) -> None:
+        """Abort what is left and end the thread."""
+        if self._thread.is_alive():
+            self._inbox.put(self._begin_closing)
+            self._thread.join()
+
+    def _prepare(self, folder: Path, version: int) -> tuple[Decoder, CanaryCheck | None]:
+        current = self._scheduler.decoder
+        with inference_threads(self._num_threads):
+            weights = load_published(folder, version, current.shape, current.device, current.dtype)
+            decoder = current.with_weights(weights)
+            return decoder, prove(decoder, folder, version, self._canary_tolerance)
+
+    def _run(self) -> None:
+        try:
+            with inference_threads(self._num_threads):
+                while not self._is_closing:
+                    self._obey(is_waiting=not self._is_stepping or not self._has_work())
+                    if self._is_stepping and not self._is_closing:
+                        self._scheduler.step(is_admitting=self._is_admitting)
+                        self._notice_drained()
+        except Exception as error:
+            # The boundary of the thread: nobody above would see the error, and every listener must hear of it.
+            logger.exception("the engine failed")
+            self._die(ServiceError(f"the engine failed: {type(error).__name__}: {error}"))
+        else:
+            self._scheduler.abort_all()
+            self._die(EngineStopped("the engine is shutting down"))
+
+    def _has_work(self) -> bool:
+        scheduler = self._scheduler
+        return bool(scheduler.num_running or (self._is_admitting and scheduler.num_waiting))
+
+    def _obey(self, *, is_waiting: bool) -> None:
+        """Carry out the commands in the inbox, waiting for the first one when there is nothing else to do."""
+        try:
+            command = self._inbox.get(block=is_waiting)
+            while True:
+                command()
+                command = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _notice_drained(self) -> None:
+        if self._drained and not self._scheduler.num_running:
+            self._is_stepping = False
+            self._release_drained()
+
+    def _release_drained(self) -> None:
+        while self._drained:
+            self._drained.pop().set_result(None)
+
+    def _call(self, do: Callable[[], Result]) -> Result:
+        """Do something in the engine's thread between two steps, and wait for it."""
+        done: Future[Result] = Future()
+
+        def command() -> None:
+            try:
+                done.set_result(do())
+            except Exception as error:  # it belongs to the caller, not to the engine's loop
+                done.set_exception(error)
+
+        with self._count_lock:
+            self._check_alive()
+            self._inbox.put(command)
+        return done.result()
+
+    def _begin_closing(self) -> None:
+        self._is_closing = True
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineStopped(str(self._death))
+        if self._is_closing:
+            raise EngineStopped("the engine is shutting down")
+
+    def _die(self, error: MettleError) -> None:
+        with self._count_lock:
+            self._death = error
+        self._scheduler.fail_all(error)
+        self._obey_last()
+        self._release_drained()
+        if self._on_death is not None and isinstance(error, ServiceError):
+            self._on_death(error)
+
+    def _obey_last(self) -> None:
+        # Requests that were taken but never seen by the scheduler still owe their listeners an answer.
+        self._obey(is_waiting=False)
+        self._scheduler.fail_all(self._death or EngineStopped("the engine is shutting down"))
+
+    def _count_out(self, num_choices: int) -> None:
+        with self._count_lock:
+            self._num_outstanding -= num_choices
+
+
+class _Counted:
+    """A listener that also counts its request out of the queue."""
+
+    __slots__ = ("_count_out", "_listener", "on_token")
+
+    def __init__(self, listener: Listener, count_out: Callable[[], None]) -> None:
+        self._listener = listener
+        self._count_out = count_out
+        self.on_token: Callable[[TokenEvent], None] = listener.on_token
+
+    def on_finish(self, generation: Generation) -> None:
+        self._count_out()
+        self._listener.on_finish(generation)
+
+    def on_failure(self, error: MettleError) -> None:
+        self._count_out()
+        self._listener.on_failure(error)
+
+
+def load_published(
+    folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype
+) -> FusedWeights:
+    """The weights of a published version.
+
+    Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
+    """
+    try:
+        published = read_version(folder)
+        if published.kind != "full":
+            raise WeightsRejected(f"{folder} holds {published.kind!r} weights; this engine takes full ones")
+        if published.version != version:
+            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+        return fuse(shape, read_state(folder), device, dtype)
+    except (StorageError, UserError, KeyError, ValueError) as error:
+        raise WeightsRejected(f"version {version} is not served: {error}") from error
+
+
+def prove(decoder: Decoder, folder: Path, version: int, tolerance: float) -> CanaryCheck | None:
+    """Check the canary of a published version against a decoder; None when it was published without one."""
+    try:
+        canary = read_canary(folder)
+    except (OSError, KeyError, ValueError) as error:
+        raise WeightsRejected(f"the canary of version {version} cannot be read: {error}") from error
+    return None if canary is None else check_canary(decoder, canary, version, tolerance)
+
+
+def start_engine(
+    config: InferenceConfig,
+    *,
+    eos_token_ids: tuple[int, ...] = (),
+    decode_text: DecodeText | None = None,
+    on_death: Callable[[MettleError], None] | None = None,
+) -> EmbeddedEngine:
+    """Load the configured model and start serving it.
+
+    Raises: UserError when the model is missing, not served, or the device is not there.
+    """
+    device = _device(config.device)
+    dtype = _DTYPES[config.dtype]
+    shape = read_shape(config.model)
+    wanted = config.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
+    if wanted > shape.max_positions:
+        raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
+    with inference_threads(config.num_threads):
+        decoder = _first_decoder(config, shape, wanted, device, dtype)
+    scheduler = Scheduler(
+        decoder,
+        Limits(config.max_slots, wanted, config.max_prefill_tokens),
+        version=config.version,
+        eos_token_ids=eos_token_ids,
+        decode_text=decode_text,
+        seed=config.seed,
+    )
+    return EmbeddedEngine(
+        scheduler,
+        max_queue=config.max_queue,
+        canary_tolerance=config.canary_tolerance,
+        num_threads=config.num_threads,
+        on_death=on_death,
+    )
+
+
+def _first_decoder(
+    config: InferenceConfig, shape: ModelShape, max_length: int, device: torch.device, dtype: torch.dtype
+) -> Decoder:
+    if config.weights is None:
+        return Decoder(shape, fuse(shape, read_state(config.model), device, dtype), max_length)
+    try:
+        weights = load_published(config.weights, config.version, shape, device, dtype)
+        decoder = Decoder(shape, weights, max_length)
+        prove(decoder, config.weights, config.version, config.canary_tolerance)
+    except WeightsRejected as error:
+        raise UserError(f"{config.weights} cannot be started from: {error}") from error
+    return decoder
+
+
+def _device(name: str) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise UserError("device is 'cuda' and torch finds no GPU here; use 'cpu' or 'auto'")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")

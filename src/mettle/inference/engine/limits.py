@@ -1,0 +1,34 @@
+"""What fits an engine, and which requests can never run there. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits: see InferenceConfig."""
+
+    max_slots: int
+    max_model_len: int
+    max_prefill_tokens: int = 8192
+
+
+def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -> None:
+    """The rules that every engine has for a request.
+
+    Raises: RequestRefused.
+    """
+    prompt_ids, params = request.prompt_ids, request.params
+    if not prompt_ids:
+        raise RequestRefused("the prompt has no tokens", "prompt_ids")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        raise RequestRefused(f"token ids must be from 0 to {vocab_size - 1}", "prompt_ids")
+    room = limits.max_model_len - len(prompt_ids)
+    if room < (0 if params.max_tokens == 0 else 1):
+        message = f"the prompt has {len(prompt_ids)} tokens and the context holds {limits.max_model_len}"
+        raise RequestRefused(message, "prompt_ids", "context_length_exceeded")
+    if not 1 <= request.n <= limits.max_slots:
+        raise RequestRefused(f"n must be from 1 to {limits.max_slots}, not {request.n}", "n")

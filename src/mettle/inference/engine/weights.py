@@ -1,0 +1,164 @@
+"""Weights in the layout that the decoder multiplies with: q, k and v as one matrix, gate and up as another.
+
+Built beside the weights in use and never from views of what was handed in, so that a trainer may go on changing its
+parameters. Invariant: each tensor of the source is used exactly once, has the shape that the config promises, and is
+finite; anything else is an error, since a tensor left out would be served as the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mettle.errors import UserError
+from mettle.inference.engine.architecture import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. D hidden, H heads, K kv heads, E head size, F intermediate; matrices are [outputs, inputs].
+
+    `qk_norm` is [H + K, E]: the weight of each query head's norm, then that of each key head's. Output matrices are
+    kept transposed, [inputs, outputs], for they are multiplied and added to the residual in one operation.
+    """
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    output_t: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down_t: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeights:
+    """All weights of a model. `head` is `embedding` itself when the two are tied."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+
+
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the safetensors files in a folder.
+
+    Raises: UserError when there are none or one is damaged.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} holds no .safetensors file")
+    state: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            state.update(load_file(str(path)))
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+    return state
+
+
+def fuse(shape: ModelShape, state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> FusedWeights:
+    """Copy a Hugging Face state dict into the fused layout.
+
+    Raises: UserError when a tensor is missing, unknown, of another shape, or not finite.
+    """
+    source = _Source(shape, state, device, dtype)
+    with torch.no_grad():
+        embedding = source.take("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
+        layers = tuple(_fuse_layer(shape, source, f"model.layers.{i}.") for i in range(shape.num_layers))
+        norm = source.take("model.norm.weight", shape.hidden_size)
+        if shape.has_tied_embeddings:
+            head = embedding
+            source.ignore("lm_head.weight")
+        else:
+            head = source.take("lm_head.weight", shape.vocab_size, shape.hidden_size)
+    source.check_all_used()
+    return FusedWeights(embedding, layers, norm, head)
+
+
+def _fuse_layer(shape: ModelShape, source: _Source, prefix: str) -> LayerWeights:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    parts = ((attention + "q_proj", queries), (attention + "k_proj", keys), (attention + "v_proj", keys))
+    pair = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
+    return LayerWeights(
+        attention_norm=source.take(prefix + "input_layernorm.weight", hidden),
+        qkv=torch.cat([source.take(name + ".weight", size, hidden) for name, size in parts]),
+        qkv_bias=_cat_biases(source, parts) if shape.has_qkv_bias else None,
+        qk_norm=_qk_norm(shape, source, attention) if shape.has_qk_norm else None,
+        output_t=source.take(attention + "o_proj.weight", hidden, queries).t(),
+        output_bias=source.take(attention + "o_proj.bias", hidden) if shape.has_output_bias else None,
+        mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
+        gate_up=torch.cat([source.take(name + ".weight", size, hidden) for name, size in pair]),
+        gate_up_bias=_cat_biases(source, pair) if shape.has_mlp_bias else None,
+        down_t=source.take(mlp + "down_proj.weight", hidden, inner).t(),
+        down_bias=source.take(mlp + "down_proj.bias", hidden) if shape.has_mlp_bias else None,
+    )
+
+
+def _cat_biases(source: _Source, parts: tuple[tuple[str, int], ...]) -> Tensor:
+    return torch.cat([source.take(name + ".bias", size) for name, size in parts])
+
+
+def _qk_norm(shape: ModelShape, source: _Source, prefix: str) -> Tensor:
+    queries = source.take(prefix + "q_norm.weight", shape.head_size).expand(shape.num_heads, -1)
+    keys = source.take(prefix + "k_norm.weight", shape.head_size).expand(shape.num_kv_heads, -1)
+    return torch.cat([queries, keys])
+
+
+class _Source:
+    """A state dict that notices what is missing, odd, or left over."""
+
+    def __init__(
+        self, shape: ModelShape, state: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._state = state
+        self._device, self._dtype = device, dtype
+        self._left = {name for name in state if not name.endswith("rotary_emb.inv_freq")}
+        self._model = shape.model_type
+
+    def take(self, name: str, *sizes: int) -> Tensor:
+        if name not in self._state:
+            raise UserError(f"the weights lack {name!r}, which the {self._model} config asks for")
+        tensor = self._state[name].detach()
+        if tuple(tensor.shape) != sizes:
+            raise UserError(f"{name!r} has shape {tuple(tensor.shape)}, the config asks for {sizes}")
+        self._left.discard(name)
+        copy = tensor.to(device=self._device, dtype=self._dtype, copy=True, memory_format=torch.contiguous_format)
+        if not bool(torch.isfinite(copy.sum())) and not bool(torch.isfinite(copy).all()):
+            raise UserError(f"{name!r} holds values that are not finite")
+        return copy
+
+    def ignore(self, name: str) -> None:
+        self._left.discard(name)
+
+    def check_all_used(self) -> None:
+        if self._left:
+            some = sorted(self._left)[:3]
+            raise UserError(f"{len(self._left)} tensors have no place in a {self._model} model, {some} among them")
+
+
+@contextmanager
+def inference_threads(num_threads: int) -> Iterator[None]:
+    """Compute in the calling thread with `num_threads` for one operation; more than one only pays on idle cores."""
+    before = torch.get_num_threads()
+    if before != num_threads:
+        torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        if before != num_threads:
+            torch.set_num_threads(before)

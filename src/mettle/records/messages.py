@@ -1,0 +1,452 @@
+"""Messages of a conversation, and what a model answers: dicts whose keys are also attributes.
+
+Parts: `Record` (the base), the message classes by role, `ToolCall`, `Tool`, `Usage`, `ResponseTokens` (the sampled ids
+of one model call), `ResponseMessage`, `Response`; `message_from` and `messages_from` read what others wrote.
+Invariant: every message is a plain dict to anybody who wants one (`json.dumps`, `isinstance(message, dict)`, equality),
+and a field that a class knows but a message does not carry reads as None. `ResponseTokens` stores only the ids that its
+call added; the whole prompt is put together when somebody asks.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+Content = str | list[dict[str, Any]] | None
+
+
+class Record(dict[str, Any]):
+    """A dict with attribute access. `FIELDS` are the keys that read as None when they are absent."""
+
+    __slots__ = ()
+    FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}; it has {sorted(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.FIELDS:
+            return None
+        raise KeyError(name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.items())})"
+
+    @classmethod
+    def model_validate(cls, raw: Any) -> Self:
+        """Make one from a mapping or from any object with `model_dump` (a pydantic model)."""
+        return cls(**(raw if isinstance(raw, Mapping) else raw.model_dump()))
+
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+        """A plain dict of plain values."""
+        dumped: dict[str, Any] = _plain(self)
+        return {key: value for key, value in dumped.items() if value is not None} if exclude_none else dumped
+
+    def model_dump_json(self, **options: Any) -> str:
+        """`model_dump` as JSON text."""
+        return json.dumps(self.model_dump(**options), ensure_ascii=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, with some fields replaced."""
+        source = _copied(self) if deep else dict(self)
+        return type(self)(**{**source, **(update or {})})
+
+    def copy(self) -> Self:
+        """A shallow copy of the same class."""
+        return type(self)(**self)
+
+
+class Message(Record):
+    """One message. Classes by role set `role`; content is text or a list of parts."""
+
+    __slots__ = ()
+    FIELDS = frozenset({"content"})
+    ROLE: ClassVar[str] = ""
+
+    def __init__(self, raw: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+        super().__init__(role=self.ROLE)
+        if raw is not None:
+            self.update(raw)
+        if fields:
+            self.update(fields)
+
+    @property
+    def text(self) -> str:
+        """The content as text; text parts are joined by a space, other parts left out."""
+        return content_text(self.get("content"))
+
+
+class SystemMessage(Message):
+    """What the model is told before the conversation."""
+
+    __slots__ = ()
+    ROLE = "system"
+
+
+class UserMessage(Message):
+    """What the environment or a person says."""
+
+    __slots__ = ()
+    ROLE = "user"
+
+
+class TextMessage(Message):
+    """Bare text, for a completion endpoint that knows no roles."""
+
+    __slots__ = ()
+    ROLE = "text"
+
+
+class ToolMessage(Message):
+    """What a tool answered to the call `tool_call_id`."""
+
+    __slots__ = ()
+    ROLE = "tool"
+    FIELDS = frozenset({"content", "tool_call_id", "name"})
+
+
+class AssistantMessage(Message):
+    """What the model says, thinks (`reasoning_content`) and calls (`tool_calls`)."""
+
+    __slots__ = ()
+    ROLE = "assistant"
+    FIELDS = frozenset({"content", "reasoning_content", "thinking_blocks", "tool_calls"})
+
+    def __init__(self, raw: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+        super().__init__(raw, **fields)
+        if self.get("tool_calls"):
+            self["tool_calls"] = [tool_call_from(call) for call in self["tool_calls"]]
+
+
+class _FunctionView(Record):
+    """`call.function`, for code written against the nested form."""
+
+    __slots__ = ()
+
+
+class ToolCall(Record):
+    """A call of a tool: `id`, `name`, and `arguments` as JSON text. `.function.name` works too."""
+
+    __slots__ = ()
+    FIELDS = frozenset({"id", "name", "arguments"})
+
+    def __missing__(self, name: str) -> Any:
+        if name == "function":
+            return _FunctionView(name=self.get("name"), arguments=self.get("arguments"))
+        if name == "type":
+            return "function"
+        return super().__missing__(name)
+
+
+class Tool(Record):
+    """A tool that the model may call; `parameters` is a JSON schema."""
+
+    __slots__ = ()
+    FIELDS = frozenset({"name", "description", "parameters", "strict"})
+
+
+class Usage(Record):
+    """Tokens that a provider counted for one model call."""
+
+    __slots__ = ()
+    FIELDS = frozenset({"prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "total_tokens"})
+
+
+class ResponseTokens(Mapping[str, Any]):
+    """The exact ids of one model call, as a mapping that stores only what the call added.
+
+    The prompt is the first `prefix_length` ids of what `previous` ends with (its prompt and completion) followed by
+    `new_prompt_ids`. Logprobs are natural logarithms; `completion_versions` is the policy version that sampled each id
+    (empty when the endpoint does not tell). Keys are those of verifiers' `ResponseTokens`; `prompt_ids` and the masks
+    are made on access.
+    """
+
+    __slots__ = (
+        "_completion_ids",
+        "_completion_logprobs",
+        "_completion_versions",
+        "_new_prompt_ids",
+        "_num_prompt",
+        "overlong_prompt",
+        "prefix_length",
+        "previous",
+        "was_cut",
+    )
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "prompt_ids",
+        "prompt_mask",
+        "completion_ids",
+        "completion_mask",
+        "completion_logprobs",
+        "completion_versions",
+        "overlong_prompt",
+        "is_truncated",
+    )
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        completion_logprobs: Sequence[float] = (),
+        completion_versions: Sequence[int] = (),
+        *,
+        previous: ResponseTokens | None = None,
+    ) -> None:
+        self.previous: ResponseTokens | None = None
+        self.prefix_length = 0
+        self._num_prompt = len(prompt_ids)
+        self._new_prompt_ids = array("i", prompt_ids)
+        self._completion_ids = array("i", completion_ids)
+        self._completion_logprobs = array("d", completion_logprobs)
+        self._completion_versions = array("i", completion_versions)
+        self.overlong_prompt = False
+        self.was_cut = False
+        if previous is not None:
+            self.follow(previous)
+
+    def follow(self, previous: ResponseTokens) -> None:
+        """Share the common prefix with `previous` from here on; what is read stays the same."""
+        prompt, whole = self._prompt(), previous._whole()
+        shared = _common_prefix(prompt, whole)
+        self.previous, self.prefix_length = (previous, shared) if shared else (None, 0)
+        self._new_prompt_ids = prompt[shared:]
+
+    def cut(self, max_length: int) -> None:
+        """Keep at most `max_length` ids; a prompt that is longer by itself loses its whole completion."""
+        room = max(0, max_length - self._num_prompt)
+        if room >= len(self._completion_ids):
+            return
+        self.was_cut = True
+        self.overlong_prompt = self._num_prompt > max_length
+        del self._completion_ids[room:]
+        del self._completion_logprobs[room:]
+        del self._completion_versions[room:]
+
+    @property
+    def new_prompt_ids(self) -> array[int]:
+        """The prompt ids that this call added to the shared prefix."""
+        return self._new_prompt_ids
+
+    @property
+    def num_prompt_ids(self) -> int:
+        """Length of the whole prompt."""
+        return self._num_prompt
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """The sampled ids, the stop token included."""
+        return self._completion_ids.tolist()
+
+    @property
+    def completion_logprobs(self) -> list[float]:
+        """Log probability of each sampled id."""
+        return self._completion_logprobs.tolist()
+
+    @property
+    def completion_versions(self) -> list[int]:
+        """Policy version that sampled each id."""
+        return self._completion_versions.tolist()
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The whole prompt."""
+        return self._prompt().tolist()
+
+    @property
+    def prompt_mask(self) -> list[int]:
+        """Zeros, one for each prompt id."""
+        return [0] * self._num_prompt
+
+    @property
+    def completion_mask(self) -> list[int]:
+        """Ones, one for each sampled id."""
+        return [1] * len(self._completion_ids)
+
+    @property
+    def is_truncated(self) -> bool:
+        """True when ids were cut away to keep within the sequence limit."""
+        return self.was_cut
+
+    def context_ids(self) -> list[int]:
+        """Prompt and completion: what a later turn extends."""
+        return self._whole().tolist()
+
+    def _prompt(self) -> array[int]:
+        if self.previous is None:
+            return self._new_prompt_ids
+        pieces: list[array[int]] = []
+        turn, length = self, self._num_prompt
+        while turn.previous is not None:
+            if length > turn.prefix_length:
+                pieces.append(turn._new_prompt_ids[: length - turn.prefix_length])
+                length = turn.prefix_length
+            turn = turn.previous
+            if length > turn._num_prompt:
+                pieces.append(turn._completion_ids[: length - turn._num_prompt])
+                length = turn._num_prompt
+        ids = turn._new_prompt_ids[:length]
+        for piece in reversed(pieces):
+            ids.extend(piece)
+        return ids
+
+    def _whole(self) -> array[int]:
+        return self._prompt() + self._completion_ids
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.KEYS:
+            return getattr(self, key)
+        if key == "routed_experts":
+            return None
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.KEYS)
+
+    def __len__(self) -> int:
+        return len(self.KEYS)
+
+    def __repr__(self) -> str:
+        return f"ResponseTokens({self._num_prompt} prompt ids, {len(self._completion_ids)} completion ids)"
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """Everything, materialised."""
+        return dict(self)
+
+
+class ResponseMessage(Message):
+    """The message inside a response, with how it ended."""
+
+    __slots__ = ()
+    ROLE = "assistant"
+    FIELDS = AssistantMessage.FIELDS | {"finish_reason", "is_truncated", "tokens"}
+
+    def to_assistant(self) -> AssistantMessage:
+        """What becomes part of the conversation: fields that say something, and no bookkeeping."""
+        message = AssistantMessage(content=self.get("content"))
+        for key in ("reasoning_content", "thinking_blocks", "tool_calls"):
+            if self.get(key):
+                message[key] = self[key]
+        return message
+
+
+class Response(Record):
+    """What a client gives back for one model call."""
+
+    __slots__ = ()
+    FIELDS = frozenset({"id", "created", "model", "usage", "message"})
+
+
+Messages = list[Message]
+
+MESSAGE_CLASSES: dict[str, type[Message]] = {
+    "system": SystemMessage,
+    "developer": SystemMessage,
+    "user": UserMessage,
+    "assistant": AssistantMessage,
+    "tool": ToolMessage,
+    "text": TextMessage,
+}
+
+
+def content_text(content: Any) -> str:
+    """Content as text; the text parts of a list are joined by a space."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, Mapping))
+        return " ".join(part for part in parts if isinstance(part, str))
+    return str(content)
+
+
+def tool_call_from(raw: Any) -> ToolCall:
+    """A flat `ToolCall` from a flat or nested mapping, JSON text of one, or an object of another library."""
+    if type(raw) is ToolCall:
+        return raw
+    if isinstance(raw, str):
+        raw = json.loads(raw)
+    if not isinstance(raw, Mapping):
+        raw = raw.model_dump()
+    source = raw.get("function") if isinstance(raw.get("function"), Mapping) else raw
+    arguments = source.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    return ToolCall(id=raw.get("id") or "", name=source.get("name"), arguments=arguments or "{}")
+
+
+def tool_from(raw: Any) -> Tool:
+    """A flat `Tool` from a flat mapping, one nested as chat completions has it, or an object of another library."""
+    if not isinstance(raw, Mapping):
+        raw = raw.model_dump()
+    return Tool(**raw.get("function", raw))
+
+
+def message_from(raw: Any) -> Message:
+    """The message class of the role for any dict or object that describes a message."""
+    if isinstance(raw, Message):
+        return raw.to_assistant() if isinstance(raw, ResponseMessage) else raw
+    if isinstance(raw, str):
+        return TextMessage(content=raw)
+    if not isinstance(raw, Mapping):
+        if not hasattr(raw, "model_dump"):
+            raise TypeError(f"a message is a dict with `role` and `content`, not {type(raw).__name__}")
+        raw = raw.model_dump(exclude_none=True)
+    role = raw.get("role")
+    if role not in MESSAGE_CLASSES:
+        raise TypeError(f"unknown message role {role!r}; known are {sorted(MESSAGE_CLASSES)}")
+    return MESSAGE_CLASSES[role](raw)
+
+
+def messages_from(raw: Any) -> Messages:
+    """A conversation from text (one text message), one message, or a list of messages."""
+    if raw is None:
+        return []
+    if isinstance(raw, str | Mapping):
+        return [message_from(raw)]
+    return [message if type(message) in _PLAIN_CLASSES else message_from(message) for message in raw]
+
+
+_PLAIN_CLASSES = frozenset({SystemMessage, UserMessage, AssistantMessage, ToolMessage, TextMessage})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Record):
+        copied = type(value).__new__(type(value))
+        dict.update(copied, {key: _copied(item) for key, item in value.items()})
+        return copied
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value
+
+
+def _common_prefix(first: array[int], second: array[int]) -> int:
+    limit = min(len(first), len(second))
+    if first[:limit] == second[:limit]:
+        return limit
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
