@@ -1,0 +1,101 @@
+"""Code that is run inside a cell to find out what holds: it tries the doors and prints what it found as JSON.
+
+It is sent as the source of a test, and is never imported by the rest of the package.
+Invariant: each attempt is harmless where it succeeds, because it also runs on hosts where nothing holds.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import resource
+from collections.abc import Callable
+
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+LIMITS = ("CPU", "AS", "NPROC", "FSIZE", "NOFILE", "CORE", "MEMLOCK")
+# x86_64 numbers and arguments of calls that only a filter stops.
+CALLS: dict[str, tuple[int, ...]] = {
+    "unshare": (272, 0x10000000),
+    "socket(AF_VSOCK)": (41, 40, 1, 0),
+    "socket(AF_NETLINK)": (41, 16, 3, 0),
+    "memfd_create": (319, 0, 0),
+    "bpf": (321, 0, 0, 0),
+    "keyctl": (250, 0, -3, 0),
+    "ptrace": (101, 0, 0, 0, 0),
+    "io_uring_setup": (425, 0, 0),
+    "userfaultfd": (323, 1),
+    "shmget": (29, 0, 4096, 0o1600),
+}
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def link_text(path: str) -> str | None:
+    """Where a link points, or None if it cannot be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def can_write(directory: str) -> bool:
+    """Whether a file can be made in a directory."""
+    path = os.path.join(directory, ".mettle-explorer")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def succeeds(attempt: Callable[[], None]) -> bool:
+    """Whether a call returns rather than raises."""
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True
+
+
+def is_answered(arguments: tuple[int, ...]) -> bool:
+    """Whether the kernel looked at a system call at all."""
+    ctypes.set_errno(0)
+    result = libc.syscall(*(ctypes.c_long(argument) for argument in arguments))
+    return result >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
+
+
+def privileges() -> list[str]:
+    """What only root can do, and this code can."""
+    attempts: dict[str, Callable[[], None]] = {
+        "become uid 0": lambda: os.setuid(0),
+        "chroot": lambda: os.chroot("/tmp"),
+        "change an owner": lambda: os.chown("/work", 0, 0),
+    }
+    held = [name for name, attempt in attempts.items() if succeeds(attempt)]
+    return [*held, "mount"] if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0 else held
+
+
+def findings() -> dict[str, object]:
+    """Everything that `mettle.sandbox.isolation.examine` grades."""
+    is_unlimited = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] < 0 for name in LIMITS}
+    return {
+        "namespaces": {kind: link_text(f"/proc/self/ns/{kind}") for kind in NAMESPACES},
+        "effects": {
+            "user": os.getuid() == 1000,
+            "mount": not os.path.exists("/var"),
+            "pid": os.getppid() == 1,
+            "uts": os.uname().nodename == "sandbox",
+        },
+        "root": sorted(os.listdir("/")),
+        "writable": [
+            path for path in ("/", "/usr", "/etc", "/dev", "/proc", os.path.dirname(os.__file__)) if can_write(path)
+        ],
+        "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+        "privileges": privileges(),
+        "unlimited": [name for name in LIMITS if is_unlimited[name]],
+        "calls": [name for name, arguments in CALLS.items() if is_answered(arguments)],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(findings()))

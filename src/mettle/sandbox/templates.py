@@ -1,0 +1,196 @@
+"""The owner's end of a template process: start it clean, ask it for cells, notice when it ends.
+
+The process is a fresh exec of this interpreter with no site-packages and an environment written here, so that nothing
+of the owner's (secrets in variables, open files, loaded modules) is in it. It ends when the owner does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from mettle.errors import SandboxError
+from mettle.sandbox.cells import Cell
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.zygote.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# Imports the zygote's modules without running the package's own __init__ files, which import more than it may have.
+_BOOT: Final = """
+import sys, types
+for name, folder in (("mettle", sys.argv[1]), ("mettle.sandbox", sys.argv[1] + "/sandbox")):
+    package = types.ModuleType(name)
+    package.__path__ = [folder]
+    sys.modules[name] = package
+from mettle.sandbox.zygote.template import main
+main(sys.argv[2])
+"""
+# Instead of -I, which would also ignore the hash seed: the environment is this one and nothing else, and a fixed seed
+# makes a program that prints a set print the same in every run.
+_FLAGS: Final = ("-s", "-P", "-S", "-B")
+_ENVIRONMENT: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/work",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+_MAX_HELLO_BYTES: Final = 1 << 16
+_MAX_LOG_LINE: Final = 500
+_MAX_DISK_FILES: Final = 1024
+_ORDER_RETRY_S: Final = 0.002
+
+
+class Template:
+    """One running template process."""
+
+    def __init__(self, config: SandboxConfig, generation: int) -> None:
+        self._config = config
+        self.generation = generation
+        self.layers: dict[str, str] = {}
+        self.is_ready = False
+        self._num_spawned = 0
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._log, log_end = os.pipe()
+        os.set_blocking(self._log, False)
+        with theirs:
+            try:
+                self._process = self._execute(theirs, log_end)
+            finally:
+                os.close(log_end)
+        self._exit_fd = os.pidfd_open(self._process.pid)
+        self._exited = asyncio.Event()
+        self._last_words = ""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._exit_fd, self._on_exit)
+        loop.add_reader(self._log, self._on_log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """False as soon as the kernel says so, even before the event loop has heard it."""
+        return not self._exited.is_set() and not select.select([self._exit_fd], [], [], 0)[0]
+
+    async def wait_ready(self) -> None:
+        """Wait for the first message: which layers are in force, and whether cells can be made."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                message = await loop.sock_recv(self._control, _MAX_HELLO_BYTES)
+            hello: dict[str, Any] = json.loads(message or b"{}")
+        except (OSError, ValueError) as error:
+            raise SandboxError(f"the sandbox's template process did not start: {error}. {self._last_words}") from error
+        if not hello:
+            await asyncio.sleep(0)
+            raise SandboxError(f"the sandbox's template process ended at its start. {self._last_words}")
+        self.layers = hello["layers"]
+        self.is_ready = bool(hello["is_ready"])
+
+    async def spawn(self) -> Cell:
+        """A new cell, not yet ready."""
+        self._num_spawned += 1
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                await self._send({"spawn": self._num_spawned}, [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise SandboxError(f"the sandbox's template process takes no orders: {error}") from error
+        ours.setblocking(False)
+        return await Cell.connect(self._num_spawned, self.generation, ours)
+
+    async def kill(self, cell: Cell) -> None:
+        """End a cell at once, whatever it is doing. One whose template has ended has ended with it."""
+        if cell.generation == self.generation:
+            with contextlib.suppress(OSError):
+                await self._send({"kill": cell.number}, [])
+
+    async def close(self) -> None:
+        """Hang up and wait for the process to end; it takes its cells along."""
+        self._control.close()
+        try:
+            async with asyncio.timeout(5):
+                await self._exited.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._exited.wait()
+
+    def _execute(self, control: socket.socket, log_end: int) -> subprocess.Popen[bytes]:
+        config = self._config
+        settings = Settings(
+            control_fd=control.fileno(),
+            owner_pid=os.getpid(),
+            is_jailed=config.backend != "unsafe",
+            host_uid=config.host_uid,
+            max_processes=config.max_processes,
+            max_open_files=config.max_open_files,
+            max_file_bytes=config.disk_mb << 20,
+            disk_bytes=(config.disk_mb << 20) // 3,
+            max_disk_files=_MAX_DISK_FILES,
+        )
+        folder = str(Path(__file__).resolve().parent.parent)
+        command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]
+        # Its standard input is a pipe that is already at its end: the same kind of file as a test's will be.
+        nothing, write_end = os.pipe()
+        os.close(write_end)
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=nothing,
+                stdout=log_end,
+                stderr=log_end,
+                env=_ENVIRONMENT,
+                cwd="/",
+                pass_fds=[control.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"the sandbox's template process cannot be started: {error}") from error
+        finally:
+            os.close(nothing)
+
+    async def _send(self, order: dict[str, int], descriptors: list[int]) -> None:
+        message = json.dumps(order).encode()
+        while True:
+            try:
+                if descriptors:
+                    socket.send_fds(self._control, [message], descriptors)
+                else:
+                    self._control.send(message)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_ORDER_RETRY_S)  # the socket holds few messages; the template is busy cloning
+
+    def _on_exit(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._exit_fd)
+        self._on_log()
+        loop.remove_reader(self._log)
+        os.close(self._exit_fd)
+        os.close(self._log)
+        self._process.wait()
+        self._exited.set()
+
+    def _on_log(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._log, 1 << 16)
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._log)
+            for line in data.decode(errors="replace").splitlines():
+                self._last_words = line[:_MAX_LOG_LINE]
+                logger.warning("sandbox template says: %s", line[:_MAX_LOG_LINE])

@@ -1,0 +1,111 @@
+"""Tests, and what became of them.
+
+A test's expected output is held here, by the owner, and never travels to the process that runs the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from mettle.sandbox.isolation import IsolationReport
+
+OutputRule = Literal["exact", "trim", "tokens", "floats"]
+ValueRule = Literal["typed", "numeric"]
+
+
+class Verdict(StrEnum):
+    """How one test ended."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    ERROR = "error"  # an exception, a syntax error, or an exit status other than 0
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    KILLED = "killed"  # ended by a signal that no limit sent
+
+
+@dataclass(frozen=True, slots=True)
+class StdioTest:
+    """Run the code as a program: feed it `stdin`, compare what it prints.
+
+    `exact` compares bytes; `trim` ignores white space at line ends and blank lines at the end; `tokens` compares the
+    words; `floats` compares the words, and numbers with a point or exponent within `tolerance`, absolute or relative.
+    """
+
+    stdin: str | bytes = ""
+    expected: str | bytes = ""
+    compare: OutputRule = "tokens"
+    tolerance: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """Load the code as a module, call `function` (of the module or of its class `Solution`), compare what it returns.
+
+    `typed`: True is not 1 and 1 is not 1.0, but a tuple is as good as a list. `numeric`: numbers compare by value.
+    `tolerance`, when set, is the absolute or relative difference allowed between floats.
+    """
+
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    expected: Any = None
+    compare: ValueRule = "typed"
+    tolerance: float | None = None
+
+
+Test = StdioTest | CallTest
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """One test's verdict. `output` is the printed text, or the returned value of a function-call test (None if none).
+
+    `stdout` is the text printed, also by a function-call test. `cpu_s` and `memory_bytes` are those of all the test's
+    processes (memory: of the largest). `detail` says in words why it is not `passed`.
+    """
+
+    verdict: Verdict
+    output: Any
+    expected: Any
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    detail: str = ""
+
+    __test__ = False  # not a test class, whatever its name says
+
+    @property
+    def has_passed(self) -> bool:
+        return self.verdict is Verdict.PASSED
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeResult:
+    """The verdicts in the order of the tests (fewer than `num_tests` after a stop at the first failure)."""
+
+    tests: tuple[TestResult, ...]
+    num_tests: int
+    isolation: IsolationReport
+    queue_s: float
+    wall_s: float
+
+    @property
+    def num_passed(self) -> int:
+        return sum(test.has_passed for test in self.tests)
+
+    @property
+    def has_passed(self) -> bool:
+        """Every test ran and passed."""
+        return self.num_passed == self.num_tests
+
+    @property
+    def fraction_passed(self) -> float:
+        return self.num_passed / self.num_tests

@@ -1,0 +1,188 @@
+"""The process that becomes the judged code: it shuts the last doors behind itself, waits for its job, and runs it.
+
+It is forked ahead of time by a process 1 that has already confined itself, so that it has no capability from its first
+instruction. It holds its three standard streams (and, in a function-call test, descriptor 3, which accepts the one
+value that it returns) and never an expected output.
+Invariant: if a door does not shut, the child says so and ends; it never runs code behind an open one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import gc
+import linecache
+import math
+import os
+import resource
+import socket
+import sys
+import traceback
+import types
+from typing import Any, Final, NoReturn
+
+from mettle.sandbox.zygote import frames, kernel, values
+
+RESULT_FD: Final = 3
+_JOB_FD: Final = 4
+_HARNESS_FAILED: Final = 70
+_leave: Final = os._exit  # kept, because judged code may replace the one in `os`
+_SOURCE_NAME: Final = "solution.py"
+_ROOM_TO_REPORT_BYTES: Final = 32 << 20
+_THREAD_STACKS_BYTES: Final = 64 << 20
+
+
+def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
+    """The child's whole life. `streams` become descriptors 0 to 3; `program` is a seccomp filter to add to process
+    1's; `scratch` is where it works when there is no jail with a /work of its own.
+
+    Nothing that goes wrong returns to process 1's code, and none of it looks like a good end.
+    """
+    try:
+        _live(job, streams, program, scratch)
+    finally:
+        _leave(_HARNESS_FAILED)
+
+
+def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> None:
+    try:
+        job = _arrange_descriptors(job, streams)
+        _shut_doors(program, scratch)
+        job.sendall(frames.encode({"ready": True}))
+    except OSError as error:
+        job.sendall(frames.encode({"failed": str(error)}))
+        return
+    frame = frames.receive(job)
+    if frame is None:
+        return
+    job.close()
+    _limit(frame.header)
+    _forget_the_harness()
+    _become(frame.header, frame.payload)
+
+
+def _arrange_descriptors(job: socket.socket, streams: tuple[int, int, int, int]) -> socket.socket:
+    for descriptor, wanted in zip(_above(streams, _JOB_FD), range(4), strict=True):
+        os.dup2(descriptor, wanted, inheritable=wanted != RESULT_FD)
+    moved = os.dup2(job.fileno(), _JOB_FD, inheritable=False)
+    job.detach()
+    os.closerange(_JOB_FD + 1, 1 << 16)
+    return socket.socket(fileno=moved)
+
+
+def _above(descriptors: tuple[int, ...], highest: int) -> list[int]:
+    """Copies that no later dup2 can overwrite."""
+    assert min(descriptors) > highest, "process 1 keeps the low descriptors occupied"
+    return list(descriptors)
+
+
+def _shut_doors(program: bytes | None, scratch: str) -> None:
+    os.setsid()
+    kernel.set_dumpable(True)  # its own /proc/self must be its own; process 1 stays closed
+    if scratch:
+        kernel.die_with_parent()
+        os.chdir(scratch)
+    if program is not None:
+        kernel.install_filter(program)
+
+
+def _limit(header: dict[str, Any]) -> None:
+    """The limits that belong to this test. Process 1 decides; these hold even if it is slow."""
+    cpu_s = math.ceil(header["cpu_s"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as file:
+        pages = int((file.read().split() or [b"16384"])[0])
+    space = pages * os.sysconf("SC_PAGE_SIZE") + header["memory_bytes"] + _THREAD_STACKS_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (space, space + _ROOM_TO_REPORT_BYTES))
+
+
+def _forget_the_harness() -> None:
+    for name in [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]:
+        del sys.modules[name]
+    sys.argv = [_SOURCE_NAME]
+    sys.path.insert(0, os.getcwd())
+    gc.enable()
+
+
+def _become(header: dict[str, Any], payload: bytes) -> NoReturn:
+    source = payload[: header["code_bytes"]].decode()
+    linecache.cache[_SOURCE_NAME] = (len(source), None, source.splitlines(keepends=True), _SOURCE_NAME)
+    status = 1
+    try:
+        if header["mode"] == "call":
+            os.set_inheritable(RESULT_FD, False)
+            _call(source, header["function"], payload[header["code_bytes"] :])
+        else:
+            os.close(RESULT_FD)
+            _execute(source, "__main__")
+        status = 0
+    except SystemExit as end:
+        status = _exit_status(end)
+    except BaseException as error:
+        _report(error)
+    _finish(status)
+
+
+def _execute(source: str, name: str) -> dict[str, Any]:
+    """Run the source as a module of this name, the way the interpreter runs a file."""
+    module = types.ModuleType(name)
+    module.__dict__.update(__builtins__=builtins, __file__=_SOURCE_NAME)
+    sys.modules[name] = module
+    exec(compile(source, _SOURCE_NAME, "exec", dont_inherit=True), module.__dict__)
+    return module.__dict__
+
+
+def _call(source: str, function: str, arguments: bytes) -> None:
+    """Run the source, call one function of it (or a method of its `Solution`), and send the value out."""
+    args, kwargs = values.decode(arguments)
+    write, encode = os.write, values.encode
+    namespace = _execute(source, "solution")
+    target = namespace.get(function)
+    if target is None and isinstance(namespace.get("Solution"), type):
+        target = getattr(namespace["Solution"](), function, None)
+    if target is None:
+        raise NameError(f"the code defines no function {function!r}")
+    data = encode(target(*args, **kwargs))
+    while data:
+        data = data[write(RESULT_FD, data) :]
+
+
+def _exit_status(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _report(error: BaseException) -> None:
+    """Print the traceback without this file's frames, with the room kept back for it if memory has run out."""
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(type(error), error, trace)  # knows the source through linecache
+        else:
+            sys.excepthook(type(error), error, trace)
+    except BaseException:
+        os.write(2, f"{type(error).__name__}\n".encode(errors="replace"))
+
+
+def _finish(status: int) -> NoReturn:
+    """End as an interpreter does: join threads, run exit handlers, flush; then leave without unwinding the harness."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException:
+        status = status or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:
+            status = status or 120
+    _leave(status)

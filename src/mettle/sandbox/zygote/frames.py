@@ -1,0 +1,65 @@
+"""Messages on a stream socket: two lengths, a JSON header, and raw bytes. Nothing is ever pickled.
+
+Invariant: a frame is read whole or not at all; a length over the limit is refused before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any, Final, NamedTuple
+
+PREFIX: Final = struct.Struct(">II")
+MAX_HEADER_BYTES: Final = 1 << 20
+
+
+class Frame(NamedTuple):
+    """One message: what it says, and bytes that it carries."""
+
+    header: dict[str, Any]
+    payload: bytes = b""
+
+
+def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return PREFIX.pack(len(text), len(payload)) + text + payload
+
+
+def decode_header(text: bytes) -> dict[str, Any]:
+    """The header of a frame; ValueError if it is not a JSON object."""
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError(f"a frame's header must be an object, not {type(header).__name__}")
+    return header
+
+
+def check_lengths(prefix: bytes, max_payload_bytes: int) -> tuple[int, int]:
+    """The two lengths of a frame; ValueError if one is over its limit."""
+    header_bytes, payload_bytes = PREFIX.unpack(prefix)
+    if header_bytes > MAX_HEADER_BYTES or payload_bytes > max_payload_bytes:
+        raise ValueError(f"a frame of {header_bytes} + {payload_bytes} bytes is over the limit")
+    return header_bytes, payload_bytes
+
+
+def receive(channel: socket.socket, max_payload_bytes: int = 1 << 30) -> Frame | None:
+    """The next frame, or None when the other side has gone."""
+    prefix = _receive_exactly(channel, PREFIX.size)
+    if prefix is None:
+        return None
+    header_bytes, payload_bytes = check_lengths(prefix, max_payload_bytes)
+    body = _receive_exactly(channel, header_bytes + payload_bytes)
+    if body is None:
+        return None
+    return Frame(decode_header(body[:header_bytes]), body[header_bytes:])
+
+
+def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    pieces = bytearray()
+    while len(pieces) < num_bytes:
+        piece = channel.recv(min(num_bytes - len(pieces), 1 << 20))
+        if not piece:
+            return None
+        pieces += piece
+    return bytes(pieces)

@@ -1,0 +1,126 @@
+"""The file system that judged code sees: the system's programs and the interpreter, read-only, and nothing else.
+
+Homes, /root, /run, /var, /opt and the host's /tmp and /etc do not exist in it. /tmp, /work and /dev/shm are empty
+directories here; every cell mounts its own tmpfs over them. /proc is the host's until a cell covers it with its own,
+because the kernel only lets a user namespace mount a fresh /proc where it can already see a whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+from mettle.sandbox.zygote import kernel
+
+SANDBOX_UID: Final = 1000  # as seen from inside
+WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
+_changed_ns: dict[str, int] = {}  # of this cell's own directories
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_LINKS: Final = {
+    "dev/fd": "/proc/self/fd",
+    "dev/stdin": "/proc/self/fd/0",
+    "dev/stdout": "/proc/self/fd/1",
+    "dev/stderr": "/proc/self/fd/2",
+}
+_FILES: Final = {
+    "etc/passwd": f"root:x:0:0::/:/usr/sbin/nologin\ncode:x:{SANDBOX_UID}:{SANDBOX_UID}::/work:/bin/sh\n",
+    "etc/group": f"root:x:0:\ncode:x:{SANDBOX_UID}:\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "etc/hosts": "127.0.0.1 localhost\n",
+}
+
+
+def build_root() -> None:
+    """Assemble the root in this mount namespace and move into it. The caller has made the namespace its own."""
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    sources = _interpreter_directories()
+    root = _staging_directory(sources)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=0755,size=4m,nr_inodes=4096")
+    for directory in ("dev/shm", "etc", "proc", "tmp", "work"):
+        os.makedirs(f"{root}/{directory}")
+    for source in sources:
+        _bind(source, root)
+    _add_system_links(root)
+    _add_etc(root)
+    kernel.lock_mounts(root)
+    _add_devices(root)
+    kernel.mount("/proc", f"{root}/proc", None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.pivot_into(root)
+
+
+def mount_private_directories(disk_bytes: int, max_files: int) -> None:
+    """Cover the writable directories with empty ones that only this mount namespace has."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
+    for path in WRITABLE:
+        options = f"mode=1777,size={disk_bytes},nr_inodes={max_files},uid={SANDBOX_UID},gid={SANDBOX_UID}"
+        kernel.mount("tmpfs", path, "tmpfs", flags, options)
+        os.utime(path, (0, 0))
+        _changed_ns[path] = os.stat(path).st_ctime_ns
+
+
+def are_private_directories_untouched() -> bool:
+    """Whether no file was made, nor anything else changed, in any of them since they were mounted.
+
+    A file that comes or goes changes the modification time, which was set to 1970; setting it back, like a change of
+    mode or owner, changes the inode's own time, which nobody can set.
+    """
+    for path in WRITABLE:
+        found = os.stat(path)
+        if found.st_mtime_ns != 0 or found.st_ctime_ns != _changed_ns[path] or os.listdir(path):
+            return False
+    return True
+
+
+def _interpreter_directories() -> list[str]:
+    """/usr and whatever the interpreter loads from outside it, without directories inside other listed ones."""
+    wanted = {"/usr", os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
+    return [path for path in sorted(wanted) if not any(path.startswith(f"{other}/") for other in wanted)]
+
+
+def _staging_directory(sources: list[str]) -> str:
+    """An existing directory to build the root on, which hides none of the sources."""
+    for candidate in ("/mnt", "/sys", "/srv", "/media"):
+        if os.path.isdir(candidate) and not any(f"{source}/".startswith(f"{candidate}/") for source in sources):
+            return candidate
+    raise OSError(2, "no directory to build the sandbox's root on: one of /mnt, /sys, /srv, /media must exist")
+
+
+def _bind(source: str, root: str) -> None:
+    target = root + source
+    os.makedirs(target, exist_ok=True)
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _add_system_links(root: str) -> None:
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = f"/{name}"
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), root + path)
+        elif os.path.isdir(path):
+            _bind(path, root)
+
+
+def _add_etc(root: str) -> None:
+    for name, text in _FILES.items():
+        with open(f"{root}/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+    for path in ("/etc/ld.so.cache", "/etc/localtime"):
+        if os.path.isfile(path):
+            with open(path, "rb") as source, open(root + path, "wb") as target:
+                target.write(source.read())
+    if os.path.isdir("/etc/alternatives"):
+        _bind("/etc/alternatives", root)
+
+
+def _add_devices(root: str) -> None:
+    """Bind the harmless devices. The root is already read-only, so they live on a small file system of their own."""
+    kernel.mount("tmpfs", f"{root}/dev", "tmpfs", kernel.MS_NOSUID, "mode=0755,size=64k,nr_inodes=64")
+    os.mkdir(f"{root}/dev/shm")
+    for name in _DEVICES:
+        with open(f"{root}/dev/{name}", "w", encoding="utf-8"):
+            pass
+        kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
+    for link, target in _LINKS.items():
+        os.symlink(target, f"{root}/{link}")
+    kernel.lock_mounts(f"{root}/dev", is_device=True)

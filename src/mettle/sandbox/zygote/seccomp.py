@@ -1,0 +1,140 @@
+"""The filter on system calls: an allow-list for x86_64, compiled to classic BPF as a binary search over the numbers.
+
+A call is decided in about eight comparisons. Other architectures are refused: their tables have not been tested.
+Invariant: a program for another architecture's calls is killed, x32 calls do not exist, and whatever is not listed
+in `syscalls.py` fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from typing import Final
+
+from mettle.sandbox.zygote import syscalls
+
+ALLOW: Final = 0x7FFF0000
+KILL_PROCESS: Final = 0x80000000
+_ERRNO: Final = 0x00050000
+
+_LOAD_WORD: Final = 0x20
+_JUMP: Final = 0x05
+_JUMP_IF_EQUAL: Final = 0x15
+_JUMP_IF_AT_LEAST: Final = 0x35
+_JUMP_IF_ANY_BIT: Final = 0x45
+_RETURN: Final = 0x06
+
+_AUDIT_ARCH_X86_64: Final = 0xC000003E
+_OFFSET_NUMBER: Final = 0
+_OFFSET_ARCH: Final = 4
+_OFFSET_ARGUMENTS: Final = 16
+
+_AF_UNIX: Final = 1
+_NEW_NAMESPACE_FLAGS: Final = 0x7E020000
+_CLONE_THREAD: Final = 0x00010000
+_IOCTLS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
+# PDEATHSIG, GET and SET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, SET and GET_NO_NEW_PRIVS, SET_VMA
+_PRCTLS: Final = (1, 3, 4, 15, 16, 21, 23, 38, 39, 0x53564D41)
+
+Instruction = tuple[int, int, int, int]
+Block = list[Instruction]
+
+
+def why_unsupported() -> str | None:
+    """Why this machine cannot have the filter, or None if it can."""
+    machine = platform.machine()
+    if machine == "x86_64":
+        return None
+    return f"the system call table is for x86_64 and has not been tested on {machine}"
+
+
+def refusal(number: int) -> int:
+    """The return value that makes a call fail with this errno."""
+    return _ERRNO | number
+
+
+def build_filter(*, allow_fork: bool = True) -> bytes:
+    """The whole program. Without `allow_fork` the code can start threads but no process."""
+    blocks = _blocks(allow_fork)
+    bounds = [0]
+    for number in sorted(blocks):
+        bounds += [number, number + 1]
+    default = _finish(refusal(errno.EPERM))
+    beyond = _finish(refusal(errno.ENOSYS))
+    ranges: list[tuple[int, Block]] = []
+    for start in sorted(set(bounds) | {syscalls.LAST_KNOWN + 1}):
+        block = blocks.get(start, default if start <= syscalls.LAST_KNOWN else beyond)
+        if not ranges or ranges[-1][1] != block:
+            ranges.append((start, block))
+    prologue: Block = [
+        (_LOAD_WORD, 0, 0, _OFFSET_ARCH),
+        (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),
+        (_RETURN, 0, 0, KILL_PROCESS),
+        (_LOAD_WORD, 0, 0, _OFFSET_NUMBER),
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in prologue + _search(ranges))
+
+
+def _blocks(allow_fork: bool) -> dict[int, Block]:
+    """What to do for each listed call."""
+    blocks = {number: _finish(ALLOW) for number in syscalls.PLAIN.values()}
+    blocks |= {number: _finish(refusal(errno.ENOSYS)) for number in syscalls.PRETEND_MISSING.values()}
+    if allow_fork:
+        blocks |= {number: _finish(ALLOW) for number in syscalls.FORKS.values()}
+    checked = syscalls.CHECKED
+    blocks[checked["ioctl"]] = _allow_argument(1, _IOCTLS, errno.ENOTTY)
+    blocks[checked["socketpair"]] = _allow_argument(0, (_AF_UNIX,), errno.EPERM)
+    blocks[checked["prctl"]] = _allow_argument(0, _PRCTLS, errno.EPERM)
+    # Process 0 means the caller: no other process's limits, priority or processors can be touched.
+    blocks[checked["prlimit64"]] = _allow_argument(0, (0,), errno.EPERM)
+    blocks[checked["sched_setaffinity"]] = _allow_argument(0, (0,), errno.EPERM)
+    blocks[checked["setpriority"]] = _allow_own_priority()
+    blocks[checked["clone"]] = _allow_clone(allow_fork)
+    return blocks
+
+
+def _finish(action: int) -> Block:
+    return [(_RETURN, 0, 0, action)]
+
+
+def _load_argument(index: int) -> Instruction:
+    return (_LOAD_WORD, 0, 0, _OFFSET_ARGUMENTS + 8 * index)  # the low half: each of these arguments is an int
+
+
+def _allow_argument(index: int, values: tuple[int, ...], otherwise: int) -> Block:
+    block = [_load_argument(index)]
+    for position, value in enumerate(values):
+        block.append((_JUMP_IF_EQUAL, len(values) - position, 0, value))
+    return block + _finish(refusal(otherwise)) + _finish(ALLOW)
+
+
+def _allow_own_priority() -> Block:
+    """setpriority(PRIO_PROCESS, 0, ...): the caller and nobody else."""
+    return [
+        _load_argument(0),
+        (_JUMP_IF_EQUAL, 0, 2, 0),
+        _load_argument(1),
+        (_JUMP_IF_EQUAL, 1, 0, 0),
+        *_finish(refusal(errno.EPERM)),
+        *_finish(ALLOW),
+    ]
+
+
+def _allow_clone(allow_fork: bool) -> Block:
+    block: Block = [_load_argument(0), (_JUMP_IF_ANY_BIT, 0, 1, _NEW_NAMESPACE_FLAGS), *_finish(refusal(errno.EPERM))]
+    if not allow_fork:
+        block += [(_JUMP_IF_ANY_BIT, 1, 0, _CLONE_THREAD), *_finish(refusal(errno.EPERM))]
+    return block + _finish(ALLOW)
+
+
+def _search(ranges: list[tuple[int, Block]]) -> Block:
+    """Binary search: `ranges` are (first number, what to do) in rising order, and the number is in the register."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    lower, upper = _search(ranges[:middle]), _search(ranges[middle:])
+    start = ranges[middle][0]
+    if len(lower) <= 255:
+        return [(_JUMP_IF_AT_LEAST, len(lower), 0, start), *lower, *upper]
+    return [(_JUMP_IF_AT_LEAST, 0, 1, start), (_JUMP, 0, 0, len(lower)), *lower, *upper]

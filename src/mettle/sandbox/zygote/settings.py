@@ -1,0 +1,28 @@
+"""What the owner tells a template once, and what every cell of it obeys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Plain data, passed as JSON on the template's command line; it holds nothing about any task."""
+
+    control_fd: int
+    owner_pid: int
+    is_jailed: bool  # False only for the backend that is called `unsafe`
+    host_uid: int  # the ordinary user that a template started by root becomes
+    max_processes: int
+    max_open_files: int
+    max_file_bytes: int
+    disk_bytes: int
+    max_disk_files: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        return cls(**json.loads(text))

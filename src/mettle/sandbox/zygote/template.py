@@ -1,0 +1,200 @@
+"""The zygote: a bare interpreter in namespaces of its own, which clones one cell for each socket that the owner sends.
+
+It starts from a clean exec, knows nothing about any task, and talks to the owner over one seqpacket socket:
+`spawn` with a descriptor makes a cell that serves that descriptor; `kill` ends one. Its first message, `hello`, says
+which layers it could put in force; if a layer is missing the owner decides what to do, and this process only reports.
+Invariant: when the owner ends, however it ends, this process ends, and with it every cell.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, Final, NoReturn
+
+from mettle.sandbox.zygote import cell, kernel, rootfs, seccomp
+from mettle.sandbox.zygote.settings import Settings
+
+MAX_MESSAGE_BYTES: Final = 1 << 16
+# What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
+_PRELOADED: Final[tuple[str, ...]] = (
+    *("bisect", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *("functools", "heapq", "io", "itertools", "json", "math", "operator", "re", "string", "textwrap", "time"),
+    *("traceback", "typing"),
+)
+_TEMPLATE_NAMESPACES: Final = (
+    kernel.CLONE_NEWUSER
+    | kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
+_CELL_NAMESPACES: Final = (_TEMPLATE_NAMESPACES & ~kernel.CLONE_NEWNET) | kernel.CLONE_NEWPID
+
+
+def main(settings_json: str) -> NoReturn:
+    """Set up, say hello, and clone cells until the owner goes away."""
+    settings = Settings.from_json(settings_json)
+    control = socket.socket(fileno=settings.control_fd)
+    control.set_inheritable(False)
+    _preload()
+    hello = _set_up(settings)
+    kernel.die_with_parent()
+    if os.getppid() != settings.owner_pid:
+        os._exit(0)  # the owner ended before the kernel knew to tell us
+    program = seccomp.build_filter() if hello["layers"].get("seccomp") == "" else None
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    control.sendall(json.dumps(hello).encode())
+    if hello["is_ready"]:
+        _serve(control, settings, program)
+    os._exit(0)
+
+
+def _preload() -> None:
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    site_builtins: Any = importlib.import_module("_sitebuiltins")
+    builtins: Any = importlib.import_module("builtins")
+    for name in ("exit", "quit"):
+        setattr(builtins, name, site_builtins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+
+
+def _set_up(settings: Settings) -> dict[str, Any]:
+    """Put the layers in force. Each maps to "" or to why it is not; the first that fails ends the attempt."""
+    layers: dict[str, str] = {}
+    if not settings.is_jailed:
+        return {"is_ready": True, "layers": layers}
+    is_ready = True
+    try:
+        _enter_namespaces(settings, layers)
+    except OSError as error:
+        failed = next(name for name in ("root", "user", "namespaces") if name not in layers)
+        layers[failed] = f"{error.strerror} [{errno.errorcode.get(error.errno or 0, '?')}]"
+        is_ready = False
+    layers["seccomp"] = seccomp.why_unsupported() or _try_filter()
+    return {"is_ready": is_ready, "layers": layers}
+
+
+def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
+    """Reach an ordinary user's namespaces with the small root in place, from root or from an ordinary user.
+
+    Root builds the file system first, because only root may be able to see the interpreter (below /root, say), and
+    then becomes an ordinary user for good; from there on both ways are one.
+    """
+    is_root_built = os.geteuid() == 0 and _build_root_as_root(layers)
+    if os.geteuid() == 0:
+        _become_ordinary(settings.host_uid)
+    uid = os.geteuid()
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    try:
+        cell.map_user(rootfs.SANDBOX_UID, uid)
+    except OSError as error:
+        raise OSError(error.errno, f"the user map was refused: {error.strerror}") from error
+    layers["user"] = ""
+    kernel.unshare(_TEMPLATE_NAMESPACES & ~kernel.CLONE_NEWUSER)
+    layers["namespaces"] = ""
+    kernel.set_hostname("sandbox")
+    if not is_root_built:
+        rootfs.build_root()
+        layers["root"] = ""
+
+
+def _build_root_as_root(layers: dict[str, str]) -> bool:
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+    except PermissionError:
+        return False  # root of a container without the right; it goes the ordinary user's way
+    rootfs.build_root()
+    layers["root"] = ""
+    return True
+
+
+def _become_ordinary(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    kernel.set_dumpable(True)  # changing the user made /proc/self root's
+
+
+def _try_filter() -> str:
+    """Load the filter in a child that ends at once; "" or why the kernel did not take it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.renounce_new_privileges()
+            kernel.install_filter(seccomp.build_filter())
+        except OSError as error:
+            os._exit((error.errno or errno.EIO) & 0xFF)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return "" if code == 0 else f"the kernel refused the filter [{errno.errorcode.get(code, str(code))}]"
+
+
+def _serve(control: socket.socket, settings: Settings, program: bytes | None) -> None:
+    cells: dict[int, int] = {}
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    while True:
+        if poller.poll(1000):
+            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
+            if not message:
+                return
+            _obey(json.loads(message), descriptors, cells, control, settings, program)
+        _reap(cells)
+
+
+def _obey(
+    order: dict[str, int],
+    descriptors: list[int],
+    cells: dict[int, int],
+    control: socket.socket,
+    settings: Settings,
+    program: bytes | None,
+) -> None:
+    if "kill" in order:
+        if order["kill"] in cells:
+            os.kill(cells[order["kill"]], signal.SIGKILL)
+        return
+    channel = socket.socket(fileno=descriptors[0])
+    try:
+        pid = _clone(settings, program)
+    except OSError as error:
+        channel.close()
+        print(f"no cell: {error}", file=sys.stderr, flush=True)
+        return
+    if pid == 0:
+        control.detach()
+        cell.live(channel, settings, program)
+    cells[order["spawn"]] = pid
+    channel.close()
+
+
+def _clone(settings: Settings, program: bytes | None) -> int:
+    if not settings.is_jailed:
+        return os.fork()
+    # Without the filter a test can open sockets, so that each cell needs a network of its own.
+    network = kernel.CLONE_NEWNET if program is None else 0
+    return kernel.clone_process(_CELL_NAMESPACES | network)
+
+
+def _reap(cells: dict[int, int]) -> None:
+    """Collect cells that have ended; their numbers stay valid until then."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        for number in [number for number, owner in cells.items() if owner == pid]:
+            del cells[number]

@@ -1,0 +1,80 @@
+"""What the processes of one test have used so far, asked by process 1 while they run.
+
+In a cell every process but process 1 belongs to the test. Without a jail the test is the tree below its first process.
+Invariant: memory that a process shares with the template it was forked from is counted once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final, NamedTuple
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_CPUCLOCK_SCHED: Final = 2
+
+
+class Usage(NamedTuple):
+    """Processor seconds of live processes, and resident bytes of all of them together."""
+
+    cpu_s: float
+    resident_bytes: int
+
+
+def process_cpu_s(pid: int) -> float:
+    """Processor time of one live process, all its threads; 0 if it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return 0.0
+
+
+def process_resident_bytes(pid: int) -> int:
+    """Resident memory of one process; 0 if it is gone or /proc is not there."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
+    """Add up the test's live processes; `inherited_bytes` is what each fork of the template starts with."""
+    pids = cell_processes() if is_jailed else [first_pid, *descendants(first_pid)]
+    cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
+    own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
+    return Usage(cpu_s, inherited_bytes + sum(own_bytes))
+
+
+def cell_processes() -> list[int]:
+    """Every process that this cell's /proc shows, except process 1."""
+    return [pid for pid in _all_processes() if pid != 1]
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The live processes below one, found through /proc."""
+    children: dict[int, list[int]] = {}
+    for pid in _all_processes():
+        children.setdefault(_parent_of(pid), []).append(pid)
+    found: list[int] = []
+    waiting = [ancestor]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _all_processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
