@@ -101,6 +101,12 @@ def test_a_group_comes_back_as_it_was_written(ledger, tmp_path):
     assert group.rollouts[0].version_range == (3, 4)
 
 
+def test_past_draws_are_those_of_one_environment_in_order(ledger, tmp_path):
+    scored(ledger, tmp_path, 2)
+    ledger.draw_tasks([("other", "u", 0, 7), ("words", "uid-9", 0, 9)])
+    assert ledger.past_draws("words") == [(0, 0.5), (1, 0.5), (9, None)]
+
+
 def test_a_shard_cut_short_is_an_error_that_names_it(ledger, tmp_path):
     scored(ledger, tmp_path, 1)
     ((_, ref),) = ledger.scored_groups()

@@ -1,6 +1,7 @@
 """The model directory that Mettle makes: loads everywhere, ids are bytes, the template only ever appends."""
 
 import hashlib
+import itertools
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_the_template_only_appends(tokenizer):
         tokenizer.apply_chat_template(messages[:count], tools=TOOLS, tokenize=False)
         for count in range(1, len(messages) + 1)
     ]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert "<|assistant|><think>use the tool</think><tool_call>" in texts[2]
     assert '<tool_call>{"name": "add", "arguments": {"a": "caf\u00e9 <1>"}}</tool_call><|end|>' in texts[2]
     assert texts[3].endswith("<|tool|>2<|end|>")

@@ -1,0 +1,127 @@
+"""Environments: where a policy acts and what it is rewarded for. The verifiers v0 API, kept alive.
+
+`import mettle.envs as vf` offers the names of verifiers 0.1 to 0.3 with the same arguments and meaning. Parts, one noun
+a file: `environment`, `multiturn_env`, `singleturn_env`, `tool_env`, `stateful_tool_env`, `env_group`; `rubric`,
+`rubric_group`; `parser`, `xml_parser`, `think_parser`; `state`, `rows`, `errors`; `evaluation`, `results`, `summary`;
+`loading`, `registry`, `aliases`, `scaffold`. Invariants: a name is imported when it is first used, so that listing
+environments costs nothing; torch, openai, datasets and pydantic are never imported here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mettle import __version__
+
+_ROOM = "mettle.envs."
+_MESSAGES = "mettle.records.messages"
+_WHERE: dict[str, tuple[str, ...]] = {
+    _ROOM + "environment": ("Environment", "run_sync"),
+    _ROOM + "multiturn_env": ("MultiTurnEnv",),
+    _ROOM + "singleturn_env": ("SingleTurnEnv",),
+    _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
+    _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
+    _ROOM + "env_group": ("EnvGroup",),
+    _ROOM + "rubric": ("RewardFunc", "Rubric"),
+    _ROOM + "rubric_group": ("RubricGroup",),
+    _ROOM + "parser": ("Parser",),
+    _ROOM + "think_parser": ("MaybeThinkParser", "ThinkParser"),
+    _ROOM + "xml_parser": ("XMLParser",),
+    _ROOM + "state": ("State", "TrajectoryStep"),
+    _ROOM + "timing": ("RolloutTiming", "TimeSpan", "TimeSpans"),
+    _ROOM + "rows": ("Rows",),
+    _ROOM + "evaluation": ("GenerateOutputs",),
+    _ROOM + "decorators": ("cleanup", "stop", "teardown"),
+    _ROOM + "signatures": ("maybe_await",),
+    _ROOM + "tool_schema": ("convert_func_to_tool_def",),
+    _ROOM + "answers": (
+        "BOXED_SYSTEM_PROMPT",
+        "THINK_BOXED_SYSTEM_PROMPT",
+        "extract_boxed_answer",
+        "extract_hash_answer",
+    ),
+    _ROOM + "loading": ("load_environment",),
+    _ROOM + "types": (
+        "DatasetBuilder",
+        "Info",
+        "Messages",
+        "RolloutInput",
+        "RolloutOutput",
+        "SamplingArgs",
+        "TrajectoryStepTokens",
+    ),
+    _ROOM + "keys": ("MissingKeyError", "ensure_keys"),
+    _ROOM + "errors": (
+        "EmptyModelResponseError",
+        "Error",
+        "ErrorChain",
+        "InfraError",
+        "InvalidModelResponseError",
+        "JudgeError",
+        "ModelError",
+        "OverlongPromptError",
+        "SandboxError",
+        "ToolCallError",
+        "ToolError",
+        "ToolParseError",
+        "TunnelError",
+    ),
+    _MESSAGES: (
+        "AssistantMessage",
+        "Message",
+        "Response",
+        "ResponseMessage",
+        "ResponseTokens",
+        "SystemMessage",
+        "TextMessage",
+        "Tool",
+        "ToolCall",
+        "ToolMessage",
+        "Usage",
+        "UserMessage",
+    ),
+    "mettle.clients.base": ("Client",),
+    "mettle.clients.config": ("ClientConfig",),
+    "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
+    "mettle.clients.completions": ("OpenAICompletionsClient",),
+    "mettle.clients.tokens": ("TokenClient",),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+_NOT_YET = frozenset(
+    {
+        "AnthropicMessagesClient",
+        "BrowserEnv",
+        "CliAgentEnv",
+        "GymEnv",
+        "HarborEnv",
+        "JudgeRubric",
+        "MCPEnv",
+        "MathRubric",
+        "OpenAIResponsesClient",
+        "OpenEnvEnv",
+        "PythonEnv",
+        "ReasoningGymEnv",
+        "SandboxEnv",
+        "TextArenaEnv",
+        "load_example_dataset",
+    }
+)
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        if name in _NOT_YET:
+            raise AttributeError(f"{name} is not in this version of Mettle yet (it is part of the verifiers API)")
+        raise AttributeError(f"mettle.envs has no {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

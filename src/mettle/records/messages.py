@@ -383,6 +383,13 @@ def tool_call_from(raw: Any) -> ToolCall:
     return ToolCall(id=raw.get("id") or "", name=source.get("name"), arguments=arguments or "{}")
 
 
+def tool_from(raw: Any) -> Tool:
+    """A flat `Tool` from a flat mapping, one nested as chat completions has it, or an object of another library."""
+    if not isinstance(raw, Mapping):
+        raw = raw.model_dump()
+    return Tool(**raw.get("function", raw))
+
+
 def message_from(raw: Any) -> Message:
     """The message class of the role for any dict or object that describes a message."""
     if isinstance(raw, Message):

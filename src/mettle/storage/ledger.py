@@ -140,6 +140,15 @@ class Ledger:
             if drop is not None:
                 self._move(connection, group.draw.draw_id, TaskState.DROPPED, reason=drop.value)
 
+    def past_draws(self, env_id: str) -> list[tuple[int, float | None]]:
+        """(example_id, mean reward of its group or None) of each draw of an environment, oldest first."""
+        rows = self.database.rows(
+            "SELECT t.example_id, g.reward_mean FROM tasks t LEFT JOIN groups g USING (draw_id)"
+            " WHERE t.env_id = ? ORDER BY t.draw_id",
+            (env_id,),
+        )
+        return [(row["example_id"], row["reward_mean"]) for row in rows]
+
     def scored_groups(self) -> list[tuple[int, BlockRef]]:
         """(draw_id, block) of the groups that wait to be shipped, oldest first."""
         rows = self.database.rows(

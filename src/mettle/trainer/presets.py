@@ -5,6 +5,8 @@ Importable without torch. `policy` turns a `PolicyConfig` into a model directory
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mettle.errors import UserError
@@ -24,23 +26,23 @@ class PolicyConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    num_layers: int = Field(3, ge=1)
+    num_layers: int = Field(default=3, ge=1)
     """Decoder layers."""
-    hidden_size: int = Field(96, ge=8)
+    hidden_size: int = Field(default=96, ge=8)
     """Width of the residual stream."""
-    mlp_size: int = Field(256, ge=8)
+    mlp_size: int = Field(default=256, ge=8)
     """Width inside the gated MLP."""
-    num_heads: int = Field(4, ge=1)
+    num_heads: int = Field(default=4, ge=1)
     """Query heads."""
-    num_kv_heads: int = Field(2, ge=1)
+    num_kv_heads: int = Field(default=2, ge=1)
     """Key and value heads; each serves num_heads / num_kv_heads query heads."""
-    head_dim: int = Field(32, ge=8)
+    head_dim: int = Field(default=32, ge=8)
     """Size of a head. 32 is the smallest that vLLM serves on a CPU."""
-    max_positions: int = Field(1024, ge=16)
+    max_positions: int = Field(default=1024, ge=16)
     """Longest conversation in tokens."""
-    rope_theta: float = Field(10_000.0, gt=0)
+    rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary position embedding."""
-    init_std: float = Field(0.02, gt=0)
+    init_std: float = Field(default=0.02, gt=0)
     """Standard deviation of the initial weights."""
     seed: int = 0
     """Seed of the initial weights; the same config gives the same bytes."""
@@ -50,6 +52,19 @@ class PolicyConfig(BaseModel):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         return self
+
+
+class InitialPolicyConfig(BaseModel):
+    """Where a run's initial policy comes from: RUN/config/policy.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path | None = None
+    """A model directory in the Hugging Face layout; None makes `preset`."""
+    preset: str = "tiny"
+    """A shape from `PRESETS`."""
+    seed: int = 0
+    """Seed of the weights that are made."""
 
 
 PRESETS: dict[str, PolicyConfig] = {

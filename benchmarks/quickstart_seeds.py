@@ -1,0 +1,113 @@
+"""Does the quickstart learn on any seed, how fast, and in how much memory?
+
+Runs `mettle quickstart` once a seed, one after the other, and prints a table; `--out` also keeps it as JSON beside an
+SVG of the curves. Each figure comes from the run's own summary. The thresholds are the project's goal: at least 0.85 on
+each seed and 0.9 on average, under 180 s and 2 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--keep", type=Path, help="folder to keep the run directories in")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in options.seeds:
+            summary = run_seed(seed, options.steps, (options.keep or Path(scratch)) / f"seed-{seed}")
+            rows.append(summary)
+            print(line_of(seed, summary), flush=True)
+    result = figures(options.seeds, rows)
+    print(f"mean final {result['final_mean']:.3f}, lowest {result['final_min']:.3f}, goal met: {result['is_goal_met']}")
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        options.out.with_suffix(".svg").write_text(curves_svg(options.seeds, rows))
+    return 0 if result["is_goal_met"] else 1
+
+
+def run_seed(seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+    """One quickstart, as a person would start it."""
+    command = [sys.executable, "-m", "mettle.cli", "quickstart", "--json", "--no-browser"]
+    command += ["--seed", str(seed), "--dir", str(folder), *(["--steps", str(steps)] if steps else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def line_of(seed: int, summary: dict[str, Any]) -> str:
+    """One row of the table."""
+    baseline, final = summary["baseline"], summary["final"]
+    return (
+        f"seed {seed:>4}  {baseline['mean']:.3f} -> {final['mean']:.3f} [{final['ci'][0]:.3f}, {final['ci'][1]:.3f}]"
+        f"  {summary['wall_s']:6.1f} s  {summary['cpu_s']:6.1f} CPU-s  {summary['peak_memory_bytes'] / 2**20:6.0f} MiB"
+        f"  staleness {summary['staleness_mean']:.2f}/{summary['staleness_max']}"
+        f"  canary {summary['canary_mean_abs_diff']:.1e}"
+    )
+
+
+def figures(seeds: list[int], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept: the rows, and whether the goal is met."""
+    finals = [row["final"]["mean"] for row in rows]
+    walls, peaks = [row["wall_s"] for row in rows], [row["peak_memory_bytes"] for row in rows]
+    return {
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "seeds": seeds,
+        "n": len(rows),
+        "final_mean": statistics.fmean(finals),
+        "final_min": min(finals),
+        "wall_s": {"min": min(walls), "median": statistics.median(walls), "max": max(walls)},
+        "peak_memory_bytes_max": max(peaks),
+        "is_goal_met": min(finals) >= 0.85
+        and statistics.fmean(finals) >= 0.9
+        and max(walls) < 180
+        and max(peaks) < 2e9,
+        "runs": [{key: value for key, value in row.items() if key != "run_dir"} for row in rows],
+    }
+
+
+def curves_svg(seeds: list[int], rows: list[dict[str, Any]], width: int = 720, height: int = 360) -> str:
+    """Training reward by step, one line a seed, as a picture that needs nothing else."""
+    left, bottom, top = 44, 32, 16
+    longest = max(len(row["train_reward"]) for row in rows)
+
+    def point(step: int, reward: float) -> str:
+        x = left + (width - left - 110) * step / max(1, longest - 1)
+        return f"{x:.1f},{top + (height - top - bottom) * (1 - reward):.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for level in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x, y = point(0, level).split(",")
+        parts.append(f'<line x1="{x}" x2="{width - 110}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="8" y="{float(y) + 4:.1f}" fill="#555">{level:g}</text>')
+    for index, (seed, row) in enumerate(zip(seeds, rows, strict=True)):
+        colour = COLOURS[index % len(COLOURS)]
+        points = " ".join(point(step, reward) for step, reward in enumerate(row["train_reward"]))
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>')
+        label = f"seed {seed}: {row['final']['mean']:.3f}"
+        parts.append(f'<text x="{width - 104}" y="{30 + 18 * index}" fill="{colour}">{label}</text>')
+    parts.append(f'<text x="{left}" y="{height - 8}" fill="#555">training reward by step (1 to {longest})</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Guess a hidden number in several turns, told each time whether it is higher or lower.
+
+The number is drawn per game, so train and evaluation games share numbers; what is learned is the search.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+
+import mettle.envs as vf
+
+NUMBER = re.compile(r"-?\d+")
+
+
+class NumberGuessEnv(vf.MultiTurnEnv):
+    """Ends when the number is found or the guesses are used up."""
+
+    async def setup_state(self, state: vf.State) -> vf.State:
+        """Nothing has been guessed."""
+        state["guesses"] = []
+        state["is_found"] = False
+        return state
+
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> vf.Messages:
+        """Say where the number is; the last word is `correct`."""
+        guess = last_number(messages[-1])
+        if guess is None:
+            return [vf.UserMessage(content="say a number")]
+        state["guesses"].append(guess)
+        secret = int(state["answer"])
+        if guess == secret:
+            state["is_found"] = True
+            state["final_env_response"] = [vf.UserMessage(content="correct")]
+            return state["final_env_response"]
+        return [vf.UserMessage(content="higher" if guess < secret else "lower")]
+
+    @vf.cleanup
+    async def look_at_last_guess(self, state: vf.State) -> None:
+        """The last guess allowed gets no answer, but it counts."""
+        trajectory = state["trajectory"]
+        if trajectory and not state["is_found"] and state["stop_condition"] == "max_turns_reached":
+            guess = last_number(trajectory[-1]["completion"][-1])
+            if guess is not None:
+                state["guesses"].append(guess)
+                state["is_found"] = guess == int(state["answer"])
+
+
+def last_number(message: Any) -> int | None:
+    """The last number in a message."""
+    numbers = NUMBER.findall(vf.Parser().parse_answer([message]) or "")
+    return int(numbers[-1]) if numbers else None
+
+
+def found(state: vf.State) -> float:
+    """1 when the number was found within the guesses allowed."""
+    return float(state["is_found"])
+
+
+def nearness(state: vf.State, info: Any) -> float:
+    """How near the last guess came, as a share of the range; 1 when found, 0 without a guess."""
+    if not state["guesses"]:
+        return 0.0
+    distance = abs(state["guesses"][-1] - int(state["answer"]))
+    return max(0.0, 1.0 - distance / (info["high"] - info["low"]))
+
+
+def num_guesses(state: vf.State) -> float:
+    """How many numbers were named."""
+    return float(len(state["guesses"]))
+
+
+def make_rows(num_rows: int, *, seed: int, low: int, high: int, max_guesses: int) -> list[dict[str, Any]]:
+    """Games with a number drawn for each."""
+    rng = random.Random(seed)
+    question = f"guess a number from {low} to {high} in {max_guesses} guesses"
+    info = {"low": low, "high": high}
+    return [{"question": question, "answer": str(rng.randint(low, high)), "info": info} for _ in range(num_rows)]
+
+
+def load_environment(
+    low: int = 1,
+    high: int = 10,
+    max_guesses: int | None = None,
+    num_train: int = 1000,
+    num_eval: int = 100,
+    seed: int = 0,
+) -> vf.MultiTurnEnv:
+    """Numbers from `low` to `high`; without `max_guesses`, as many as halving the range needs."""
+    if high <= low:
+        raise ValueError(f"high must be above low; got {low} to {high}")
+    guesses = max_guesses or math.ceil(math.log2(high - low + 2))
+    game = {"low": low, "high": high, "max_guesses": guesses}
+    return NumberGuessEnv(
+        dataset=lambda: make_rows(num_train, seed=2 * seed, **game),
+        eval_dataset=lambda: make_rows(num_eval, seed=2 * seed + 1, **game),
+        rubric=vf.Rubric(funcs=[found, nearness, num_guesses], weights=[1.0, 0.1, 0.0]),
+        max_turns=guesses,
+    )

@@ -1,0 +1,5 @@
+"""`python -m mettle.cli` is `mettle`."""
+
+from mettle.cli.main import main
+
+main()

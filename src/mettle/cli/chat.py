@@ -1,0 +1,130 @@
+"""Talking to an OpenAI-compatible endpoint from a terminal: one question, or a conversation, as it streams."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import httpx
+
+from mettle.cli.terminal import printable
+from mettle.errors import ServiceError, UserError
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 300.0
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages so far, and how to ask for the next."""
+
+    base_url: str
+    model: str
+    sampling: dict[str, Any]
+    api_key: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def ask(self, text: str) -> Iterator[str]:
+        """Send a user turn and give the answer piece by piece. The turn counts only when the answer is whole."""
+        turns = [*self.messages, {"role": "user", "content": text}]
+        pieces: list[str] = []
+        for piece in self._stream(turns):
+            pieces.append(piece)
+            yield piece
+        self.messages = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        body = {"model": self.model, "messages": messages, "stream": True, **self.sampling}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        try:
+            with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(url, response)
+                for line in response.iter_lines():
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if data and data != "[DONE]":
+                        yield from _pieces(url, data)
+        except httpx.HTTPError as error:
+            raise ServiceError(f"POST {url}: {error or type(error).__name__}; is a server running there?") from error
+
+
+def first_model(base_url: str, api_key: str | None) -> str:
+    """The first model that an endpoint lists.
+
+    Raises: ServiceError when nobody answers, UserError when it lists none.
+    """
+    url = f"{base_url.rstrip('/')}/models"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        response = httpx.get(url, headers=headers, timeout=CONNECT_TIMEOUT_S)
+        response.raise_for_status()
+        listed = response.json()["data"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise ServiceError(f"GET {url}: {error or type(error).__name__}; is a server running there?") from error
+    if not listed:
+        raise UserError(f"{base_url} lists no models; name one with -m")
+    return str(listed[0]["id"])
+
+
+def key_from(variable: str | None) -> str | None:
+    """The key in an environment variable.
+
+    Raises: UserError when a variable was named and is not set.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if key is None:
+        raise UserError(f"the environment variable {variable} is not set")
+    return key
+
+
+def converse(conversation: Conversation) -> None:
+    """Ask and answer until the input ends."""
+    click.echo(f"{conversation.model} at {conversation.base_url}; an empty line starts anew, Ctrl-D ends", err=True)
+    while True:
+        try:
+            text = click.prompt("you", prompt_suffix=" > ", default="", show_default=False, err=True)
+        except click.Abort:
+            click.echo(err=True)
+            return
+        if not text.strip():
+            conversation.messages = conversation.messages[:1] if _has_system(conversation) else []
+            continue
+        for piece in conversation.ask(text):
+            click.echo(printable(piece), nl=False)
+        click.echo()
+
+
+def _has_system(conversation: Conversation) -> bool:
+    return bool(conversation.messages) and conversation.messages[0]["role"] == "system"
+
+
+def _pieces(url: str, data: str) -> Iterator[str]:
+    try:
+        event = json.loads(data)
+        if "error" in event:
+            raise ServiceError(f"POST {url}: {event['error'].get('message', event['error'])}")
+        for choice in event["choices"]:
+            delta = choice.get("delta") or {}
+            piece = delta.get("reasoning_content") or delta.get("content")
+            if piece:
+                yield str(piece)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServiceError(f"POST {url}: not a chat completion stream: {data[:200]}") from error
+
+
+def _refusal(url: str, response: httpx.Response) -> Exception:
+    response.read()
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    kind = UserError if 400 <= response.status_code < 500 else ServiceError
+    return kind(f"POST {url}: status {response.status_code}: {message}")

@@ -1,0 +1,106 @@
+"""`mettle inference`: serve a model over the OpenAI API, or talk to one."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from mettle.cli.groups import NounGroup
+from mettle.cli.terminal import going_on, print_json, print_next, printable
+from mettle.errors import ServiceError, UserError
+
+
+@click.group(cls=NounGroup)
+def inference() -> None:
+    """Serve a model, or talk to one."""
+
+
+@inference.command()
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL_DIR")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free one.  [default: 8000]")
+@click.option("--name", default="policy", show_default=True, help="The model's name in requests.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where.  [default: auto]")
+@click.option("--max-model-len", type=click.IntRange(min=2), help="Longest prompt and completion together, in tokens.")
+@click.option("--seed", type=int, help="Seed of requests that bring none.")
+def serve(
+    model: Path, host: str, port: int, name: str, device: str, max_model_len: int | None, seed: int | None
+) -> None:
+    """Serve a model directory over the OpenAI API until Ctrl-C."""
+    from mettle.cli.local_server import local_server
+
+    settings = {
+        "host": host,
+        "port": port,
+        "served_model_name": name,
+        "device": device,
+        "max_model_len": max_model_len,
+        "seed": seed,
+    }
+    with (
+        going_on(f"`mettle inference serve {model}` starts it again"),
+        local_server(model, **settings) as server,
+    ):
+        click.echo(f"serving {name} at {server.base_url} until Ctrl-C")
+        print_next(f"mettle inference chat -b {server.base_url}")
+        code = server.process.wait()
+        raise ServiceError(f"the inference server ended with exit code {code}")
+
+
+@inference.command()
+@click.argument("model_dir", type=click.Path(path_type=Path), required=False, metavar="[MODEL_DIR]")
+@click.option("-b", "--base-url", help="Talk to this OpenAI-compatible endpoint instead of a model directory.")
+@click.option("-m", "--model", help="The model's name at the endpoint; the first it lists by default.")
+@click.option("-k", "--api-key-var", help="Environment variable that holds the endpoint's key.")
+@click.option("-p", "--prompt", help="Ask this once and print the answer.")
+@click.option("-s", "--system", help="System message.")
+@click.option("-t", "--max-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens.")
+@click.option("-T", "--temperature", type=click.FloatRange(min=0.0), help="0 always takes the likeliest token.")
+@click.option("--json", "is_json", is_flag=True, help="With -p: print the question and the answer as JSON.")
+def chat(
+    model_dir: Path | None,
+    base_url: str | None,
+    model: str | None,
+    api_key_var: str | None,
+    prompt: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    is_json: bool,
+) -> None:
+    """Talk to a model: a directory (or a run), or any OpenAI-compatible endpoint."""
+    from mettle.cli.chat import Conversation, converse, first_model, key_from
+    from mettle.cli.local_server import local_server
+
+    if (model_dir is None) == (base_url is None):
+        raise UserError(
+            "name a model directory or an endpoint: `mettle inference chat DIR` or `-b http://HOST:PORT/v1`"
+        )
+    if is_json and prompt is None:
+        raise UserError("--json goes with -p: a conversation is for people")
+    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    with ExitStack() as stack:
+        stack.enter_context(going_on("nothing is kept of a conversation"))
+        if model_dir is not None:
+            server = stack.enter_context(local_server(model_dir))
+            base_url, model = server.base_url, server.model
+        assert base_url is not None, "one of the two was given"
+        key = key_from(api_key_var)
+        conversation = Conversation(
+            base_url,
+            model or first_model(base_url, key),
+            {name: value for name, value in sampling.items() if value is not None},
+            key,
+            [{"role": "system", "content": system}] if system else [],
+        )
+        if prompt is None:
+            converse(conversation)
+        elif is_json:
+            answer = "".join(conversation.ask(prompt))
+            print_json({"model": conversation.model, "prompt": prompt, "answer": answer})
+        else:
+            for piece in conversation.ask(prompt):
+                click.echo(printable(piece), nl=False)
+            click.echo()

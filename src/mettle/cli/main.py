@@ -1,0 +1,144 @@
+"""`mettle`: the entry point, the nouns, and how everything ends.
+
+Whatever a command raises becomes one line on standard error and an exit code here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mettle import __version__
+from mettle.cli.groups import Lazy, LazyGroup
+from mettle.cli.terminal import take_how_to_go_on
+from mettle.errors import MettleError, UserError
+
+EXIT_FAILED = 1
+EXIT_USER = 2
+EXIT_CANNOT_GO_ON = 3
+EXIT_STOPPED = 130
+
+NOUNS = {
+    "quickstart": Lazy("mettle.cli.quickstart:quickstart", "Watch a small model learn a task, on this machine, now."),
+    "rl": Lazy("mettle.cli.rl:rl", "Train a model with reinforcement learning: run, resume, watch, stop."),
+    "eval": Lazy("mettle.cli.eval:evaluations", "Measure a model on an environment, and look at the results."),
+    "env": Lazy("mettle.cli.env:env", "Make, list and install environments."),
+    "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),
+    "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Look at the sandbox that runs untrusted code."),
+    "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs."),
+    "config": Lazy("mettle.cli.config:config", "Show what a config resolves to, and why."),
+    "doctor": Lazy("mettle.cli.doctor:doctor", "Check that this machine has what Mettle needs."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=NOUNS,
+    name="mettle",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with `mettle quickstart`. Every command explains itself with --help.",
+)
+@click.version_option(__version__, prog_name="mettle")
+def cli() -> None:
+    """A lab for training language models with reinforcement learning, on your own machines."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    stdout = sys.stdout
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="mettle", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        return _say_usage(error)
+    except (click.Abort, KeyboardInterrupt):
+        how = take_how_to_go_on()
+        _say("stopped" + (f"; {how}" if how else ""))
+        return EXIT_STOPPED
+    except (BrokenPipeError, SystemExit) as end:
+        # The reader has seen enough, as in `mettle rl list | head`; click replaces sys.stdout then, and exits with 1.
+        if isinstance(end, SystemExit) and sys.stdout is stdout:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        return 0
+    except MettleError as error:
+        return _say_error(error)
+    except Exception as error:
+        return _say_crash(error)
+
+
+def _say(text: str) -> None:
+    click.echo(" ".join(text.split()), err=True)
+
+
+def _say_usage(error: click.ClickException) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # `mettle` or `mettle rl`: the help is the answer
+        click.echo(error.format_message())
+        return EXIT_USER
+    context = getattr(error, "ctx", None)
+    hint = f"; see `{context.command_path} --help`" if context is not None else ""
+    _say(f"error: {error.format_message().rstrip('.')}{hint}")
+    return EXIT_USER if isinstance(error, click.UsageError) else error.exit_code
+
+
+def _say_error(error: MettleError) -> int:
+    if os.environ.get("METTLE_DEBUG"):
+        _print_traceback(error)
+    _say(f"error: {error}")
+    return EXIT_USER if isinstance(error, UserError) else EXIT_CANNOT_GO_ON
+
+
+def _say_crash(error: Exception) -> int:
+    first = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
+    if os.environ.get("METTLE_DEBUG"):
+        _print_traceback(error)
+        _say(f"error: {what}")
+        return EXIT_FAILED
+    _say(f"error: {what} (a mistake in Mettle or in an environment; traceback in {_write_traceback(error)})")
+    return EXIT_FAILED
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error)
+
+
+def _write_traceback(error: Exception) -> Path:
+    """Keep the traceback in the user's state directory, or in a temporary file where that cannot be written."""
+    import platform
+    import tempfile
+    import time
+    import traceback
+
+    text = f"mettle {__version__}, Python {platform.python_version()}\n{' '.join(sys.argv)}\n\n"
+    text += "".join(traceback.format_exception(error))
+    name = time.strftime("crash-%Y%m%d-%H%M%S.txt")
+    try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mettle"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        path = Path(tempfile.mkdtemp(prefix="mettle-")) / name
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    main()

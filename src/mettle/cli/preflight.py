@@ -1,0 +1,270 @@
+"""Preflight: what Mettle needs of a machine, each with what was found and what to do about it.
+
+A check measures rather than believes: it imports torch in a process of its own, writes a file, binds a port, and lets
+code in a sandbox try the doors. Invariant: a check never raises; what goes wrong in it is its finding.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Level = Literal["ok", "warn", "fail"]
+
+GIB = 2**30
+MIN_MEMORY_BYTES = 2 * GIB
+"""The quickstart stays under this."""
+MIN_DISK_BYTES = GIB
+HUB_PORT = 7860
+TORCH_TIMEOUT_S = 120.0
+
+_TORCH = (
+    "import json, torch; print(json.dumps({'version': torch.__version__, 'threads': torch.get_num_threads(),"
+    " 'gpus': [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. `advice` says what to do when the level is not ok."""
+
+    name: str
+    level: Level
+    detail: str
+    advice: str = ""
+
+
+def findings() -> Iterator[Finding]:
+    """Run every check, cheapest first."""
+    for name, check in CHECKS.items():
+        try:
+            yield check()
+        except Exception as error:
+            yield Finding(
+                name, "fail", f"the check itself failed: {type(error).__name__}: {error}", "please report this"
+            )
+
+
+def _python() -> Finding:
+    version = f"{platform.python_version()} at {sys.executable}"
+    if sys.prefix == sys.base_prefix:
+        return Finding("python", "warn", f"{version}, no virtual environment", "`make install` makes one in .venv")
+    return Finding("python", "ok", version)
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cpu_quota()
+    usable = cores if quota is None else min(float(cores), quota)
+    detail = f"{cores} cores" + (f", limited to {quota:g} by the container" if quota is not None else "")
+    if usable < 2:
+        return Finding(
+            "cores", "warn", detail, "sampling and training share one core, so a run takes about twice as long"
+        )
+    return Finding("cores", "ok", detail)
+
+
+def _memory() -> Finding:
+    available = available_memory_bytes()
+    if available is None:
+        return Finding(
+            "memory", "warn", "cannot be told on this system", f"a run wants {MIN_MEMORY_BYTES / GIB:.0f} GiB"
+        )
+    detail = f"{available / GIB:.1f} GiB available"
+    if available < MIN_MEMORY_BYTES:
+        return Finding(
+            "memory", "warn", detail, f"the quickstart wants {MIN_MEMORY_BYTES / GIB:.0f} GiB; close something"
+        )
+    return Finding("memory", "ok", detail)
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    detail = f"{free / GIB:.1f} GiB free in {Path.cwd()}"
+    if free < MIN_DISK_BYTES:
+        return Finding("disk", "fail", detail, "free some space, or give runs another place with --dir")
+    return Finding("disk", "ok", detail)
+
+
+def _write_access() -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()) as file:
+            file.write(b"mettle")
+    except OSError as error:
+        advice = "change to a folder that you may write to, or give runs another place with --dir"
+        return Finding("write access", "fail", f"{Path.cwd()}: {error.strerror}", advice)
+    return Finding("write access", "ok", str(Path.cwd()))
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    detail = f"{soft} (can be raised to {hard})"
+    if soft < 1024:
+        return Finding("open files", "warn", detail, "run `ulimit -n 4096` first; each connection takes one")
+    return Finding("open files", "ok", detail)
+
+
+def _ports() -> Finding:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        return Finding("ports", "fail", f"cannot listen on 127.0.0.1: {error.strerror}", "allow loopback connections")
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", HUB_PORT))
+    except OSError:
+        advice = "give `mettle hub serve` another with --port; runs take free ones by themselves"
+        return Finding("ports", "warn", f"{HUB_PORT}, the Hub's, is in use", advice)
+    return Finding("ports", "ok", f"127.0.0.1 and {HUB_PORT}, the Hub's, are free")
+
+
+def _extras() -> Finding:
+    try:
+        missing = missing_by_extra()
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("packages", "warn", "Mettle runs from its source and is not installed", "`make install`")
+    absent = {extra: names for extra, names in missing.items() if names}
+    core = absent.pop("", None)
+    if core:
+        return Finding("packages", "fail", f"missing: {', '.join(core)}", "`make install`")
+    if absent:
+        detail = "; ".join(f"[{extra}] lacks {', '.join(names)}" for extra, names in absent.items())
+        is_needed = bool({"train", "hub"} & set(absent))
+        return Finding(
+            "packages", "warn", detail, "`make install`" if is_needed else "`make install-dev`, to work on Mettle"
+        )
+    return Finding("packages", "ok", "the core and " + ", ".join(f"[{extra}]" for extra in missing if extra))
+
+
+def _torch() -> Finding:
+    import json
+
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(
+            "torch", "fail", f"takes more than {TORCH_TIMEOUT_S:.0f} s to import", "look at the disk's speed"
+        )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding(
+            "torch", "fail", last, "`make install`; without it environments and evals work, training does not"
+        )
+    found = json.loads(done.stdout)
+    where = ", ".join(found["gpus"]) or f"CPU, {found['threads']} threads"
+    return Finding("torch", "ok", f"{found['version']}, {where}")
+
+
+def _isolation() -> Finding:
+    from mettle.errors import MettleError
+    from mettle.sandbox.isolation import probe
+
+    try:
+        report = probe()
+    except MettleError as error:
+        return Finding("sandbox", "warn", str(error), "`mettle sandbox doctor` shows each layer")
+    if report.grade == "ns":
+        return Finding("sandbox", "ok", f"isolation {report.grade!r}: namespaces and seccomp are in force")
+    advice = "`mettle sandbox doctor` shows each layer; environments that judge code will not start with less than 'ns'"
+    return Finding("sandbox", "warn", f"isolation {report.grade!r}", advice)
+
+
+def _browser() -> Finding:
+    import webbrowser
+
+    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin")
+    try:
+        name = webbrowser.get().name
+    except webbrowser.Error:
+        name = ""
+    if name and has_display:
+        return Finding("browser", "ok", name)
+    return Finding("browser", "ok", "none to open here; runs print the address of their page")
+
+
+def _environments() -> Finding:
+    from mettle.envs.registry import list_environments
+
+    names = [env.name for env in list_environments()]
+    if not names:
+        return Finding("environments", "warn", "none installed", "`make install`, or `mettle env install PATH`")
+    return Finding("environments", "ok", ", ".join(names))
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": _python,
+    "packages": _extras,
+    "cores": _cores,
+    "memory": _memory,
+    "disk": _disk,
+    "write access": _write_access,
+    "open files": _open_files,
+    "ports": _ports,
+    "browser": _browser,
+    "environments": _environments,
+    "torch": _torch,
+    "sandbox": _isolation,
+}
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that can still be had: the system's, or what the container's limit leaves."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    available = int(found[1]) * 1024 if found else None
+    left = _cgroup_memory_left()
+    return left if available is None else available if left is None else min(available, left)
+
+
+def missing_by_extra() -> dict[str, list[str]]:
+    """For each extra of Mettle ("" is the core), its packages that are not installed."""
+    missing: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires("mettle") or []:
+        requirement, _, marker = line.partition(";")
+        name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
+        if name is None:
+            continue
+        lacking = missing.setdefault(extra[1] if extra else "", [])
+        try:
+            importlib.metadata.version(name[0])
+        except importlib.metadata.PackageNotFoundError:
+            lacking.append(name[0])
+    return missing
+
+
+def _cgroup_memory_left() -> int | None:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _cpu_quota() -> float | None:
+    """CPUs that the container may use, when it is limited."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)

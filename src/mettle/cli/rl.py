@@ -1,0 +1,196 @@
+"""`mettle rl`: start, continue, watch and stop runs. The running itself is in `mettle.runs.launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mettle.cli.groups import NounGroup
+from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table, seconds
+from mettle.errors import UserError
+
+if TYPE_CHECKING:
+    from mettle.runs.launch import Outcome
+
+RUNS = Path("runs")
+STOPPED = 130
+
+
+@click.group(cls=NounGroup)
+def rl() -> None:
+    """Train a model with reinforcement learning: run, resume, watch, stop."""
+
+
+@rl.command("run", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dry-run", is_flag=True, help="Print the resolved config with the source of each value, and stop.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+@json_option
+def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json: bool) -> int:
+    """Train from config files, composed left to right, then overrides.
+
+    \b
+    mettle rl run base.toml mine.toml --trainer.optim.lr 3e-6 --no-deployment.hub
+    """
+    from mettle.runs import launch
+
+    files, overrides = split_arguments(arguments)
+    if not files:
+        raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
+    loaded = launch.load_run_config(files, overrides)
+    if dry_run:
+        if is_json:
+            print_json({"config": loaded.config.model_dump(mode="json"), "sources": loaded.sources})
+        else:
+            click.echo(loaded.render(), nl=False)
+        return 0
+    with going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
+        return _end(launch.run(loaded, directory, is_quiet=is_json), is_json=is_json)
+
+
+@rl.command()
+@click.argument("run")
+@json_option
+def resume(run: str, is_json: bool) -> int:
+    """Continue a run that was stopped or killed."""
+    from mettle.runs import launch
+
+    with going_on(f"`mettle rl resume {run}` continues the run"):
+        return _end(launch.resume(find_run(run), is_quiet=is_json), is_json=is_json)
+
+
+@rl.command()
+@click.argument("run")
+def stop(run: str) -> None:
+    """End a run cleanly; it can be continued."""
+    from mettle.runs import launch
+
+    if launch.stop(find_run(run)):
+        click.echo(f"stopped {run}")
+    else:
+        click.echo(f"{run} was not running")
+    print_next(f"mettle rl resume {run}")
+
+
+@rl.command("list")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), default=RUNS, help="Folder of runs.  [default: runs]"
+)
+@json_option
+def list_runs(directory: Path, is_json: bool) -> None:
+    """List the runs in a folder, newest first."""
+    from mettle.runs import launch
+
+    runs = launch.list_runs(directory)
+    if is_json:
+        print_json(runs)
+        return
+    if not runs:
+        click.echo(f"no runs in {directory}")
+        print_next("mettle quickstart")
+        return
+    rows = [
+        (
+            row["run"],
+            row.get("state"),
+            f"{row.get('steps', '-')}/{row.get('max_steps', '-')}",
+            _mean(row.get("baseline")),
+            _mean(row.get("final")),
+            seconds(row.get("wall_s")),
+            row.get("error") or "",
+        )
+        for row in runs
+    ]
+    print_table(("run", "state", "step", "baseline", "final", "time", ""), rows)
+    print_next(f"mettle rl metrics {runs[0]['run_dir']}")
+
+
+@rl.command()
+@click.argument("run")
+@click.option("--name", "names", multiple=True, help="Show this metric step by step; `reward/*` shows several.")
+@json_option
+def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
+    """Show the figures of a run: the newest of each, or some of them step by step."""
+    import fnmatch
+
+    from mettle.storage.ledger import Ledger
+    from mettle.storage.run_dir import RunDir
+
+    ledger = Ledger(RunDir.existing(find_run(run)).ledger, is_read_only=True)
+    try:
+        known = ledger.journal.metric_names()
+        wanted = [name for name in known if not names or any(fnmatch.fnmatchcase(name, n) for n in names)]
+        if names and not wanted:
+            raise UserError(f"run {run} has no metric {', '.join(names)}; it has {', '.join(known) or 'none yet'}")
+        series = {name: ledger.journal.metric(name) for name in wanted}
+    finally:
+        ledger.close()
+    if is_json:
+        print_json(
+            {"run": run, "metrics": {name: [list(point) for point in points] for name, points in series.items()}}
+        )
+    elif names:
+        _print_series(series)
+    else:
+        rows = [(name, points[-1][0], points[-1][1], len(points)) for name, points in series.items()]
+        print_table(("metric", "step", "newest", "points"), rows)
+        print_next(f"mettle rl metrics {run} --name 'reward/*'")
+
+
+@rl.command()
+@click.argument("run")
+@click.argument("process", required=False)
+@click.option("-n", "--lines", "num_lines", default=50, show_default=True, help="How many of the newest lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines are written, until Ctrl-C.")
+@click.option("--raw", is_flag=True, help="What the process printed, rather than its log.")
+@json_option
+def logs(run: str, process: str | None, num_lines: int, follow: bool, raw: bool, is_json: bool) -> None:
+    """Show the log of a run, of all its processes or of one."""
+    from mettle.cli.logs import show_logs
+    from mettle.storage.run_dir import RunDir
+
+    folder = RunDir.existing(find_run(run)).logs
+    with going_on("the run itself goes on"):
+        show_logs(folder, process, num_lines=num_lines, is_following=follow, is_raw=raw, is_json=is_json)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files first, then overrides. `@` before a file is allowed, as elsewhere in this field."""
+    first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
+    files = [word.removeprefix("@") for word in arguments[:first]]
+    return [Path(file) for file in files if file], list(arguments[first:])
+
+
+def _end(outcome: Outcome, *, is_json: bool) -> int:
+    from mettle.runs.summary import summary_lines
+    from mettle.storage.ledger import Ledger
+
+    path = outcome.run_dir.path
+    if is_json:
+        print_json(outcome.summary)
+    else:
+        ledger = Ledger(outcome.run_dir.ledger, is_read_only=True)
+        try:
+            lines = summary_lines(outcome.summary, ledger)
+        finally:
+            ledger.close()
+        click.echo("\n".join(lines))
+    if outcome.is_stopped:
+        click.echo(f"stopped; `mettle rl resume {path}` continues the run", err=True)
+        return STOPPED
+    if not is_json:
+        print_next(f"mettle rl metrics {path}")
+    return 0
+
+
+def _mean(evaluation: dict[str, Any] | None) -> float | None:
+    return None if not evaluation or evaluation.get("mean") is None else float(evaluation["mean"])
+
+
+def _print_series(series: dict[str, list[tuple[int, float]]]) -> None:
+    steps = sorted({step for points in series.values() for step, _ in points})
+    columns = {name: dict(points) for name, points in series.items()}
+    print_table(("step", *columns), [(step, *(points.get(step) for points in columns.values())) for step in steps])

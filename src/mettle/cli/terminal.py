@@ -1,0 +1,140 @@
+"""What commands print: JSON for programs, tables and lines for people, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_WIDTH = 200
+"""Columns to write when nobody is looking: wide enough that nothing is cut from a pipe or a file."""
+
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+_go_on: ContextVar[str | None] = ContextVar("go_on", default=None)
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def json_option(command: CommandT) -> CommandT:
+    """The `--json` of everything that reads."""
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON for a program to read.")(command)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output; a figure that is not finite becomes null."""
+    click.echo(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON document on one line."""
+    click.echo(json.dumps(_finite(value), default=str, allow_nan=False))
+
+
+def print_next(command: str) -> None:
+    """Name the command that comes next."""
+    click.echo(f"next: {command}")
+
+
+def console() -> Console:
+    """A console that colours only a terminal, honours NO_COLOR, and cuts nothing that goes to a pipe."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> None:
+    """A plain table. Numbers stand to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
+    )
+    for index, name in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(figure(cell)) for cell in row))
+    if sys.stdout.isatty():
+        console().print(table)
+        return
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def figure(value: Any) -> str:
+    """A cell as text: a short number, a dash for what is not there."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return printable(str(value))
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people."""
+    if value is None:
+        return "-"
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(int(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def printable(text: str) -> str:
+    """What a model or an environment said, without the control characters that would drive the terminal."""
+    return text.translate(_CONTROLS)
+
+
+@contextmanager
+def going_on(how: str) -> Iterator[None]:
+    """While the block runs, Ctrl-C ends the program with "stopped" and this sentence."""
+    token = _go_on.set(how)
+    try:
+        yield
+    except (KeyboardInterrupt, click.Abort):
+        raise  # The sentence stays set: `main` prints it.
+    except BaseException:
+        _go_on.reset(token)
+        raise
+    else:
+        _go_on.reset(token)
+
+
+def take_how_to_go_on() -> str | None:
+    """What to say after "stopped"; said once."""
+    how = _go_on.get()
+    _go_on.set(None)
+    return how
+
+
+def find_run(run: str) -> Path:
+    """The run directory that a RUN argument means: a path, or the name of a run under `runs/`."""
+    path = Path(run)
+    named = Path("runs") / run
+    return named if not (path / "run.db").exists() and (named / "run.db").exists() else path
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,130 @@
+"""Several environments as one: their rows one after the other, each rolled out and scored by its own environment.
+
+Parts: `EnvGroup`. Invariant: a row carries its route in `info["env_id"]` (a list of names in nested groups), and a row
+without a known route is an error, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mettle.envs.environment import Environment
+from mettle.envs.errors import EnvironmentFault
+from mettle.envs.rubric import Rubric, set_advantages
+from mettle.envs.state import State
+
+
+class EnvGroupRubric(Rubric):
+    """Scores each state by the rubric of the environment that it came from; metrics of the others are 0."""
+
+    def __init__(self, env_map: Mapping[str, Environment]) -> None:
+        super().__init__()
+        self.env_map = env_map
+
+    def get_reward_func_names(self) -> list[str]:
+        """Names over all environments."""
+        names = [name for env in self.env_map.values() for name in env.rubric.get_reward_func_names()]
+        return list(dict.fromkeys(names))
+
+    def has_group_funcs(self) -> bool:
+        """True when some environment must see a whole group."""
+        return any(env.rubric.has_group_funcs() for env in self.env_map.values())
+
+    async def score_rollout(self, state: State, **_: Any) -> None:
+        """Score one rollout by its own rubric."""
+        await self._routed(state).rubric.score_rollout(state)
+        self._pad(state)
+
+    async def score_group(self, states: list[State], **_: Any) -> None:
+        """Score a group, whose rollouts are of one row and so of one environment."""
+        routed: dict[int, tuple[Environment, list[State]]] = {}
+        for state in states:
+            env = self._routed(state)
+            routed.setdefault(id(env), (env, []))[1].append(state)
+        for env, members in routed.values():
+            await env.rubric.score_group(members)
+        for state in states:
+            self._pad(state)
+        set_advantages(states)
+
+    async def cleanup(self, state: State) -> None:
+        """Clean up by the rubric that scored."""
+        await self._routed(state).rubric.cleanup(state)
+
+    async def teardown(self) -> None:
+        """Tear down every rubric."""
+        for env in self.env_map.values():
+            await env.rubric.teardown()
+
+    def _routed(self, state: State) -> Environment:
+        env: Environment | None = (state.get("env_routes") or {}).get(id(self))
+        return env or self.env_map[route_of(state.get("info"), self.env_map)]
+
+    def _pad(self, state: State) -> None:
+        state["metrics"] = {**dict.fromkeys(self.get_reward_func_names(), 0.0), **(state.get("metrics") or {})}
+
+
+class EnvGroup(Environment):
+    """The environments `envs`, named `env_names` (by default `env_0`, `env_1`, ...)."""
+
+    def __init__(self, envs: Sequence[Environment], env_names: Sequence[str] | None = None, **kwargs: Any) -> None:
+        if not envs:
+            raise ValueError("an environment group needs at least one environment")
+        names = list(env_names or (f"env_{index}" for index in range(len(envs))))
+        if len(names) != len(envs) or len(set(names)) != len(names):
+            raise ValueError(f"{len(envs)} environments need as many different names, not {names}")
+        self.envs = list(envs)
+        self.env_names = names
+        self.env_map = dict(zip(names, envs, strict=True))
+        has_train = any(env._sources["train"] is not None for env in envs)
+        super().__init__(
+            dataset=(lambda: self._joined("train")) if has_train else None,
+            eval_dataset=lambda: self._joined("eval"),
+            rubric=EnvGroupRubric(self.env_map),
+            **kwargs,
+        )
+
+    async def rollout(
+        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+    ) -> State:
+        """A rollout by the environment that the row came from."""
+        info = input.get("info") or {}
+        name = route_of(info, self.env_map)
+        env = self.env_map[name]
+        inner = dict(input)
+        if isinstance(env, EnvGroup):
+            inner["info"] = {**info, "env_id": list(info["env_id"])[1:]}
+        state = await env.rollout(inner, client, model, sampling_args)
+        state.setdefault("env_routes", {})[id(self.rubric)] = env
+        return state
+
+    async def teardown(self) -> None:
+        """Tear down every environment."""
+        await asyncio.gather(*(env.teardown() for env in self.envs))
+
+    def _joined(self, split: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for name, env in self.env_map.items():
+            source = env.get_dataset() if split == "train" else env.get_eval_dataset()
+            for row in source:
+                info = row.get("info") or {}
+                info = json.loads(info) if isinstance(info, str) else dict(info)
+                inner = info.get("env_id") if isinstance(env, EnvGroup) else None
+                info["env_id"] = [name, *(inner if isinstance(inner, list) else [inner])] if inner else name
+                rows.append({**row, "info": info, "example_id": len(rows)})
+        return rows
+
+
+def route_of(info: Any, env_map: Mapping[str, Environment]) -> str:
+    """The name of the environment that a row came from.
+
+    Raises: EnvironmentFault when the row names none, or one that is not in the group.
+    """
+    route = info.get("env_id") if isinstance(info, Mapping) else None
+    name = route[0] if isinstance(route, list) and route else route
+    if name not in env_map:
+        raise EnvironmentFault(f"a row is routed to {name!r}; the group has {sorted(env_map)}")
+    return str(name)

@@ -1,0 +1,451 @@
+"""An environment: a dataset, how a rollout goes, and a rubric that scores it.
+
+Parts: `Environment`, the base of all kinds. `rollout` is what a kind defines; `run_rollout` and `run_group` run and
+score and never raise for a rollout's failure; `generate` and `evaluate` do so over many rows (`envs.evaluation`).
+Invariants: whatever escapes a rollout is that rollout's `state["error"]`, with `reward` None; what an environment's
+class defines (stop conditions, handlers, signatures) is read once per environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from mettle.clients.config import client_from
+from mettle.envs.decorators import marked_methods
+from mettle.envs.errors import (
+    RETRIED_ERRORS,
+    EnvironmentFault,
+    JudgeError,
+    ModelError,
+    RolloutTimeout,
+    attributed,
+)
+from mettle.envs.parser import Parser
+from mettle.envs.rows import Rows, format_row
+from mettle.envs.rubric import Rubric, set_advantages
+from mettle.envs.rubric_group import RubricGroup
+from mettle.envs.signatures import SignatureCache, call_by_name
+from mettle.envs.state import State, new_state
+from mettle.errors import RolloutError
+from mettle.records.messages import Messages, Response, Tool, tool_from
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_RETRY_WAIT_S = 60.0
+
+
+class Environment(ABC):
+    """Base of all environments. Keyword arguments that it does not know become attributes."""
+
+    def __init__(
+        self,
+        dataset: Any = None,
+        eval_dataset: Any = None,
+        system_prompt: str | None = None,
+        few_shot: Sequence[Any] | None = None,
+        parser: Parser | None = None,
+        rubric: Rubric | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        message_type: str = "chat",
+        tool_defs: Sequence[Tool] | None = None,
+        max_workers: int = 512,
+        env_id: str | None = None,
+        env_args: Mapping[str, Any] | None = None,
+        map_kwargs: Mapping[str, Any] | None = None,
+        max_seq_len: int | None = None,
+        max_total_completion_tokens: int = -1,
+        score_rollouts: bool = True,
+        scoring_timeout_seconds: float | None = None,
+        pass_threshold: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        if dataset is None and eval_dataset is None:
+            raise ValueError("an environment needs a dataset or an eval_dataset")
+        if message_type not in ("chat", "completion"):
+            raise ValueError(f"message_type is 'chat' or 'completion', not {message_type!r}")
+        self.logger = logging.getLogger(f"{__name__}.{type(self).__name__}")
+        self.system_prompt = system_prompt
+        self.few_shot = few_shot
+        self.parser = parser or (rubric.parser if rubric is not None else Parser())
+        self.rubric = rubric or Rubric(parser=self.parser)
+        if parser is not None and type(self.parser) is not type(self.rubric.parser):
+            self.logger.warning(
+                "environment and rubric parse differently: %s and %s",
+                type(self.parser).__name__,
+                type(self.rubric.parser).__name__,
+            )
+        self.sampling_args: dict[str, Any] = {"n": 1, "extra_body": {}, **(sampling_args or {})}
+        self.message_type = message_type
+        given_tools = tool_defs or kwargs.pop("oai_tools", None) or []
+        self.tool_defs: list[Tool] = [tool_from(tool) for tool in given_tools]
+        self.max_workers = max_workers
+        self.env_id = env_id or ""
+        self.env_args = dict(env_args or {})
+        self.map_kwargs = dict(map_kwargs or {})
+        self.max_seq_len = max_seq_len
+        self.max_total_completion_tokens = max_total_completion_tokens
+        self.score_rollouts = score_rollouts
+        self.scoring_timeout_seconds = scoring_timeout_seconds
+        self.pass_threshold = pass_threshold
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._sources = {"train": dataset, "eval": eval_dataset}
+        self._rows: dict[str, Rows] = {}
+        self._signatures = SignatureCache()
+        self._handlers: dict[str, list[Callable[..., Any]]] = {}
+        for split, source in self._sources.items():
+            if source is not None and not callable(source):
+                self._split(split)
+
+    # Data
+
+    @property
+    def dataset(self) -> Rows | None:
+        """Training rows, if there are any."""
+        return self._split("train") if self._sources["train"] is not None else None
+
+    @dataset.setter
+    def dataset(self, source: Any) -> None:
+        self._sources["train"] = source
+        self._rows.pop("train", None)
+
+    @property
+    def eval_dataset(self) -> Rows | None:
+        """Evaluation rows, if there are any."""
+        return self._split("eval") if self._sources["eval"] is not None else None
+
+    @eval_dataset.setter
+    def eval_dataset(self, source: Any) -> None:
+        self._sources["eval"] = source
+        self._rows.pop("eval", None)
+
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
+        """Training rows, in the order of `seed` where one is given, the first `n` of them where n > 0."""
+        if self._sources["train"] is None:
+            raise ValueError(f"{self._title} has no training dataset")
+        return _chosen(self._split("train"), n, seed)
+
+    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
+        """Evaluation rows; the training rows, with a warning, where there are none."""
+        if self._sources["eval"] is None:
+            self.logger.warning("%s has no evaluation dataset; the training dataset stands in", self._title)
+            return self.get_dataset(n, seed)
+        return _chosen(self._split("eval"), n, seed)
+
+    def _split(self, split: str) -> Rows:
+        if split not in self._rows:
+            source = self._sources[split]
+            if callable(source):
+                source = source()
+            if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+                source = list(source)
+            rows = Rows(source, transform=self._format_row)
+            if len(rows):
+                _ = rows[0]
+            self._rows[split] = rows
+        return self._rows[split]
+
+    def _format_row(self, row: dict[str, Any], index: int) -> dict[str, Any]:
+        return format_row(row, index, self.system_prompt, self.few_shot)
+
+    @property
+    def _title(self) -> str:
+        return self.env_id or type(self).__name__
+
+    # One rollout
+
+    async def init_state(
+        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+    ) -> State:
+        """The state at the beginning of a rollout."""
+        arguments = {**self.sampling_args, **(sampling_args or {})}
+        return new_state(input, client, model, arguments, self.tool_defs)
+
+    @abstractmethod
+    async def rollout(
+        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+    ) -> State:
+        """Run one rollout of one row, without scoring it."""
+
+    async def get_model_response(
+        self,
+        state: State,
+        prompt: Messages,
+        client: Any = None,
+        model: str | None = None,
+        tool_defs: list[Tool] | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> Response:
+        """One model call on behalf of a rollout. What the client raises of its own is a `ModelError`."""
+        client = client if client is not None else state["client"]
+        tools = tool_defs if tool_defs is not None else state.get("tool_defs")
+        arguments = sampling_args if sampling_args is not None else state["sampling_args"]
+        try:
+            response: Response = await client.get_response(
+                prompt=prompt, model=model or state["model"], sampling_args=arguments, tools=tools or None, state=state
+            )
+        except RolloutError:
+            raise
+        except Exception as error:
+            raise attributed(error, ModelError, "model call") from error
+        return response
+
+    async def is_completed(self, state: State, **_: Any) -> bool:
+        """Ask the stop conditions in their order; the first that fires names the reason."""
+        if state["is_completed"]:
+            return True
+        available = {"state": state, "env": self}
+        for condition in self._marked("stop"):
+            if await call_by_name(condition, self._signatures(condition), available):
+                state["is_completed"] = True
+                state["stop_condition"] = condition.__name__
+                return True
+        return False
+
+    async def clean_up(self, state: State) -> None:
+        """Run every `@vf.cleanup` method. One that raises is recorded and does not keep the others from running."""
+        available = {"state": state, "env": self, "task": state.get("task"), "resources": None}
+        for handler in self._marked("cleanup"):
+            try:
+                await call_by_name(handler, self._signatures(handler), available)
+            except Exception as error:
+                state["cleanup_error"] = f"{handler.__name__}: {type(error).__name__}: {error}"
+                self.logger.warning("cleanup failed", exc_info=error)
+
+    async def teardown(self) -> None:
+        """Run every `@vf.teardown` method of the environment and its rubric."""
+        for handler in self._marked("teardown"):
+            await call_by_name(handler, self._signatures(handler), {"env": self})
+        await self.rubric.teardown()
+
+    def _marked(self, mark: str) -> list[Callable[..., Any]]:
+        if mark not in self._handlers:
+            self._handlers[mark] = marked_methods(self, mark)
+        return self._handlers[mark]
+
+    # Rollouts with scores
+
+    async def run_rollout(
+        self,
+        input: Mapping[str, Any],
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
+        max_retries: int = 0,
+        **_: Any,
+    ) -> State:
+        """Run and score one rollout. Its failure is in its state; nothing is raised."""
+        client = client_from(client)
+        state = await self._attempt(input, client, model, sampling_args, max_retries)
+        await self._score([state], self.rubric.score_rollout, state)
+        return state
+
+    async def run_group(
+        self,
+        group_inputs: Sequence[Mapping[str, Any]],
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
+        max_retries: int = 0,
+        **_: Any,
+    ) -> list[State]:
+        """Run the rollouts of one group side by side and score them together. Nothing is raised for one that fails."""
+        client = client_from(client)
+        make_group = getattr(client, "for_group", None) if len(group_inputs) > 1 else None
+        shared = make_group(len(group_inputs)) if make_group else client
+        leave = getattr(shared, "leave", None)
+
+        async def member(row: Mapping[str, Any]) -> State:
+            state = await self._attempt(row, shared, model, sampling_args, max_retries)
+            if leave is not None:
+                leave(state)
+            state["client"] = client
+            return state
+
+        if len(group_inputs) == 1:
+            states = [await member(group_inputs[0])]
+        else:
+            states = list(await asyncio.gather(*(member(row) for row in group_inputs)))
+        await self._score(states, self.rubric.score_group, states)
+        return states
+
+    async def _attempt(
+        self, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None, max_retries: int
+    ) -> State:
+        for attempt in range(max_retries + 1):
+            try:
+                state = await self.rollout(row, client, model, sampling_args)
+            except Exception as error:
+                state = await self._failed_state(row, client, model, sampling_args, error)
+            if not isinstance(state.get("error"), RETRIED_ERRORS) or attempt == max_retries:
+                break
+            self.logger.info("rollout failed, trying again", extra={"error": str(state["error"])})
+            await asyncio.sleep(min(MAX_RETRY_WAIT_S, 2.0**attempt) * random.uniform(0.5, 1.0))
+        return state
+
+    async def _failed_state(
+        self,
+        row: Mapping[str, Any],
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any] | None,
+        error: Exception,
+    ) -> State:
+        try:
+            state = await self.init_state(row, client, model, sampling_args)
+        except Exception:
+            state = new_state({"prompt": [], "example_id": row.get("example_id", 0)}, client, model, {}, [])
+        state["error"] = attributed(error, EnvironmentFault, "rollout")
+        state["is_completed"], state["stop_condition"], state["completion"] = True, "has_error", []
+        return state
+
+    async def _score(self, states: list[State], score: Callable[..., Coroutine[Any, Any, None]], argument: Any) -> None:
+        start = time.time()
+        try:
+            if not self.score_rollouts:
+                for state in states:
+                    state["reward"], state["metrics"] = (None if state.get("error") else 0.0), {}
+            elif self.scoring_timeout_seconds is None:
+                await score(argument)
+            else:
+                async with asyncio.timeout(self.scoring_timeout_seconds):
+                    await score(argument)
+        except Exception as error:
+            _fail_scoring(states, _scoring_error(error, self.scoring_timeout_seconds))
+        for state in states:
+            timing = state["timing"]
+            timing.scoring.start, timing.scoring.end = start, time.time()
+            if state.get("error") is not None:
+                state["reward"] = None
+            try:
+                await self.rubric.cleanup(state)
+            except Exception as error:
+                state["cleanup_error"] = f"rubric: {type(error).__name__}: {error}"
+                self.logger.warning("rubric cleanup failed", exc_info=error)
+
+    # Many rollouts
+
+    async def generate(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
+        """Run `inputs` (rows), grouped by `example_id`; see `mettle.envs.evaluation.Evaluation` for the options."""
+        from mettle.envs.evaluation import Evaluation
+
+        return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
+
+    async def evaluate(
+        self,
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int = 1,
+        shuffle: bool = False,
+        shuffle_seed: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run `rollouts_per_example` rollouts of each of the first `num_examples` evaluation rows."""
+        rows = self.get_eval_dataset()
+        if shuffle:
+            rows = rows.shuffle(seed=shuffle_seed)
+        if num_examples > 0:
+            rows = rows.take(num_examples)
+        inputs = [row for row in rows for _ in range(rollouts_per_example)]
+        described = {"rollouts_per_example": rollouts_per_example, "shuffle": shuffle, "shuffle_seed": shuffle_seed}
+        return await self.generate(inputs, client, model, sampling_args, **described, **options)
+
+    def generate_sync(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
+        """`generate`, for code without an event loop."""
+        return run_sync(
+            self._closing(client, self.generate, inputs, model=model, sampling_args=sampling_args, **options)
+        )
+
+    def evaluate_sync(self, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
+        """`evaluate`, for code without an event loop."""
+        return run_sync(self._closing(client, self.evaluate, model=model, sampling_args=sampling_args, **options))
+
+    async def _closing(self, client: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        resolved = client_from(client)
+        try:
+            return await function(*args, client=resolved, **kwargs)
+        finally:
+            if hasattr(resolved, "close"):
+                await resolved.close()
+
+    # Settings
+
+    @property
+    def requires_group_rollouts(self) -> bool:
+        """True when a reward function must see a whole group."""
+        return self.rubric.has_group_funcs()
+
+    @property
+    def provides_advantages(self) -> bool:
+        """True when the environment computes advantages itself."""
+        return False
+
+    def add_rubric(self, rubric: Rubric) -> None:
+        """Score by this rubric too."""
+        if isinstance(self.rubric, RubricGroup):
+            self.rubric.rubrics.append(rubric)
+        else:
+            self.rubric = RubricGroup([self.rubric, rubric])
+
+    def set_kwargs(self, **kwargs: Any) -> None:
+        """Change settings, by `set_<name>` where there is one."""
+        for name, value in kwargs.items():
+            setter = getattr(self, f"set_{name}", None)
+            if callable(setter):
+                setter(value)
+            else:
+                setattr(self, name, value)
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        """Cut trajectory steps at this many tokens, prompt included."""
+        self.max_seq_len = max_seq_len
+
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        """Score or do not."""
+        self.score_rollouts = score_rollouts
+
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        """End a rollout once it has sampled this many tokens; -1 for no limit."""
+        self.max_total_completion_tokens = max_total_completion_tokens
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine from code that is not asynchronous, inside a running loop (a notebook) too."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def _chosen(rows: Rows, n: int, seed: int | None) -> Rows:
+    if seed is not None:
+        rows = rows.shuffle(seed=seed)
+    return rows.take(n) if n > 0 else rows
+
+
+def _scoring_error(error: Exception, timeout_s: float | None) -> RolloutError:
+    if isinstance(error, TimeoutError) and timeout_s is not None:
+        return RolloutTimeout(f"scoring took longer than {timeout_s} s")
+    return attributed(error, JudgeError, "scoring")
+
+
+def _fail_scoring(states: list[State], error: RolloutError) -> None:
+    for state in states:
+        state["error"] = state.get("error") or error
+        state["metrics"] = state.get("metrics") or {}
+        state["reward"] = None
+    set_advantages(states)

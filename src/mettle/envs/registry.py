@@ -1,0 +1,136 @@
+"""Which environments there are, found without importing any of them.
+
+Parts: `EnvironmentEntry`, `list_environments`, `find_environment`, `search_path`. Searched in this order: installed
+packages (the entry point group `mettle.envs`, then a distribution of that name), `./environments`, the `environments`
+folder of a source checkout, the folders in METTLE_ENVIRONMENTS. Invariant: reading an entry runs no code of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from mettle.errors import UserError
+
+ENTRY_POINT_GROUP = "mettle.envs"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentEntry:
+    """An environment that can be loaded. `folder` is None for an installed one; `module` holds `load_environment`."""
+
+    name: str
+    version: str
+    module: str
+    description: str = ""
+    folder: Path | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where it was found, for people."""
+        return "installed" if self.folder is None else str(self.folder)
+
+
+def search_path() -> list[Path]:
+    """The folders that hold environment packages, each once."""
+    checkout = Path(__file__).resolve().parents[3] / "environments"
+    given = [Path(part) for part in os.environ.get("METTLE_ENVIRONMENTS", "").split(os.pathsep) if part]
+    found: list[Path] = []
+    for folder in (Path.cwd() / "environments", checkout, *given):
+        resolved = folder.expanduser().resolve()
+        if resolved not in found:
+            found.append(resolved)
+    return found
+
+
+def list_environments() -> list[EnvironmentEntry]:
+    """Every environment, by name; one found earlier on the way hides its namesakes."""
+    entries: dict[str, EnvironmentEntry] = {}
+    for entry in (*_installed(), *(entry for folder in search_path() for entry in _in_folder(folder))):
+        entries.setdefault(entry.name, entry)
+    return sorted(entries.values(), key=lambda entry: entry.name)
+
+
+def find_environment(name: str) -> EnvironmentEntry:
+    """The environment called `name`; `-` and `_` are the same.
+
+    Raises: UserError naming what was searched and the nearest name.
+    """
+    wanted = normalized(name)
+    for entry in _installed():
+        if entry.name == wanted:
+            return entry
+    for folder in search_path():
+        package = folder / wanted.replace("-", "_")
+        entry_here = _read_package(package) or _read_package(folder / wanted)
+        if entry_here is not None:
+            return entry_here
+    distribution = _distribution(wanted)
+    if distribution is not None:
+        return distribution
+    raise UserError(_not_found(wanted))
+
+
+def normalized(name: str) -> str:
+    """A package name as the index spells it."""
+    return name.strip().lower().replace("_", "-")
+
+
+def _not_found(wanted: str) -> str:
+    known = [entry.name for entry in list_environments()]
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    searched = ", ".join(["installed packages", *(str(folder) for folder in search_path())])
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+    return f"no environment {wanted!r}; searched {searched}; {hint}"
+
+
+def _installed() -> Iterator[EnvironmentEntry]:
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        distribution = point.dist
+        version = distribution.version if distribution else ""
+        summary = (distribution.metadata["Summary"] or "") if distribution else ""
+        yield EnvironmentEntry(normalized(point.name), version, point.value.partition(":")[0], summary)
+
+
+def _distribution(name: str) -> EnvironmentEntry | None:
+    """An installed package that declares no entry point, as packages made for verifiers do not."""
+    try:
+        distribution = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    summary = distribution.metadata["Summary"] or ""
+    return EnvironmentEntry(name, distribution.version, name.replace("-", "_"), summary)
+
+
+def _in_folder(folder: Path) -> Iterator[EnvironmentEntry]:
+    if not folder.is_dir():
+        return
+    for package in sorted(folder.iterdir()):
+        entry = _read_package(package)
+        if entry is not None:
+            yield entry
+
+
+def _read_package(package: Path) -> EnvironmentEntry | None:
+    manifest = package / "pyproject.toml"
+    if not manifest.is_file():
+        return None
+    try:
+        project = tomllib.loads(manifest.read_text(encoding="utf-8")).get("project") or {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {manifest}: {error}") from error
+    name = normalized(str(project.get("name") or package.name))
+    points = (project.get("entry-points") or {}).get(ENTRY_POINT_GROUP) or {}
+    target = str(points.get(name) or points.get(name.replace("-", "_")) or name.replace("-", "_"))
+    return EnvironmentEntry(
+        name=name,
+        version=str(project.get("version") or "0"),
+        module=target.partition(":")[0],
+        description=str(project.get("description") or ""),
+        folder=package.resolve(),
+    )

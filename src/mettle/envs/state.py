@@ -1,0 +1,131 @@
+"""The state of one rollout: a dict that every part of an environment reads and writes.
+
+Parts: `State`, `TrajectoryStep`, `new_state`. Invariant: `prompt`, `answer`, `info` and `example_id` live in
+`state["input"]` and are read and written through the state; `responses` and `turn` are views of the trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mettle.envs.timing import RolloutTiming
+from mettle.records.messages import Record, Tool, messages_from
+
+INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
+_INPUT_FIELDS = frozenset(INPUT_FIELDS)
+
+
+class TrajectoryStep(Record):
+    """One model call: `prompt`, `completion`, `response`, `tokens`, `reward`, `advantage`, `is_truncated`, `extras`."""
+
+    __slots__ = ()
+
+
+class State(dict[str, Any]):
+    """What is known about a rollout while it runs and afterwards."""
+
+    INPUT_FIELDS = INPUT_FIELDS
+
+    def __getitem__(self, key: str) -> Any:
+        if key in _INPUT_FIELDS:
+            source = dict.get(self, "input")
+            if source is not None and key in source:
+                return source[key]
+        return super().__getitem__(key)
+
+    def __missing__(self, key: str) -> Any:
+        if key == "responses":
+            return [step["response"] for step in self.get("trajectory", ())]
+        if key == "turn":
+            return len(self.get("trajectory", ()))
+        raise KeyError(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in _INPUT_FIELDS:
+            source = dict.get(self, "input")
+            if source is not None and key in source:
+                source[key] = value
+                return
+        super().__setitem__(key, value)
+
+    def __contains__(self, key: object) -> bool:
+        if super().__contains__(key):
+            return True
+        return key in _INPUT_FIELDS and key in (dict.get(self, "input") or ())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Like `dict.get`, through the input fields."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def stop(self, condition: str = "stopped") -> None:
+        """End the rollout before its next model call."""
+        self["is_completed"] = True
+        self["stop_condition"] = condition
+
+    def add_step_reward(self, reward: float) -> None:
+        """Add to the reward of the latest trajectory step."""
+        step = self["trajectory"][-1]
+        step["reward"] = (step.get("reward") or 0.0) + float(reward)
+
+    def total_step_reward(self) -> float:
+        """Sum of the rewards of the steps that have one."""
+        return float(sum(step["reward"] for step in self["trajectory"] if step.get("reward") is not None))
+
+
+def new_state(
+    row: Mapping[str, Any], client: Any, model: str, sampling_args: dict[str, Any], tools: list[Tool]
+) -> State:
+    """The state at the beginning of a rollout of `row`, which is copied and never changed."""
+    source = {key: copied(value) for key, value in row.items()}
+    source["prompt"] = messages_from(source.get("prompt"))
+    source.setdefault("answer", "")
+    if source.get("info") is None:
+        source["info"] = {}
+    elif isinstance(source["info"], str):
+        source["info"] = json.loads(source["info"]) if source["info"] else {}
+    source.setdefault("example_id", 0)
+    task = row.get("task")
+    return State(
+        input=source,
+        task=task if isinstance(task, str) else dict(task if isinstance(task, Mapping) else source),
+        client=client,
+        model=model,
+        sampling_args=sampling_args,
+        is_completed=False,
+        is_truncated=False,
+        stop_condition=None,
+        tool_defs=source["info"].get("tool_defs") or tools if isinstance(source["info"], Mapping) else tools,
+        trajectory=[],
+        trajectory_id=os.urandom(16).hex(),
+        completion=None,
+        reward=None,
+        metrics=None,
+        advantage=None,
+        error=None,
+        final_env_response=None,
+        timing=RolloutTiming(),
+        usage={"input_tokens": 0, "output_tokens": 0},
+    )
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of plain data; anything else (an image, an open game) is shared."""
+    kind: Any = type(value)
+    if kind is str or kind is int or kind is float or value is None:
+        return value
+    if isinstance(value, Record):
+        made = kind.__new__(kind)
+        for key, item in value.items():
+            dict.__setitem__(made, key, copied(item))
+        return made
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if kind is list:
+        return [copied(item) for item in value]
+    return value

@@ -1,0 +1,123 @@
+"""Fields in XML-like tags: `<answer>42</answer>`.
+
+Parts: `XMLParser`. A field may have alternatives: `("code", "answer")` reads either tag under both names, the first
+being the canonical one. Invariant: a missing field is None, never an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from mettle.envs.parser import Extract, Parser, _unchanged, message_text
+
+
+class XMLParser(Parser):
+    """Reads the given fields; `answer_field` is the one that holds the answer."""
+
+    def __init__(
+        self,
+        fields: Sequence[str | tuple[str, ...]],
+        answer_field: str = "answer",
+        extract_fn: Extract = _unchanged,
+    ) -> None:
+        super().__init__(extract_fn)
+        self.answer_field = answer_field
+        self._fields = [_field_names(field) for field in fields]
+        canonical = [names[0] for names in self._fields]
+        repeated = sorted({name for name in canonical if canonical.count(name) > 1})
+        if repeated:
+            raise ValueError(f"field {repeated[0]!r} is given twice; each canonical field name may occur once")
+        if "think" in canonical:
+            self.logger.warning("the field 'think' is never there when the endpoint returns thinking separately")
+        self._patterns = {
+            name: re.compile(rf"<{name}>\s*(.*?)\s*</{name}>", re.DOTALL) for names in self._fields for name in names
+        }
+
+    def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
+        """One attribute per tag and alternative: the first (or `last`) match, None without one."""
+        found: dict[str, str | None] = {}
+        for name, pattern in self._patterns.items():
+            matches = list(pattern.finditer(text)) if last else _first(pattern, text)
+            found[name] = matches[-1].group(1) if matches else None
+            if strip and found[name] is not None:
+                found[name] = str(found[name]).strip()
+        return SimpleNamespace(**found)
+
+    def parse_answer(self, completion: Any) -> Any:
+        """The answer field of the last assistant message that has it; of a text, its last occurrence."""
+        if isinstance(completion, str):
+            return self._extracted(self.parse(completion, last=True))
+        for message in reversed(self.get_assistant_messages(completion)):
+            answer = self._extracted(self.parse(message_text(message)))
+            if answer is not None:
+                return answer
+        return None
+
+    def get_fields(self) -> list[str]:
+        """Canonical names, in order."""
+        return [names[0] for names in self._fields]
+
+    def get_format_str(self) -> str:
+        """The format, as a model may be told it."""
+        lines = []
+        for names in self._fields:
+            options = " | ".join(names)
+            opening = f"[ {options} ]" if len(names) > 1 else options
+            lines.append(f"<{opening}>\n...\n</{opening}>")
+        return "\n".join(lines)
+
+    def format(self, **values: Any) -> str:
+        """Text in the format. Each field may be given under its canonical name or an alternative."""
+        parts = []
+        for names in self._fields:
+            given = next((name for name in names if name in values), None)
+            if given is None:
+                raise ValueError(f"no value for the field {names[0]!r}; give one of {list(names)}")
+            parts.append(f"<{names[0]}>\n{values[given]}\n</{names[0]}>")
+        return "\n".join(parts)
+
+    def get_format_reward_func(self) -> Callable[..., float]:
+        """0.4 for fields present, 0.2 each for clean spacing, a first and a last tag in place; mean over messages."""
+
+        def format_reward_func(completion: Any, **_: Any) -> float:
+            texts = [message_text(message) for message in self.get_assistant_messages(completion)]
+            return sum(self._format_score(text) for text in texts) / len(texts) if texts else 0.0
+
+        return format_reward_func
+
+    def _extracted(self, parsed: SimpleNamespace) -> Any:
+        answer = getattr(parsed, self.answer_field, None)
+        return None if answer is None else self.extract_fn(answer)
+
+    def _format_score(self, text: str) -> float:
+        loose, exact = self.parse(text), self.parse(text, strip=False)
+        present = [any(getattr(loose, name) is not None for name in names) for names in self._fields]
+        has_field = any(present)
+        spaced = has_field and all(
+            getattr(exact, name) is None or getattr(exact, name) == getattr(loose, name) for name in self._patterns
+        )
+        stripped = text.strip()
+        starts = any(stripped.startswith(f"<{name}>") for name in self._fields[0])
+        ends = any(stripped.endswith(f"</{name}>") for name in self._fields[-1])
+        shared = sum(present) / len(present) if has_field else 0.0
+        return 0.4 * shared + 0.2 * spaced + 0.2 * starts + 0.2 * ends
+
+
+def _first(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    match = pattern.search(text)
+    return [match] if match else []
+
+
+def _field_names(field: Any) -> tuple[str, ...]:
+    if isinstance(field, str):
+        return (field,)
+    if not isinstance(field, tuple):
+        raise TypeError(f"a field is a str or a tuple of str, not {type(field).__name__}")
+    if not field:
+        raise ValueError("a tuple of field names may not be empty")
+    if not all(isinstance(name, str) for name in field):
+        raise TypeError(f"every name of a field is a str; got {field!r}")
+    return field

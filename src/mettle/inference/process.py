@@ -1,0 +1,125 @@
+"""The command `python -m mettle.inference`: one server process from its config file to its exit status.
+
+Exit status 0 after SIGTERM or SIGINT, 2 for a mistake in the config (one line), 3 when the engine failed under it (one
+line; a supervisor may start it again). torch is imported only after the config is known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mettle.clients.renderer import Renderer
+from mettle.errors import MettleError, UserError
+from mettle.inference.bridge import Bridge
+from mettle.inference.config import InferenceConfig
+from mettle.inference.server import Server, bind
+from mettle.inference.service import Service
+from mettle.log import setup_logging
+from mettle.storage.files import write_json
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = _arguments(argv)
+    try:
+        config = read_config(arguments.config)
+        setup_logging(level=config.log_level)
+        # Before torch is imported: its thread pools read these once.
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.num_threads))
+        os.environ.setdefault("MKL_NUM_THREADS", str(config.num_threads))
+        renderer = Renderer.from_directory(config.model)
+        listener = bind(config.host, config.port)
+        return asyncio.run(serve(config, renderer, listener, arguments.ready_file))
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except MettleError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 3
+
+
+def read_config(path: Path) -> InferenceConfig:
+    """The config in a JSON file.
+
+    Raises: UserError naming the file and the field.
+    """
+    try:
+        return InferenceConfig.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UserError(f"{path}: {field}: {first['msg']}") from error
+
+
+async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.socket, ready_file: Path | None) -> int:
+    """Serve until a signal or the engine's end."""
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[MettleError | None] = loop.create_future()
+
+    def stop(error: MettleError | None = None) -> None:
+        if not stopped.done():
+            stopped.set_result(error)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+    def die(error: MettleError) -> None:
+        loop.call_soon_threadsafe(stop, error)
+
+    # torch comes in here, so that a wrong config is told at once and nothing else of this process needs it.
+    from mettle.inference.engine.embedded import start_engine
+
+    engine = await asyncio.to_thread(
+        start_engine,
+        config,
+        eos_token_ids=renderer.stop_token_ids,
+        decode_text=renderer.visible_text,
+        on_death=die,
+    )
+    server = Server(Service(Bridge(engine), renderer, config.served_model_name), listener)
+    await server.start()
+    logger.info("serving", extra={"model": config.served_model_name, "version": config.version, "url": server.base_url})
+    if ready_file is not None:
+        _write_ready_file(ready_file, server)
+    error = await stopped
+    await server.stop(config.drain_s)
+    if ready_file is not None:
+        _remove_ready_file(ready_file)
+    if error is not None:
+        raise error
+    return 0
+
+
+def _write_ready_file(path: Path, server: Server) -> None:
+    write_json(path, {"base_url": server.base_url, "host": str(server.host), "port": server.port, "pid": os.getpid()})
+
+
+def _remove_ready_file(path: Path) -> None:
+    # Only our own: a successor may have written its already.
+    try:
+        if json.loads(path.read_text())["pid"] == os.getpid():
+            path.unlink()
+    except (OSError, ValueError, KeyError):
+        return
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m mettle.inference", description="Serve a policy.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file with the fields of InferenceConfig")
+    parser.add_argument("--ready-file", type=Path, help="written with the server's address once it answers")
+    return parser.parse_args(argv)

@@ -1,0 +1,117 @@
+"""`python -m mettle.orchestrator RUN_DIR`: the orchestrator's process.
+
+Exit codes: 0 finished or stopped by SIGTERM, 2 the user's mistake, 3 cannot go on. Anything else is a crash, after
+which the process may simply be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mettle.errors import MettleError, ServiceError, StorageError, UserError
+from mettle.log import setup_logging
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.engine import Endpoint, HttpEngine
+from mettle.orchestrator.loop import Orchestrator
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+
+EXIT_USER, EXIT_SERVICE = 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one orchestrator to its end; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if len(given) != 1:
+        print("usage: python -m mettle.orchestrator RUN_DIR", file=sys.stderr)
+        return EXIT_USER
+    run_dir = RunDir(Path(given[0]).resolve())
+    try:
+        config = read_config(run_dir)
+        setup_logging(run_dir.logs / "orchestrator.log")
+        ledger = Ledger(run_dir.ledger)
+        try:
+            asyncio.run(orchestrate(config, run_dir, ledger))
+        finally:
+            ledger.close()
+    except (MettleError, BaseExceptionGroup) as raised:
+        error = first_error(raised)
+        if not isinstance(error, UserError | ServiceError | StorageError):
+            raise
+        print(f"mettle orchestrator: {error}", file=sys.stderr)
+        logger.error("%s", error)
+        return EXIT_USER if isinstance(error, UserError) else EXIT_SERVICE
+    return 0
+
+
+def read_config(run_dir: RunDir) -> OrchestratorConfig:
+    """The resolved configuration of the run. Raises: UserError naming the field that is wrong."""
+    path = run_dir.config("orchestrator")
+    try:
+        return OrchestratorConfig.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; is {run_dir.path} a run directory?") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {where}: {first['msg']}") from error
+
+
+async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledger) -> None:
+    """Until the run is finished, or SIGTERM or SIGINT asks for the end."""
+    last = ledger.last_batch()
+    if ledger.journal.fact("state") == "finished" and (last.step if last else 0) >= config.max_steps:
+        logger.info("the run is finished already")
+        return
+    from mettle.orchestrator.environments import EnvironmentSource
+
+    endpoint = Endpoint(run_dir.endpoint("inference"))
+    engine = HttpEngine(endpoint)
+    source = EnvironmentSource(config, endpoint, Path(config.model) if config.model else run_dir.model)
+    try:
+        orchestrator = Orchestrator(config, run_dir, ledger, source, engine)
+        await run_until_signalled(orchestrator, ledger)
+    finally:
+        await source.close()
+        await engine.close()
+
+
+async def run_until_signalled(orchestrator: Orchestrator, ledger: Ledger) -> None:
+    """Run; a signal cancels it cleanly, which loses nothing."""
+    running = asyncio.create_task(orchestrator.run())
+    stopped: list[str] = []
+
+    def stop(name: str) -> None:
+        stopped.append(name)
+        running.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, signal.Signals(number).name)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        logger.info("stopped by %s", stopped[0])
+        ledger.journal.event("orchestrator", "stopped", f"stopped by {stopped[0]}; tasks in flight were put back")
+
+
+def first_error(raised: BaseException) -> BaseException:
+    """The first error inside groups of errors; one that is no `MettleError` goes before the others."""
+    while isinstance(raised, BaseExceptionGroup):
+        raised = next((e for e in raised.exceptions if not isinstance(e, MettleError)), raised.exceptions[0])
+    return raised
+
+
+if __name__ == "__main__":
+    sys.exit(main())

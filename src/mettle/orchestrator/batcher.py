@@ -1,0 +1,122 @@
+"""Groups that wait to be shipped, and the batch that they make. A pure state machine.
+
+Invariants: a batch consists of exactly `groups_per_batch` whole groups; none of them holds a token staler than
+`max_staleness` at the step that trains it; the stalest groups leave first. Groups that carry no signal are replaced
+by others, but not for ever: `Starvation` ends a run in which nothing can be learnt, and says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from mettle.errors import ServiceError
+from mettle.records.tasks import DropReason, GroupRecord
+from mettle.records.tokens import Sample
+from mettle.records.versions import staleness
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A scored group reduced to what trains. `version` is the oldest among its sampled tokens."""
+
+    draw_id: int
+    version: int
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def of(cls, draw_id: int, samples: list[Sample]) -> ReadyGroup:
+        """From samples, of which there must be one at least."""
+        return cls(draw_id, min(sample.oldest_version for sample in samples), tuple(samples))
+
+
+class Batcher:
+    """Ready groups in the order in which they should be trained."""
+
+    def __init__(self, groups_per_batch: int, max_staleness: int) -> None:
+        self.groups_per_batch = groups_per_batch
+        self._max_staleness = max_staleness
+        self._ready: list[ReadyGroup] = []
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that wait."""
+        return len(self._ready)
+
+    @property
+    def is_full(self) -> bool:
+        """True when there are enough for a batch."""
+        return len(self._ready) >= self.groups_per_batch
+
+    def add(self, group: ReadyGroup) -> None:
+        """One more group waits."""
+        self._ready.append(group)
+
+    def sweep(self, step: int) -> list[ReadyGroup]:
+        """Remove and return the groups that are too stale to be trained at `step` or later."""
+        stale = [group for group in self._ready if staleness(step, group.version) > self._max_staleness]
+        if stale:
+            gone = {group.draw_id for group in stale}
+            self._ready = [group for group in self._ready if group.draw_id not in gone]
+        return stale
+
+    def take(self) -> list[ReadyGroup]:
+        """Remove and return a full batch, stalest groups first."""
+        assert self.is_full, f"a batch wants {self.groups_per_batch} groups, {len(self._ready)} are ready"
+        self._ready.sort(key=lambda group: group.version)
+        taken, self._ready = self._ready[: self.groups_per_batch], self._ready[self.groups_per_batch :]
+        return taken
+
+
+class Starvation:
+    """Counts groups in a row that gave nothing to train on."""
+
+    def __init__(self, groups_per_batch: int, max_empty_batches: int) -> None:
+        self._groups_per_batch = groups_per_batch
+        self._max_groups = groups_per_batch * max_empty_batches
+        self._reset()
+
+    def _reset(self) -> None:
+        self._num_groups = 0
+        self._reasons: Counter[DropReason] = Counter()
+        self._num_rollouts = 0
+        self._num_truncated = 0
+        self._rewards_sum = 0.0
+        self._num_rewards = 0
+
+    def observe(self, group: GroupRecord, drop: DropReason | None) -> str | None:
+        """Take a finished group into account. Returns a warning when a whole batch's worth came to nothing.
+
+        Raises: ServiceError at the limit.
+        """
+        if drop is None:
+            self._reset()
+            return None
+        self._num_groups += 1
+        self._reasons[drop] += 1
+        self._num_rollouts += len(group.rollouts)
+        self._num_truncated += sum(r.is_truncated for r in group.rollouts)
+        self._rewards_sum += sum(group.rewards)
+        self._num_rewards += len(group.rewards)
+        if self._num_groups >= self._max_groups:
+            raise ServiceError(f"{self._why()}, so there is nothing to learn from: {self._advice()}")
+        return f"{self._why()}: {self._advice()}" if self._num_groups == self._groups_per_batch else None
+
+    def _why(self) -> str:
+        equal = self._reasons[DropReason.ZERO_ADVANTAGE] / self._num_groups
+        errors = self._reasons[DropReason.ERRORS] / self._num_groups
+        silent = self._reasons[DropReason.NO_TOKENS] / self._num_groups
+        truncated = self._num_truncated / max(1, self._num_rollouts)
+        mean = f"{self._rewards_sum / self._num_rewards:.3g}" if self._num_rewards else "none"
+        return (
+            f"the last {self._num_groups} groups ({self._num_groups // self._groups_per_batch} batches' worth) gave "
+            f"nothing to train on: {equal:.0%} had equal rewards (mean {mean}), {errors:.0%} failed, "
+            f"{silent:.0%} sampled no token; {truncated:.0%} of the rollouts were cut at max_tokens"
+        )
+
+    def _advice(self) -> str:
+        if self._reasons[DropReason.ERRORS] * 2 > self._num_groups:
+            return "look at the errors of the rollouts on the run page"
+        if self._num_truncated * 2 > self._num_rollouts:
+            return "raise sampling.max_tokens"
+        return "take tasks that the model solves sometimes, warm it up first, or raise group_size"

@@ -1,0 +1,254 @@
+"""Configuration of the orchestrator. Imports without torch; validated once, at the start of the process."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from mettle.orchestrator.algorithms import check_options
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class SamplingConfig(_Section):
+    """How rollouts are sampled."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
+    """Sampling temperature; 0 is greedy (evaluations only)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens one model call may sample; None leaves it to the engine's context length."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus sampling. Must stay 1 in training."""
+    top_k: int = -1
+    """Keep the k likeliest tokens; -1 keeps all. Must stay -1 in training."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Drop tokens less likely than this share of the likeliest. Must stay 0 in training."""
+    seed: int | None = None
+    """Seed of the requests; None lets the engine draw one. A group's rollouts differ all the same."""
+
+    @property
+    def is_truncating(self) -> bool:
+        """True when the support is cut, so that logprobs are not the policy's own."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+class EnvConfig(_Section):
+    """One environment to draw tasks from."""
+
+    id: str
+    """What to load: a package's name, or `owner/name@version` from a Hub."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's `load_environment`."""
+    ratio: float = Field(default=1.0, gt=0.0)
+    """Share of the tasks relative to the other environments."""
+    name: str = ""
+    """Name in metrics and in the ledger; the id's last part when left out. Unique in a run."""
+
+    @model_validator(mode="after")
+    def _default_name(self) -> EnvConfig:
+        if not self.name:
+            self.name = self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+        return self
+
+
+class EvalConfig(_Section):
+    """Evaluation on held-out tasks."""
+
+    envs: list[EnvConfig] = Field(default_factory=list)
+    """Environments to evaluate; those of the training when empty. Their evaluation split is used."""
+    num_examples: int = Field(default=64, ge=-1)
+    """Tasks per environment; -1 takes all, 0 switches evaluation off."""
+    rollouts_per_example: int = Field(default=1, ge=1)
+    """Rollouts of each task."""
+    interval: int = Field(default=0, ge=0)
+    """Evaluate v{n} whenever n is a multiple of this; 0 leaves out interim evaluations."""
+    at_start: bool = True
+    """Evaluate v0 (the baseline)."""
+    at_end: bool = True
+    """Evaluate the last version."""
+    pin: bool = True
+    """Hold weight updates while an evaluation runs, so that all its tokens come from one version."""
+    sampling: SamplingConfig | None = None
+    """Sampling in evaluations; that of the training when left out."""
+
+
+class CurriculumConfig(_Section):
+    """Which task comes next."""
+
+    sampler: Literal["standard", "difficulty_pool"] = "standard"
+    """`standard` goes through the data epoch by epoch; `difficulty_pool` prefers tasks of middling reward."""
+    hard_below: float = 0.25
+    """Tasks whose latest mean reward is at most this are hard."""
+    easy_above: float = 0.75
+    """Tasks whose latest mean reward is above this are easy."""
+    hard_weight: float = Field(default=0.2, ge=0.0)
+    """Weight of a hard task relative to a normal one."""
+    easy_weight: float = Field(default=0.2, ge=0.0)
+    """Weight of an easy task relative to a normal one."""
+
+    @model_validator(mode="after")
+    def _order(self) -> CurriculumConfig:
+        if self.hard_below >= self.easy_above:
+            raise ValueError(f"hard_below ({self.hard_below}) must be less than easy_above ({self.easy_above})")
+        return self
+
+
+class PackingConfig(_Section):
+    """How samples are laid into micro batches."""
+
+    seq_len: int = Field(default=2048, ge=2)
+    """Longest sample in tokens; longer ones are cut at the end."""
+    layout: Literal["padded", "packed"] = "padded"
+    """How the trainer lays a micro batch out: padded rows cost rows x longest, packed ones the sum of lengths."""
+    micro_batch_tokens: int = Field(default=16_384, ge=2)
+    """Most tokens of a micro batch, padding included under `padded`."""
+    micro_batch_rows: int = Field(default=128, ge=1)
+    """Most sequences of a micro batch."""
+    num_ranks: int = Field(default=1, ge=1)
+    """Data-parallel ranks of the trainer."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> PackingConfig:
+        if self.micro_batch_tokens < self.seq_len:
+            raise ValueError(
+                f"micro_batch_tokens ({self.micro_batch_tokens}) must hold one sample of seq_len ({self.seq_len}): "
+                "raise the first or lower the second"
+            )
+        return self
+
+
+class RetryConfig(_Section):
+    """What happens to a group whose rollouts failed."""
+
+    max_attempts: int = Field(default=3, ge=1)
+    """How often a task is rolled out before it is dropped. Failures while the engine is down don't count."""
+    retried: list[str] = Field(default_factory=lambda: ["provider", "sandbox", "timeout"])
+    """Kinds of error worth another attempt; the others drop the group at once."""
+    backoff_s: float = Field(default=0.5, gt=0.0)
+    """Wait before the second attempt; doubles with each further one, up to 30 s."""
+    max_failed_groups: int = Field(default=8, ge=1)
+    """End the run after this many groups in a row in which the environment or its rewards failed every rollout."""
+
+
+class BudgetConfig(_Section):
+    """How long each wait may last before the run is declared stalled (seconds)."""
+
+    inference_s: float = Field(default=600.0, gt=0.0)
+    """For the engine to answer /health, at the start and after it was lost."""
+    weights_s: float = Field(default=1800.0, gt=0.0)
+    """For the trainer to publish a version."""
+    rollouts_s: float = Field(default=1800.0, gt=0.0)
+    """For any group to finish."""
+    eval_s: float = Field(default=3600.0, gt=0.0)
+    """For an evaluation that holds back the end of the run."""
+
+
+class OrchestratorConfig(_Section):
+    """Everything the orchestrator needs besides the run directory."""
+
+    model: str = ""
+    """Folder of the tokenizer and chat template; the run's own `model/` when left out."""
+    served_model_name: str = "policy"
+    """The model's name in requests."""
+    max_steps: int = Field(default=100, ge=0)
+    """Optimiser steps of the run."""
+    batch_size: int = Field(default=128, ge=1)
+    """Rollouts a step; a multiple of `group_size`."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of one task that are compared with each other."""
+    algorithm: str = "grpo"
+    """Rewards to advantages: `grpo`, `max_rl`, `rae`, or one registered under `mettle.algorithms`."""
+    algorithm_args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the algorithm."""
+    max_lag: int = Field(default=1, ge=0)
+    """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""
+    max_staleness: int = Field(default=2, ge=0)
+    """No token older than this many versions is trained; a group that is, is dropped and replaced."""
+    envs: list[EnvConfig] = Field(min_length=1)
+    """Environments to train on."""
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    """Sampling in training."""
+    filter_zero_advantages: bool = True
+    """Leave out what carries no signal, and roll out further groups so that a batch keeps its number of groups."""
+    max_empty_batches: int = Field(default=10, ge=1)
+    """End the run when this many batches' worth of groups in a row gave nothing to train on."""
+    max_inflight_groups: int | None = Field(default=None, ge=1)
+    """Most groups open at once; None allows as many as a batch has."""
+    rollout_timeout_s: float = Field(default=600.0, gt=0.0)
+    """A group that takes longer is ended and its rollouts count as timed out."""
+    retry: RetryConfig = Field(default_factory=RetryConfig)
+    """What happens to a group whose rollouts failed."""
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    """Evaluation on held-out tasks."""
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    """Which task comes next."""
+    packing: PackingConfig = Field(default_factory=PackingConfig)
+    """How samples are laid into micro batches."""
+    budgets: BudgetConfig = Field(default_factory=BudgetConfig)
+    """How long each wait may last."""
+    canary_tolerance: float = Field(1e-3, gt=0.0)
+    """Largest mean difference of the canary's logprobs at which an update counts."""
+    poll_s: float = Field(default=0.05, gt=0.0)
+    """How often the ledger is asked for a new version."""
+    health_s: float = Field(default=2.0, gt=0.0)
+    """How often the engine is asked for its health."""
+    shuffle: bool = True
+    """Go through each epoch in a new seeded order."""
+    seed: int = 0
+    """Seed of the task order."""
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Whole groups a batch consists of."""
+        return self.batch_size // self.group_size
+
+    @property
+    def inflight_groups(self) -> int:
+        """Most groups open at once."""
+        return self.max_inflight_groups or self.groups_per_batch
+
+    @property
+    def eval_envs(self) -> list[EnvConfig]:
+        """Environments to evaluate."""
+        return self.eval.envs or self.envs
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        """Sampling in evaluations."""
+        return self.eval.sampling or self.sampling
+
+    @field_validator("envs")
+    @classmethod
+    def _unique_names(cls, envs: list[EnvConfig]) -> list[EnvConfig]:
+        names = [env.name for env in envs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"several environments are called {', '.join(twice)}: give each its own `name`")
+        return envs
+
+    @model_validator(mode="after")
+    def _can_train(self) -> OrchestratorConfig:
+        check_options(self.algorithm, self.algorithm_args, self.group_size)
+        if self.batch_size % self.group_size:
+            lower = max(self.group_size, self.batch_size // self.group_size * self.group_size)
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size}): "
+                f"take {lower} or {lower + self.group_size}"
+            )
+        if self.max_staleness < self.max_lag:
+            raise ValueError(
+                f"max_staleness ({self.max_staleness}) is below max_lag ({self.max_lag}), so every batch would be "
+                f"thrown away: raise max_staleness to at least {self.max_lag}"
+            )
+        if self.sampling.is_truncating:
+            raise ValueError(
+                "top_p, top_k and min_p cut the distribution, so the recorded logprobs would not be the policy's and "
+                "the importance ratio is biased: leave them at 1, -1 and 0 in [sampling] (they are fine in "
+                "[eval.sampling])"
+            )
+        if self.sampling.temperature == 0.0:
+            raise ValueError("temperature 0 samples a group of equal rollouts, which teach nothing: take 1.0")
+        return self

@@ -1,0 +1,118 @@
+"""Rollouts from real environments: `mettle.envs` against the engine, token in and token out.
+
+Parts: `EnvironmentSource`. Environments are loaded once, at the start; the client of the engine is made anew when the
+engine listens somewhere else. One group is one `run_group` call, whose identical first turns go out as one request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mettle.clients.renderer import Renderer
+from mettle.clients.tokens import TokenClient
+from mettle.envs import load_environment
+from mettle.errors import UserError
+from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
+from mettle.orchestrator.engine import Endpoint
+from mettle.orchestrator.rollouts import rollout_record
+from mettle.orchestrator.source import GroupRequest
+from mettle.records.sampling import SamplingParams
+from mettle.records.tasks import RolloutRecord
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class EnvironmentSource:
+    """The environments of a configuration, by name, for training and for evaluation."""
+
+    def __init__(self, config: OrchestratorConfig, endpoint: Endpoint, model_dir: Path) -> None:
+        self._model = config.served_model_name
+        self._endpoint = endpoint
+        self._renderer = Renderer.from_directory(model_dir)
+        self._client: TokenClient | None = None
+        self._client_url = ""
+        self._old_clients: list[TokenClient] = []
+        loaded: dict[str, Any] = {}
+        self._train = {env.name: _load(env, loaded) for env in config.envs}
+        wants_eval = config.eval.num_examples != 0
+        self._eval = {env.name: _load(env, loaded) for env in config.eval_envs} if wants_eval else {}
+        self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in self._train.items()}
+        self._eval_rows: dict[str, Rows] = {name: env.get_eval_dataset() for name, env in self._eval.items()}
+
+    def num_tasks(self, env: str, *, is_eval: bool = False) -> int:
+        """Rows of the training or the evaluation split."""
+        return len((self._eval_rows if is_eval else self._train_rows)[env])
+
+    def uid(self, env: str, example_id: int) -> str:
+        """A digest of what the row asks."""
+        rows = self._train_rows if env in self._train_rows else self._eval_rows
+        return row_uid(rows[env][example_id])
+
+    async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
+        """Roll out one group. Failed rollouts are records; what escapes the environment, the caller records."""
+        rows = (self._eval_rows if request.is_eval else self._train_rows)[request.env]
+        env = (self._eval if request.is_eval else self._train)[request.env]
+        row = rows[request.example_id]
+        client = self._connect().for_group(request.size)
+        inputs = [dict(row) for _ in range(request.size)]
+        states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
+        return tuple(
+            rollout_record(state, f"{request.prefix}-{position}", request.sampling.temperature)
+            for position, state in enumerate(states)
+        )
+
+    async def close(self) -> None:
+        """Close the connections and tear the environments down."""
+        for client in [*self._old_clients, *([self._client] if self._client is not None else [])]:
+            await client.close()
+        for env in {id(env): env for env in [*self._train.values(), *self._eval.values()]}.values():
+            await env.teardown()
+
+    def _connect(self) -> TokenClient:
+        url = self._endpoint.base_url
+        if self._client is None or url != self._client_url:
+            if self._client is not None:
+                # Groups in flight still hold it; they fail by themselves, and it is closed at the end.
+                self._old_clients.append(self._client)
+            self._client = TokenClient(url, self._renderer)
+            self._client_url = url
+        return self._client
+
+
+def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
+    """Sampling as the arguments that environments and clients pass on; defaults are left out."""
+    found: dict[str, Any] = {"temperature": sampling.temperature}
+    if sampling.max_tokens is not None:
+        found["max_tokens"] = sampling.max_tokens
+    if sampling.top_p < 1.0:
+        found["top_p"] = sampling.top_p
+    if sampling.seed is not None:
+        found["seed"] = sampling.seed
+    extra: dict[str, Any] = {}
+    if sampling.top_k > 0:
+        extra["top_k"] = sampling.top_k
+    if sampling.min_p > 0.0:
+        extra["min_p"] = sampling.min_p
+    return found | ({"extra_body": extra} if extra else {})
+
+
+def row_uid(row: Mapping[str, Any]) -> str:
+    """A digest of the row's content, leaving out its number: it follows the row through reordered data."""
+    content = {key: value for key, value in row.items() if key not in ("example_id", "id")}
+    text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _load(env: EnvConfig, loaded: dict[str, Any]) -> Any:
+    """One instance for equal ids and arguments, however many names it has."""
+    key = f"{env.id}?{json.dumps(env.args, sort_keys=True, default=str)}"
+    if key not in loaded:
+        try:
+            loaded[key] = load_environment(env.id, **env.args)
+        except TypeError as error:
+            raise UserError(f"environment {env.id!r} does not take these arguments: {error}") from error
+    return loaded[key]

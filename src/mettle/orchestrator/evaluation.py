@@ -1,0 +1,245 @@
+"""Evaluations on held-out tasks, while training goes on.
+
+Parts: `EvalSchedule` (which versions are due, and which the engine must hold for that), `Evaluator` (runs them).
+Invariants: an evaluation is recorded once, in one transaction with all its rollouts, so a restart repeats none that is
+recorded; with `pin` all its tokens come from one version, and a group that a restarted engine sampled otherwise
+is rolled out again. New training groups wait until all groups of an evaluation are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from mettle.errors import RolloutTimeout
+from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
+from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
+from mettle.orchestrator.source import GroupRequest, RolloutSource
+from mettle.orchestrator.statistics import clustered_mean, pass_at_k
+from mettle.orchestrator.updater import Updater
+from mettle.orchestrator.waits import Pulse
+from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.ledger import Ledger
+from mettle.storage.shards import BlockRef, ShardWriter
+
+logger = logging.getLogger(__name__)
+
+BASELINE, INTERIM, FINAL = "baseline", "interim", "final"
+SOLVED = 1.0 - 1e-6
+
+
+class EvalSchedule:
+    """The versions that wait to be evaluated, oldest first, with the environments still missing."""
+
+    def __init__(self, config: OrchestratorConfig, recorded: Iterable[tuple[str, int, str]]) -> None:
+        self.is_pinned = config.eval.pin
+        done = set(recorded)
+        self._due: dict[int, tuple[str, list[str]]] = {}
+        for version, kind in eval_versions(config):
+            missing = [env.name for env in config.eval_envs if (kind, version, env.name) not in done]
+            if missing:
+                self._due[version] = (kind, missing)
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions that wait to be evaluated."""
+        return list(self._due)
+
+    def due(self, version: int) -> tuple[str, list[str]] | None:
+        """(kind, environments) of the evaluation of a version, if it waits."""
+        return self._due.get(version)
+
+    def finish(self, version: int) -> None:
+        """A version has been evaluated, or never will be."""
+        del self._due[version]
+
+    def target(self, current: int, newest: int) -> int:
+        """The version that the engine should serve next: each that is due in its turn, otherwise the newest."""
+        if self.is_pinned and current in self._due:
+            return current
+        return min((version for version in self._due if current < version <= newest), default=newest)
+
+
+def eval_versions(config: OrchestratorConfig) -> list[tuple[int, str]]:
+    """(version, kind) of each evaluation of a run. A version is evaluated once, as the first kind that fits."""
+    found: dict[int, str] = {}
+    if config.eval.num_examples == 0:
+        return []
+    if config.eval.at_start:
+        found[0] = BASELINE
+    if config.eval.at_end:
+        found.setdefault(config.max_steps, FINAL)
+    if config.eval.interval:
+        for version in range(config.eval.interval, config.max_steps, config.eval.interval):
+            found.setdefault(version, INTERIM)
+    return sorted(found.items())
+
+
+class Evaluator:
+    """Runs what the schedule says as soon as the engine serves the version. One task runs it."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        ledger: Ledger,
+        shards: ShardWriter,
+        source: RolloutSource,
+        schedule: EvalSchedule,
+        policy: Policy,
+        updater: Updater,
+        pulse: Pulse,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._shards = shards
+        self._source = source
+        self._schedule = schedule
+        self._policy = policy
+        self._updater = updater
+        self._pulse = pulse
+        self._sampling = sampling_params(config.eval_sampling)
+        self._num_waiting = 0
+
+    @property
+    def has_priority(self) -> bool:
+        """True while groups of an evaluation wait for their turn, so that training opens none."""
+        return self._num_waiting > 0
+
+    @property
+    def is_done(self) -> bool:
+        """True when nothing is left to evaluate."""
+        return not self._schedule.versions
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            version = self._policy.version
+            self._skip_before(version)
+            due = self._schedule.due(version)
+            if due is None or not self._policy.is_serving:
+                await self._pulse.wait()
+                continue
+            kind, names = due
+            for env in self._config.eval_envs:
+                if env.name in names:
+                    await self._evaluate(env, kind, version)
+            self._schedule.finish(version)
+            self._pulse.fire()
+
+    def _skip_before(self, version: int) -> None:
+        """Versions that the engine has gone past cannot be evaluated any more."""
+        for missed in [v for v in self._schedule.versions if v < version]:
+            text = f"v{missed} was replaced by v{version} before it could be evaluated"
+            logger.warning("%s", text)
+            self._ledger.journal.event("orchestrator", "eval_missed", text, version=missed)
+            self._schedule.finish(missed)
+
+    async def _evaluate(self, env: EnvConfig, kind: str, version: int) -> None:
+        num_tasks = self._source.num_tasks(env.name, is_eval=True)
+        count = num_tasks if self._config.eval.num_examples < 0 else min(num_tasks, self._config.eval.num_examples)
+        journal = self._ledger.journal
+        journal.event("orchestrator", "eval_started", f"{kind} evaluation of v{version} on {env.name}", tasks=count)
+        self._num_waiting = count
+        limit = max(1, self._config.inflight_groups * self._config.group_size)
+        permits = asyncio.Semaphore(max(1, limit // self._config.eval.rollouts_per_example))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._run_task(env, kind, version, example_id, permits))
+                    for example_id in range(count)
+                ]
+        finally:
+            self._num_waiting = 0
+            self._pulse.fire()
+        self._record(env, kind, version, [task.result() for task in running])
+
+    async def _run_task(
+        self, env: EnvConfig, kind: str, version: int, example_id: int, permits: asyncio.Semaphore
+    ) -> GroupRecord:
+        draw = TaskDraw(-1, env.name, self._source.uid(env.name, example_id), 0, example_id)
+        size = self._config.eval.rollouts_per_example
+        prefix = f"e{version}-{kind}-{env.name}-{example_id}"
+        request = GroupRequest(env.name, example_id, prefix, size, self._sampling, is_eval=True)
+        is_first, failures = True, 0
+        while True:
+            async with permits:
+                if is_first:
+                    self._num_waiting -= 1
+                    is_first = False
+                    if self._num_waiting == 0:
+                        self._pulse.fire()
+                incarnation = self._policy.incarnation
+                rollouts = await self._roll_out(request)
+            if not await self._is_void(rollouts, version, incarnation):
+                kinds = {r.error_kind for r in rollouts if r.reward is None}
+                failures += 1
+                if not kinds & set(self._config.retry.retried) or failures >= self._config.retry.max_attempts:
+                    return GroupRecord(draw, version, rollouts)
+            await self._until(lambda: self._policy.is_serving)
+            await asyncio.sleep(self._config.retry.backoff_s)
+
+    async def _roll_out(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
+        try:
+            async with asyncio.timeout(self._config.rollout_timeout_s):
+                return await self._source.run_group(request)
+        except TimeoutError:
+            late = RolloutTimeout(f"took longer than rollout_timeout_s ({self._config.rollout_timeout_s:g})")
+            return failed_rollouts(request, late)
+        except Exception as error:
+            return failed_rollouts(request, error)
+
+    async def _is_void(self, rollouts: tuple[RolloutRecord, ...], version: int, incarnation: str) -> bool:
+        """True when the rollouts say nothing of this version: the engine was gone, or served another one."""
+        if any(r.error_kind == "provider" for r in rollouts):
+            health = await self._updater.probe()
+            if health is None or health.incarnation != incarnation:
+                return True
+        sampled = [r.version_range for r in rollouts if r.num_completion_tokens]
+        return self._schedule.is_pinned and any(found != (version, version) for found in sampled)
+
+    async def _until(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            await self._pulse.wait()
+
+    def _record(self, env: EnvConfig, kind: str, version: int, groups: list[GroupRecord]) -> None:
+        blocks: list[tuple[GroupRecord, BlockRef]] = [(group, self._shards.append(group)) for group in groups]
+        estimate = clustered_mean([group.rewards for group in groups])
+        self._ledger.record_eval(
+            kind=kind,
+            step=version,
+            env_id=env.name,
+            groups=blocks,
+            mean=estimate.mean,
+            interval=estimate.interval,
+            metrics=eval_metrics(groups),
+        )
+        mean = "none" if estimate.mean is None else f"{estimate.mean:.4g}"
+        text = f"{kind} evaluation of v{version} on {env.name}: mean reward {mean} over {len(groups)} tasks"
+        logger.info("evaluated", extra={"kind": kind, "version": version, "env": env.name, "mean": estimate.mean})
+        self._ledger.journal.event("orchestrator", "eval_finished", text, version=version, mean=estimate.mean)
+
+
+def eval_metrics(groups: list[GroupRecord]) -> dict[str, float]:
+    """Means of the rubric's metrics, shares of errors and truncation, and pass@k where rewards are 0 or 1."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.metrics.items():
+            parts[name].append(value)
+    found = {f"reward_parts/{name}": sum(values) / len(values) for name, values in parts.items()}
+    total = max(1, len(rollouts))
+    found["error_rate"] = sum(r.error_kind is not None for r in rollouts) / total
+    found["truncated_rate"] = sum(r.is_truncated for r in rollouts) / total
+    found["tokens_mean"] = sum(r.num_completion_tokens for r in rollouts) / total
+    rewards = [group.rewards for group in groups]
+    complete = [scores for scores, group in zip(rewards, groups, strict=True) if len(scores) == len(group.rollouts)]
+    if complete and all(value <= 1e-6 or value >= SOLVED for scores in complete for value in scores):
+        k = 1
+        while k <= len(complete[0]):
+            rates = [pass_at_k(len(scores), sum(value >= SOLVED for value in scores), k) for scores in complete]
+            found[f"pass@{k}"] = sum(rates) / len(rates)
+            k *= 2
+    return found

@@ -1,0 +1,217 @@
+"""Groups in flight: opens them while there is room, judges what comes back, and accounts for it.
+
+Order of the writes: a task is committed as in flight before its first request goes out; a group's block is on disk
+before the ledger calls it scored; the decision to drop is in the same transaction. So a kill between any two lines
+leaves a task that is rolled out again, never one that is trained twice or forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from mettle.errors import RolloutTimeout, ServiceError
+from mettle.orchestrator.admission import FailureStreak, Verdict, judge_group, main_error
+from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
+from mettle.orchestrator.capacity import AdmittedShare, room_for_groups
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.curriculum import Curriculum
+from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
+from mettle.orchestrator.metrics import StepStats
+from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
+from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.source import GroupRequest, RolloutSource
+from mettle.orchestrator.updater import Updater
+from mettle.orchestrator.waits import Pulse
+from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
+from mettle.records.tokens import Sample
+from mettle.storage.ledger import Ledger
+from mettle.storage.shards import ShardWriter
+
+logger = logging.getLogger(__name__)
+
+ALGORITHM_STATE = "algorithm_state"
+MAX_BACKOFF_S = 30.0
+
+
+class GroupRunner:
+    """One task runs it; each open group is a task of its own inside."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        ledger: Ledger,
+        shards: ShardWriter,
+        source: RolloutSource,
+        *,
+        algorithm: Algorithm,
+        curriculum: Curriculum,
+        dispatcher: Dispatcher,
+        batcher: Batcher,
+        policy: Policy,
+        updater: Updater,
+        pulse: Pulse,
+        is_held: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._shards = shards
+        self._source = source
+        self._algorithm = algorithm
+        self._curriculum = curriculum
+        self._dispatcher = dispatcher
+        self._batcher = batcher
+        self._policy = policy
+        self._updater = updater
+        self._pulse = pulse
+        self._is_held = is_held
+        self._sampling = sampling_params(config.sampling)
+        self._starvation = Starvation(config.groups_per_batch, config.max_empty_batches)
+        self._streak = FailureStreak()
+        self._share = AdmittedShare()
+        self.next_step = 1
+        self.num_finished = 0
+        self.stats = StepStats(0.0)
+
+    async def run(self) -> None:
+        """Keep groups open while there is room, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for group in self._open_groups():
+                    tasks.create_task(self._run_group(group))
+                due = self._dispatcher.next_due
+                now = asyncio.get_running_loop().time()
+                await self._pulse.wait(None if due is None or due <= now else due - now)
+
+    def _open_groups(self) -> list[OpenGroup]:
+        """Take waiting tasks, then new ones, and commit all of them as in flight."""
+        room = min(self._dispatcher.num_permits, self._room())
+        if room <= 0 or not self._policy.is_serving or self._is_held():
+            return []
+        now = asyncio.get_running_loop().time()
+        with self._ledger.database.transaction():
+            draws = self._dispatcher.take(room, now)
+            if len(draws) < room:
+                draws += self._ledger.draw_tasks(self._curriculum.draw(room - len(draws)))
+            for draw in draws:
+                self._ledger.dispatch(draw.draw_id)
+        return [self._dispatcher.open(draw, self._policy.version, now) for draw in draws]
+
+    def _room(self) -> int:
+        return room_for_groups(
+            step=self.next_step,
+            version=self._policy.version,
+            max_steps=self._config.max_steps,
+            groups_per_batch=self._config.groups_per_batch,
+            num_ready=self._batcher.num_ready,
+            num_running=self._dispatcher.num_open,
+            admitted_share=self._share.value,
+            max_lag=self._config.max_lag,
+            max_staleness=self._config.max_staleness,
+        )
+
+    async def _run_group(self, group: OpenGroup) -> None:
+        incarnation = self._policy.incarnation
+        rollouts = await self._roll_out(group)
+        record = GroupRecord(group.draw, group.version, rollouts)
+        if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
+            self._put_back(record, is_counted=False)
+            return
+        verdict = judge_group(
+            record,
+            self._algorithm,
+            retry=self._config.retry,
+            num_failures=self._dispatcher.num_failures(group.draw.draw_id),
+            filter_zero_advantages=self._config.filter_zero_advantages,
+        )
+        if verdict.is_retried:
+            self._put_back(verdict.group, is_counted=True)
+        else:
+            self._settle(verdict)
+
+    async def _roll_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...]:
+        """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""
+        draw = group.draw
+        request = GroupRequest(
+            draw.env_id, draw.example_id, f"t{draw.draw_id}", self._config.group_size, self._sampling
+        )
+        try:
+            async with asyncio.timeout(self._config.rollout_timeout_s) as deadline:
+                return await self._source.run_group(request)
+        except TimeoutError as error:
+            if not deadline.expired():
+                return failed_rollouts(request, error)
+            late = RolloutTimeout(f"the group took longer than rollout_timeout_s ({self._config.rollout_timeout_s:g})")
+            return failed_rollouts(request, late)
+        except Exception as error:
+            return failed_rollouts(request, error)
+
+    async def _is_engine_to_blame(self, incarnation: str) -> bool:
+        """True when the engine is gone or has been restarted since, so that the failure says nothing of the task."""
+        health = await self._updater.probe()
+        return health is None or health.incarnation != incarnation
+
+    def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
+        draw = group.draw
+        failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
+        delay = min(MAX_BACKOFF_S, self._config.retry.backoff_s * 2 ** max(0, failures - 1))
+        self._ledger.put_back([draw.draw_id])
+        self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
+        self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
+        self.stats.observe_errors(group)
+        found = main_error(group.rollouts)
+        logger.info(
+            "group failed and will be tried again",
+            extra={"draw_id": draw.draw_id, "env": draw.env_id, "error": found, "failures": failures},
+        )
+        self.num_finished += 1
+        self._pulse.fire()
+
+    def _settle(self, verdict: Verdict) -> None:
+        """Write a finished group down and hand it on."""
+        group, drop = verdict.group, verdict.drop
+        samples = [] if drop is not None else self.samples_of(group)
+        if drop is None and not samples:
+            drop = DropReason.NO_TOKENS
+        self._record(group, drop)
+        if group.rewards:
+            mean = sum(group.rewards) / len(group.rewards)
+            self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
+        self.stats.observe(group, drop)
+        self._share.observe(is_admitted=drop is None)
+        self._dispatcher.end(group.draw.draw_id, Ending.SCORED)
+        if samples:
+            self._batcher.add(ReadyGroup.of(group.draw.draw_id, samples))
+        self.num_finished += 1
+        self._pulse.fire()
+        self._end_if_hopeless(group, drop)
+
+    def samples_of(self, group: GroupRecord) -> list[Sample]:
+        """What of a scored group trains."""
+        return group_samples(
+            group,
+            seq_len=self._config.packing.seq_len,
+            keep_zero_advantages=not self._config.filter_zero_advantages,
+        )
+
+    def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
+        ref = self._shards.append(group)
+        state = self._algorithm.state()
+        with self._ledger.database.transaction():
+            self._ledger.record_scored(group, ref, drop=drop)
+            if state:
+                self._ledger.journal.set_fact(ALGORITHM_STATE, state)
+
+    def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
+        if self._streak.observe(group) >= self._config.retry.max_failed_groups:
+            raise ServiceError(
+                f"environment {group.draw.env_id!r} failed every rollout of {self._streak.length} groups in a row; "
+                f"the first error was {self._streak.first_error}"
+            )
+        warning = self._starvation.observe(group, drop)
+        if warning is not None:
+            logger.warning("%s", warning)
+            self._ledger.journal.event("orchestrator", "no_signal", warning)

@@ -1,0 +1,210 @@
+"""The orchestrator: tasks in, batches out, step by step.
+
+Parts: `Orchestrator` wires the others together and is the only one that knows the order of a run. Five tasks run side
+by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, the measure of the event
+loop's lag, and the steps. Nobody waits for anybody but at the edges named here: a batch waits for its groups
+and for v{step-1-max_lag}; the end waits for v{max_steps} and its evaluation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from mettle.orchestrator.algorithms import make_algorithm
+from mettle.orchestrator.batcher import Batcher, ReadyGroup
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.dispatcher import Dispatcher, Ending
+from mettle.orchestrator.engine import Engine
+from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
+from mettle.orchestrator.groups import GroupRunner
+from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
+from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
+from mettle.orchestrator.shipping import assemble, ship
+from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.updater import Updater
+from mettle.orchestrator.waits import Pulse, Waits
+from mettle.records.tasks import DropReason
+from mettle.records.tokens import Batch
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import ShardWriter
+
+logger = logging.getLogger(__name__)
+
+
+class Orchestrator:
+    """One run's orchestrator. `run` returns when the run is finished; cancelling it loses nothing."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        run_dir: RunDir,
+        ledger: Ledger,
+        source: RolloutSource,
+        engine: Engine,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        check_fits(config, ledger, source)
+        self._config = config
+        self._run_dir = run_dir
+        self._ledger = ledger
+        self._algorithm = make_algorithm(config.algorithm, config.algorithm_args)
+        self._curriculum = make_curriculum(config, ledger, source)
+        self._dispatcher = Dispatcher(config.inflight_groups)
+        self._batcher = Batcher(config.groups_per_batch, config.max_staleness)
+        pulse = Pulse()
+        self._policy = Policy(pulse)
+        self._waits = Waits(ledger.journal, pulse, clock=clock)
+        self._lag = LoopLag()
+        shards = ShardWriter(run_dir.rollouts)
+        recorded = [(row.kind, row.step, row.env_id) for row in ledger.journal.evals()]
+        schedule = EvalSchedule(config, recorded)
+        self._updater = Updater(config, engine, ledger, self._policy, self._waits, schedule)
+        self._evaluator = Evaluator(config, ledger, shards, source, schedule, self._policy, self._updater, pulse)
+        self._groups = GroupRunner(
+            config,
+            ledger,
+            shards,
+            source,
+            algorithm=self._algorithm,
+            curriculum=self._curriculum,
+            dispatcher=self._dispatcher,
+            batcher=self._batcher,
+            policy=self._policy,
+            updater=self._updater,
+            pulse=pulse,
+            is_held=lambda: self._evaluator.has_priority,
+        )
+        self._pulse = pulse
+        self._recovered = recover(
+            config,
+            run_dir,
+            ledger,
+            algorithm=self._algorithm,
+            dispatcher=self._dispatcher,
+            batcher=self._batcher,
+            source=source,
+            observe=lambda group: self._groups.stats.observe(group, None),
+        )
+
+    async def run(self) -> None:
+        """All steps, then the end of the run."""
+        self._groups.stats.started_at = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(self._updater.run(), name="updater"),
+                    tasks.create_task(self._evaluator.run(), name="evaluator"),
+                    tasks.create_task(self._lag.run(), name="loop lag"),
+                ]
+                groups = tasks.create_task(self._groups.run(), name="groups")
+                for step in range(self._recovered.next_step, self._config.max_steps + 1):
+                    self._groups.next_step = step
+                    self._pulse.fire()
+                    await self._step(step)
+                groups.cancel()
+                await self._finish()
+                for task in background:
+                    task.cancel()
+        finally:
+            self._release()
+
+    async def _step(self, step: int) -> None:
+        """Wait for the policy to keep up, collect enough groups, ship. Groups are rolled out all the while."""
+        waited_s = await self._reach(step - 1 - self._config.max_lag)
+        self._drop_stale(step)
+        while not self._batcher.is_full:
+            await self._collect(step)
+            self._drop_stale(step)
+        groups = self._batcher.take()
+        # What opens from here on lands in a later batch, also while this one is being written.
+        self._groups.next_step = step + 1
+        await self._ship(step, groups, waited_s)
+
+    async def _collect(self, step: int) -> None:
+        """Until there are enough groups for a batch. The budget is for any group to finish, not for all of them."""
+        while not self._batcher.is_full:
+            seen = self._groups.num_finished
+            missing = self._batcher.groups_per_batch - self._batcher.num_ready
+            await self._waits.until(
+                lambda seen=seen: self._groups.num_finished > seen or self._batcher.is_full,  # type: ignore[misc]
+                edge="rollouts",
+                awaits=f"{missing} more groups for step {step}",
+                budget_s=self._config.budgets.rollouts_s,
+            )
+
+    async def _reach(self, version: int) -> float:
+        budgets = self._config.budgets
+        # A pinned evaluation holds the update back, so it has the engine's budget and its own.
+        inference_s = budgets.inference_s + (budgets.eval_s if self._config.eval.pin else 0.0)
+        return await self._policy.reach(version, self._waits, weights_s=budgets.weights_s, inference_s=inference_s)
+
+    def _drop_stale(self, step: int) -> None:
+        stale = self._batcher.sweep(step)
+        for group in stale:
+            self._ledger.drop(group.draw_id, DropReason.STALE)
+        if stale:
+            self._groups.stats.num_stale += len(stale)
+            text = f"{len(stale)} groups were older than {self._config.max_staleness} versions at step {step}"
+            logger.warning("%s", text)
+            self._ledger.journal.event("orchestrator", "stale_dropped", text, step=step)
+            self._pulse.fire()
+
+    async def _ship(self, step: int, groups: list[ReadyGroup], waited_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        stats, self._groups.stats = self._groups.stats, StepStats(now)
+        figures = stats.figures(now)
+        started = time.perf_counter()
+        batch = assemble(step, groups, self._config.packing, figures)
+        pack_s = time.perf_counter() - started
+        num_sequences = sum(len(group.samples) for group in groups)
+        figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
+        await ship(self._ledger, self._run_dir, batch, num_sequences, state=self._state(), figures=figures)
+        logger.info(
+            "shipped batch",
+            extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},
+        )
+
+    def _state(self) -> dict[str, object]:
+        """The orchestrator's half of a checkpoint. The ledger holds the same in its rows; this is for its readers."""
+        return {"drawn": self._curriculum.state(), "algorithm": self._algorithm.state(), "seed": self._config.seed}
+
+    def _gauges(self, batch: Batch) -> dict[str, float]:
+        """Figures of the moment of shipping."""
+        mean, largest = batch.staleness
+        updates, self._updater.updates = self._updater.updates, []
+        return {
+            "staleness/mean": mean,
+            "staleness/max": float(largest),
+            "queue/ready_groups": float(self._batcher.num_ready),
+            "queue/inflight_groups": float(self._dispatcher.num_open),
+            "event_loop_lag/max_ms": self._lag.take_max_ms(),
+            **update_figures(updates),
+        }
+
+    async def _finish(self) -> None:
+        """Wait for the last version and its evaluation, and close the accounts."""
+        await self._reach(self._config.max_steps)
+        await self._waits.until(
+            lambda: self._evaluator.is_done,
+            edge="evaluation",
+            awaits=f"the evaluation of v{self._config.max_steps}",
+            budget_s=self._config.budgets.eval_s,
+        )
+        num_left = close_accounts(self._ledger)
+        text = f"finished: v{self._config.max_steps} is served and evaluated, {num_left} tasks were left over"
+        logger.info("%s", text)
+        self._ledger.journal.event("orchestrator", "finished", text)
+
+    def _release(self) -> None:
+        """Put back what is in flight. A kill leaves this to the next start."""
+        groups = self._dispatcher.open_groups()
+        for group in groups:
+            self._dispatcher.end(group.draw.draw_id, Ending.CANCELLED)
+        if groups and self._ledger.journal.fact("state") != "finished":
+            self._ledger.put_back([group.draw.draw_id for group in groups])

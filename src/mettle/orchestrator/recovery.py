@@ -1,0 +1,131 @@
+"""Taking up a run where it was, from the ledger alone.
+
+Tasks that were in flight go back to pending and are rolled out again; groups that were scored are read back from their
+shards, with the advantages that they were given; the curriculum goes on after the last draw. Everything is checked
+before anything is changed: a configuration that does not fit the run ends as a `UserError` and touches nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mettle.errors import UserError
+from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.batcher import Batcher, ReadyGroup
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, Sampler, StandardSampler
+from mettle.orchestrator.dispatcher import Dispatcher
+from mettle.orchestrator.groups import ALGORITHM_STATE
+from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.source import RolloutSource
+from mettle.records.tasks import DropReason, GroupRecord, TaskState
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import read_group
+
+logger = logging.getLogger(__name__)
+
+DATASETS = "datasets"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Where the run stood. `next_step` is the first batch that has not been shipped."""
+
+    next_step: int
+    num_put_back: int
+    num_ready: int
+
+
+def check_fits(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource) -> None:
+    """Raise UserError when the run's tasks are not those of the configured environments."""
+    names = {env.name for env in config.envs}
+    for env in config.envs:
+        if source.num_tasks(env.name) < 1:
+            raise UserError(f"environment {env.name!r} has no tasks to train on; check its arguments")
+    waiting = ledger.tasks_in(TaskState.PENDING) + ledger.tasks_in(TaskState.IN_FLIGHT)
+    for draw in waiting:
+        if draw.env_id not in names:
+            raise UserError(
+                f"the run has unfinished tasks of environment {draw.env_id!r}, which the configuration does not have; "
+                f"it has {', '.join(sorted(names))}. Put it back, or start a new run"
+            )
+    for name, size in ledger.journal.fact(DATASETS, {}).items():
+        if name in names and source.num_tasks(name) != size:
+            raise UserError(
+                f"environment {name!r} had {size} tasks when the run began and has {source.num_tasks(name)} now; "
+                "resume with the same data, or start a new run"
+            )
+    for draw in waiting:
+        if source.uid(draw.env_id, draw.example_id) != draw.uid:
+            raise UserError(
+                f"task {draw.example_id} of environment {draw.env_id!r} is not the one that was drawn; "
+                "resume with the same data, or start a new run"
+            )
+
+
+def make_curriculum(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource) -> Curriculum:
+    """A curriculum that goes on after the draws in the ledger."""
+    samplers: dict[str, Sampler] = {}
+    for env in config.envs:
+        size = source.num_tasks(env.name)
+        past = [PastDraw(*row) for row in ledger.past_draws(env.name)]
+        if config.curriculum.sampler == "difficulty_pool":
+            samplers[env.name] = DifficultyPool(env.name, size, past, config.curriculum, seed=config.seed)
+        else:
+            samplers[env.name] = StandardSampler(env.name, size, past, seed=config.seed, shuffle=config.shuffle)
+    ratios = {env.name: env.ratio for env in config.envs}
+    return Curriculum(samplers, ratios, source.uid)
+
+
+def recover(
+    config: OrchestratorConfig,
+    run_dir: RunDir,
+    ledger: Ledger,
+    *,
+    algorithm: Algorithm,
+    dispatcher: Dispatcher,
+    batcher: Batcher,
+    source: RolloutSource,
+    observe: Callable[[GroupRecord], None],
+) -> Recovered:
+    """Bring the state machines to where the ledger says the run is; `observe` is told each group read back."""
+    in_flight = ledger.tasks_in(TaskState.IN_FLIGHT)
+    ledger.put_back([draw.draw_id for draw in in_flight])
+    dispatcher.wait(ledger.tasks_in(TaskState.PENDING))
+    algorithm.restore(ledger.journal.fact(ALGORITHM_STATE, {}))
+    for draw_id, ref in ledger.scored_groups():
+        group = read_group(run_dir.rollouts, ref)
+        samples = group_samples(
+            group, seq_len=config.packing.seq_len, keep_zero_advantages=not config.filter_zero_advantages
+        )
+        if samples:
+            batcher.add(ReadyGroup.of(draw_id, samples))
+            observe(group)
+        else:
+            ledger.drop(draw_id, DropReason.NO_TOKENS)
+    last = ledger.last_batch()
+    sizes = ledger.journal.fact(DATASETS, {}) | {env.name: source.num_tasks(env.name) for env in config.envs}
+    ledger.journal.set_fact(DATASETS, sizes)
+    recovered = Recovered(1 if last is None else last.step + 1, len(in_flight), batcher.num_ready)
+    if last is not None or in_flight or batcher.num_ready:
+        text = (
+            f"resumed at step {recovered.next_step}: {recovered.num_put_back} tasks put back, "
+            f"{recovered.num_ready} scored groups read back"
+        )
+        logger.info("%s", text)
+        ledger.journal.event("orchestrator", "resumed", text)
+    return recovered
+
+
+def close_accounts(ledger: Ledger) -> int:
+    """End of the run: every task that was neither trained nor dropped is dropped, in one transaction."""
+    with ledger.database.transaction():
+        ledger.put_back([draw.draw_id for draw in ledger.tasks_in(TaskState.IN_FLIGHT)])
+        left = ledger.tasks_in(TaskState.PENDING) + ledger.tasks_in(TaskState.SCORED)
+        for draw in left:
+            ledger.drop(draw.draw_id, DropReason.RUN_ENDED)
+        ledger.journal.set_fact("state", "finished")
+    return len(left)

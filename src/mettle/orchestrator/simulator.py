@@ -1,0 +1,383 @@
+"""A whole run in a second: the real orchestrator and ledger with a simulated engine, trainer and environment.
+
+Parts: `VirtualTimeLoop` (an event loop whose clock jumps to the next timer), `SimulatedEngine`, `SimulatedSource`,
+`SimulatedTrainer`, `Mortality` (kills the orchestrator at a given transaction or moment), `simulate`. Everything
+random comes from one seed, so a failure repeats. What the orchestrator promises is checked by whoever reads the ledger
+afterwards; a run that can make no further move raises `Deadlock` at once, because nothing is left to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mettle.errors import ProviderError
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.engine import EngineHealth, EngineUpdate, UpdateRefused
+from mettle.orchestrator.loop import Orchestrator
+from mettle.orchestrator.source import GroupRequest
+from mettle.records.tasks import RolloutRecord, Turn
+from mettle.records.tokens import Batch
+from mettle.records.versions import CanaryCheck, WeightVersion
+from mettle.storage.batches import read_batch
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+T = TypeVar("T")
+
+
+TICK_S = 1e-9
+
+
+class Deadlock(RuntimeError):
+    """Every task waits and no timer is left, or the run has used up its simulated time."""
+
+
+class Killed(BaseException):
+    """The orchestrator died here, as by kill -9."""
+
+
+@dataclass(frozen=True)
+class World:
+    """How fast and how reliable everything is. Times are simulated seconds."""
+
+    seed: int = 0
+    num_tasks: int = 40
+    rollout_s: float = 1.0
+    """Mean time of a model call of four tokens; each rollout draws its own."""
+    train_s: float = 1.0
+    update_s: float = 0.05
+    error_rate: float = 0.0
+    """Share of rollouts that fail in the environment."""
+    equal_rate: float = 0.0
+    """Share of groups whose rewards are all equal."""
+    engine_deaths: tuple[float, ...] = ()
+    """When the engine dies; it comes back with v0 after `engine_down_s`."""
+    engine_down_s: float = 3.0
+    trainer_deaths: tuple[int, ...] = ()
+    """After which steps the trainer falls back to its last checkpoint."""
+    checkpoint_every: int = 2
+    refusals: int = 0
+    """How many updates the engine refuses before it takes one."""
+    kills_at_transaction: tuple[int, ...] = ()
+    """The n-th life of the orchestrator ends at this transaction; odd numbers after the commit, even ones before."""
+    kills_at: tuple[float, ...] = ()
+    """Times at which the orchestrator dies wherever it is."""
+    limit_s: float = 20_000.0
+
+
+class SimulatedEngine:
+    """Serves a version, takes another one after a while, dies on schedule and comes back with v0."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._num_refusals = world.refusals
+        self.version = 0
+        self.life = 0
+        self.is_up = True
+        self.num_updates = 0
+
+    async def live_and_die(self) -> None:
+        """Follow the schedule of deaths."""
+        loop = asyncio.get_running_loop()
+        for moment in sorted(self._world.engine_deaths):
+            await asyncio.sleep(max(0.0, moment - loop.time()))
+            self.is_up = False
+            await asyncio.sleep(self._world.engine_down_s)
+            self.version = 0
+            self.life += 1
+            self.is_up = True
+
+    async def health(self) -> EngineHealth:
+        """Its life and version."""
+        await asyncio.sleep(0)
+        self._demand_life(self.life)
+        return EngineHealth(f"life-{self.life}", self.version)
+
+    async def update(self, weights: WeightVersion) -> EngineUpdate:
+        """Serve other weights after `update_s`."""
+        life = self.life
+        self._demand_life(life)
+        await asyncio.sleep(self._world.update_s)
+        self._demand_life(life)
+        if self._num_refusals:
+            self._num_refusals -= 1
+            raise UpdateRefused(f"the canary of v{weights.version} does not match")
+        self.version = weights.version
+        self.num_updates += 1
+        return EngineUpdate(weights.version, self._world.update_s * 1000.0, CanaryCheck(weights.version, 0.0, 0.0, 64))
+
+    async def sample(self, count: int, pause_s: float) -> list[int]:
+        """The versions that sampled `count` tokens. Raises: ProviderError when it dies meanwhile."""
+        life = self.life
+        versions = []
+        for _ in range(count):
+            self._demand_life(life)
+            versions.append(self.version)
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        return versions
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _demand_life(self, life: int) -> None:
+        if not self.is_up or self.life != life:
+            raise ProviderError("connection refused: the engine is gone")
+
+
+class SimulatedSource:
+    """Environments with `world.num_tasks` rows each. Every sampled token is the id of its task draw."""
+
+    NUM_TOKENS = 4
+
+    def __init__(self, world: World, engine: SimulatedEngine) -> None:
+        self._world = world
+        self._engine = engine
+        self._num_calls = 0
+
+    def num_tasks(self, env: str, *, is_eval: bool = False) -> int:
+        """The same for every environment."""
+        return self._world.num_tasks
+
+    def uid(self, env: str, example_id: int) -> str:
+        """Its number."""
+        return f"{env}-{example_id}"
+
+    async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
+        """Roll out one group, at a speed and with luck drawn from the seed."""
+        self._num_calls += 1
+        rng = random.Random(f"{self._world.seed}/{request.prefix}/{self._num_calls}")
+        is_equal = rng.random() < self._world.equal_rate
+        seeds = [rng.random() for _ in range(request.size)]
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._rollout(request, position, random.Random(seed), is_equal))
+                for position, seed in enumerate(seeds)
+            ]
+        return tuple(task.result() for task in running)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def _rollout(self, request: GroupRequest, position: int, rng: random.Random, is_equal: bool) -> RolloutRecord:
+        name = f"{request.prefix}-{position}"
+        pause_s = rng.expovariate(1.0) * self._world.rollout_s / self.NUM_TOKENS if self._world.rollout_s else 0.0
+        try:
+            versions = await self._engine.sample(self.NUM_TOKENS, pause_s)
+        except ProviderError as error:
+            return RolloutRecord(name, None, {}, [], (), error_kind="provider", error=str(error))
+        if rng.random() < self._world.error_rate:
+            return RolloutRecord(name, None, {}, [], (), error_kind="environment", error="the tool broke")
+        mark = int(request.prefix[1:]) if not request.is_eval else 0
+        turn = Turn(
+            0,
+            np.array([7, 8], np.int32),
+            np.full(self.NUM_TOKENS, mark, np.int32),
+            np.full(self.NUM_TOKENS, -0.5, np.float32),
+            np.array(versions, np.int32),
+        )
+        reward = 0.5 if is_equal else (position % 2) * 0.5 + rng.random() * 0.1
+        return RolloutRecord(name, reward, {"luck": reward}, [{"role": "user", "content": "go"}], (turn,))
+
+
+@dataclass
+class SimulatedTrainer:
+    """Trains what is shipped, publishes, and falls back to its checkpoint when it dies."""
+
+    world: World
+    run_dir: RunDir
+    ledger: Ledger
+    max_steps: int
+    batches: dict[int, Batch] = field(default_factory=dict)
+    num_trainings: int = 0
+
+    async def run(self) -> None:
+        """Until the last step is trained."""
+        deaths = list(self.world.trainer_deaths)
+        step = self._restart(0)
+        while step <= self.max_steps:
+            row = self.ledger.batch(step)
+            if row is None:
+                await asyncio.sleep(0.05)
+                continue
+            self.batches[step] = read_batch(self.run_dir.batches, row.digest)
+            await asyncio.sleep(self.world.train_s)
+            self.ledger.record_trained(step, _weights(step))
+            self.num_trainings += 1
+            if step in deaths:
+                deaths.remove(step)
+                await asyncio.sleep(1.0)
+                step = self._restart(step // self.world.checkpoint_every * self.world.checkpoint_every)
+                continue
+            step += 1
+
+    def _restart(self, checkpoint: int) -> int:
+        self.ledger.publish(_weights(checkpoint))
+        return checkpoint + 1
+
+
+class Mortality:
+    """Stands between the orchestrator and its ledger, and ends it at a transaction or on demand."""
+
+    def __init__(self, ledger: Ledger, at_transaction: int | None) -> None:
+        self._at = at_transaction
+        self._count = 0
+        self._depth = 0
+        self.is_dead = False
+        self._transaction = ledger.database.transaction
+        # Every write of the ledger goes through this one method.
+        ledger.database.transaction = self.transaction  # type: ignore[method-assign]
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """The ledger's own, unless death comes before or after it."""
+        if self.is_dead:
+            raise Killed
+        if self._depth:
+            with self._transaction() as connection:
+                yield connection
+            return
+        self._count += 1
+        is_last = self._count == self._at
+        if is_last and self._count % 2 == 0:
+            self.is_dead = True
+            raise Killed
+        self._depth += 1
+        try:
+            with self._transaction() as connection:
+                yield connection
+        finally:
+            self._depth -= 1
+        if is_last:
+            self.is_dead = True
+            raise Killed
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulated run leaves behind, besides its directory."""
+
+    engine: SimulatedEngine
+    trainer: SimulatedTrainer
+    num_lives: int
+    duration_s: float
+
+
+async def simulate(root: Path, config: OrchestratorConfig, world: World) -> Simulated:
+    """Run to the end, starting the orchestrator again after each death."""
+    run_dir = RunDir(root)
+    loop = asyncio.get_running_loop()
+    engine = SimulatedEngine(world)
+    trainer_ledger = Ledger(run_dir.ledger, clock=loop.time)
+    trainer = SimulatedTrainer(world, run_dir, trainer_ledger, config.max_steps)
+    others = [asyncio.create_task(trainer.run()), asyncio.create_task(engine.live_and_die())]
+    kills, num_lives = list(world.kills_at_transaction), 0
+    waits: list[str] = []
+    loop.call_later(world.limit_s - TICK_S, _note_waits, trainer_ledger, waits)
+    try:
+        async with asyncio.timeout(world.limit_s):
+            while trainer_ledger.journal.fact("state") != "finished":
+                num_lives += 1
+                at = kills.pop(0) if kills else None
+                await _live_once(config, run_dir, world, engine, at)
+            for task in others:
+                if task.done():
+                    task.result()
+    except TimeoutError as error:
+        graph = "; ".join(waits) or "none"
+        raise Deadlock(f"not finished after {world.limit_s:.0f} simulated s; waits: {graph}") from error
+    finally:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        trainer_ledger.close()
+    return Simulated(engine, trainer, num_lives, loop.time())
+
+
+async def _live_once(
+    config: OrchestratorConfig, run_dir: RunDir, world: World, engine: SimulatedEngine, at_transaction: int | None
+) -> None:
+    """One life of the orchestrator: to the end of the run, or to its death."""
+    loop = asyncio.get_running_loop()
+    ledger = Ledger(run_dir.ledger, clock=loop.time)
+    mortality = Mortality(ledger, at_transaction)
+    upcoming = [moment for moment in sorted(world.kills_at) if moment > loop.time()]
+    try:
+        orchestrator = Orchestrator(config, run_dir, ledger, SimulatedSource(world, engine), engine, clock=loop.time)
+        running = asyncio.create_task(orchestrator.run())
+        if upcoming:
+            loop.call_at(upcoming[0], _kill, mortality, running)
+        await running
+    except (Killed, asyncio.CancelledError, BaseExceptionGroup):
+        if not mortality.is_dead:
+            raise
+    finally:
+        ledger.close()
+
+
+def _kill(mortality: Mortality, running: asyncio.Task[None]) -> None:
+    if not running.done():
+        mortality.is_dead = True
+        running.cancel()
+
+
+def _note_waits(ledger: Ledger, waits: list[str]) -> None:
+    waits += [f"{wait.owner} on {wait.edge} for {wait.awaits}" for wait in ledger.journal.waits()]
+
+
+def _weights(version: int) -> WeightVersion:
+    return WeightVersion(version, f"weights/v{version}", f"digest-{version}")
+
+
+class _InstantSelector(selectors.DefaultSelector):
+    """Never sleeps: where a real one would wait, the loop's clock jumps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        if ready:
+            return ready
+        if timeout is None:
+            raise Deadlock("every task waits for another one and no timer is left")
+        # Never quite zero: code that asks for less than the clock can tell apart must see time go on, as with a real one.
+        self.now += max(timeout, TICK_S)
+        return []
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop in which waiting takes no time. Threads are run in place, so that the order is always the same."""
+
+    def __init__(self) -> None:
+        self._instant = _InstantSelector()
+        super().__init__(self._instant)
+
+    def time(self) -> float:
+        """Simulated seconds since the loop was made."""
+        return self._instant.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """Run at once, in this thread."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` on a `VirtualTimeLoop`."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)

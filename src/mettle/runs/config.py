@@ -1,0 +1,130 @@
+"""The config of a whole run: one TOML file, the same on a laptop and on a cluster.
+
+Parts: the shared fields at the top (which fan out to the components), one table a component, and `deployment`. The flat
+schema of hosted training (`batch_size`, `rollouts_per_example`, `[sampling]`, `[[env]]`, ...) is accepted as it stands:
+its fields are shared fields too. Importable without torch. Invariant: two places that disagree are an error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mettle.inference.config import InferenceConfig
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.runs.hosted import fan_out
+from mettle.trainer.config import SftConfig, TrainerConfig
+from mettle.trainer.presets import PRESETS
+
+
+class ModelConfig(BaseModel):
+    """The initial policy: a directory in the Hugging Face layout, or a preset made on the spot."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Path | None = None
+    """Directory with config.json, safetensors and tokenizer; None makes `preset`."""
+    preset: str = "tiny"
+    """Shape of a policy made from nothing: see `mettle.trainer.presets`."""
+
+    @model_validator(mode="after")
+    def _exists(self) -> ModelConfig:
+        if self.path is not None and not (self.path / "config.json").exists():
+            raise ValueError(f"there is no model at {str(self.path)!r}: it has no config.json")
+        if self.path is None and self.preset not in PRESETS:
+            raise ValueError(f"there is no preset {self.preset!r}; there are {', '.join(sorted(PRESETS))}")
+        return self
+
+
+class WarmUpConfig(BaseModel):
+    """A supervised warm-up on the first environment's own demonstrations, before reinforcement learning starts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = False
+    """A policy made from nothing needs it; one that can already speak does not."""
+    sft: SftConfig = SftConfig()
+    """The recipe."""
+
+
+class DeploymentConfig(BaseModel):
+    """Where the processes run. Only this table changes between a laptop and a cluster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_trainer_ranks: int = Field(default=1, ge=1)
+    """Trainer processes (FSDP2 under torchrun when more than one)."""
+    hub: bool = True
+    """Serve the run page while the run goes."""
+    hub_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the run page; 0 takes a free one."""
+    max_restarts: int = Field(default=8, ge=0)
+    """How often a process that crashes is started again in one run."""
+
+
+class RunConfig(BaseModel):
+    """A run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run and of its directory; made from environment, model and time when absent."""
+    max_steps: int = Field(default=100, ge=1)
+    """Optimiser steps. Shared: goes to the orchestrator and the trainer."""
+    seed: int = 0
+    """Shared: goes to the policy, the warm-up, the orchestrator, the trainer and the engine."""
+    model: ModelConfig = ModelConfig()
+    warm_up: WarmUpConfig = WarmUpConfig()
+    orchestrator: OrchestratorConfig
+    trainer: TrainerConfig = TrainerConfig()
+    inference: InferenceConfig = InferenceConfig(model=Path("model"))
+    deployment: DeploymentConfig = DeploymentConfig()
+
+    batch_size: int | None = None
+    """Hosted spelling of orchestrator.batch_size."""
+    rollouts_per_example: int | None = None
+    """Hosted spelling of orchestrator.group_size."""
+    learning_rate: float | None = None
+    """Hosted spelling of trainer.optim.lr."""
+    max_async_level: int | None = None
+    """Hosted spelling of orchestrator.max_lag."""
+    env: list[dict[str, Any]] | None = None
+    """Hosted spelling of orchestrator.envs."""
+    sampling: dict[str, Any] | None = None
+    """Hosted spelling of orchestrator.sampling."""
+    eval: dict[str, Any] | None = None
+    """Hosted spelling of orchestrator.eval."""
+    buffer: dict[str, Any] | None = None
+    """Hosted field without a counterpart here: accepted and named as ignored."""
+    val: dict[str, Any] | None = None
+    """Hosted field without a counterpart here: accepted and named as ignored."""
+    wandb: dict[str, Any] | None = None
+    """Hosted field without a counterpart here: accepted and named as ignored."""
+    lora_alpha: float | None = None
+    """Hosted field without a counterpart here: accepted and named as ignored (the whole model is trained)."""
+    oversampling_factor: float | None = None
+    """Hosted field without a counterpart here: accepted and named as ignored."""
+    trajectory_strategy: str | None = None
+    """Hosted field without a counterpart here: accepted and named as ignored (branches are found by token identity)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        tree = fan_out(tree)
+        if isinstance(tree.get("inference"), dict):  # The engine serves the run's own policy; `create` fills in where.
+            tree["inference"].setdefault("model", "model")
+        return tree
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunConfig:
+        if self.trainer.keep_versions <= self.orchestrator.max_staleness:
+            raise ValueError(
+                f"trainer.keep_versions {self.trainer.keep_versions} must exceed"
+                f" orchestrator.max_staleness {self.orchestrator.max_staleness}:"
+                " a version is kept while its tokens may still train"
+            )
+        return self

@@ -1,0 +1,106 @@
+"""A run directory from a config: everything a process needs to start, and nothing that depends on who starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from mettle.config import Loaded
+from mettle.envs import load_environment
+from mettle.errors import UserError
+from mettle.runs.config import RunConfig
+from mettle.runs.demonstrations import write_demonstrations
+from mettle.storage.files import write_atomic, write_json
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+MIN_FREE_BYTES = 256 * 2**20
+"""A run is refused on a disk with less than this."""
+
+
+def new_run_name(config: RunConfig) -> str:
+    """`reverse-text-tiny-1120-214702`: environment, model, time."""
+    env = config.orchestrator.envs[0].id.split("/")[-1].split("@")[0]
+    model = config.model.path.name if config.model.path is not None else config.model.preset
+    return f"{env}-{model}-{time.strftime('%m%d-%H%M%S')}"
+
+
+def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
+    """Make the run directory at `path`.
+
+    Raises: UserError when there is a run already, when an environment does not load, or when the disk is nearly full.
+    """
+    config = loaded.config
+    run_dir = RunDir(path.resolve())
+    if run_dir.ledger.exists():
+        raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
+    _check_place(path)
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    _write_configs(run_dir, loaded)
+    if config.warm_up.enabled:
+        _write_demonstrations(run_dir, config)
+    ledger = Ledger(run_dir.ledger)
+    try:
+        _write_facts(run_dir, config, ledger)
+    finally:
+        ledger.close()
+    return run_dir
+
+
+def read_run_config(run_dir: RunDir) -> RunConfig:
+    """The config that a run was made with."""
+    return RunConfig.model_validate(json.loads(run_dir.config("run").read_text()))
+
+
+def _check_place(path: Path) -> None:
+    place = path.resolve()
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        raise UserError(f"cannot make a run in {path}: {place} is not writable; choose another place with --dir")
+    free = shutil.disk_usage(place).free
+    if free < MIN_FREE_BYTES:
+        raise UserError(
+            f"only {free / 2**20:.0f} MiB are free at {place}, and a run wants {MIN_FREE_BYTES / 2**20:.0f};"
+            " free some space or choose another place with --dir"
+        )
+
+
+def _write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
+    config = loaded.config
+    dump = config.model_dump(mode="json")
+    model = str(run_dir.model)
+    write_atomic(run_dir.path / "run.toml", loaded.render().encode())
+    write_json(run_dir.path / "sources.json", loaded.sources)
+    write_json(run_dir.config("run"), dump)
+    write_json(run_dir.config("trainer"), {**dump["trainer"], "model": model})
+    write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model})
+    write_json(run_dir.config("inference"), {**dump["inference"], "model": model})
+    write_json(run_dir.config("sft"), dump["warm_up"]["sft"])
+    write_json(run_dir.config("policy"), {**dump["model"], "seed": config.seed})
+
+
+def _write_demonstrations(run_dir: RunDir, config: RunConfig) -> None:
+    spec = config.orchestrator.envs[0]
+    env = load_environment(spec.id, **spec.args)
+    write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env.get_dataset(), env_id=spec.id)
+
+
+def _write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:
+    facts = {
+        "name": run_dir.name,
+        "state": "preparing",
+        "created_at": time.time(),
+        "max_steps": config.max_steps,
+        "seed": config.seed,
+        "envs": [spec.id for spec in config.orchestrator.envs],
+        "model": str(config.model.path) if config.model.path else config.model.preset,
+        "algorithm": config.orchestrator.algorithm,
+        "batch_size": config.orchestrator.batch_size,
+        "group_size": config.orchestrator.group_size,
+    }
+    for key, value in facts.items():
+        ledger.journal.set_fact(key, value)

@@ -1,0 +1,75 @@
+"""Shared fields fan out to the components, and the flat schema of hosted training is read as it stands.
+
+Pure functions on a parsed TOML tree. A field set both at the top and in a component must agree.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+SHARED: dict[str, tuple[str, ...]] = {
+    "max_steps": ("orchestrator.max_steps", "trainer.max_steps"),
+    "seed": ("orchestrator.seed", "trainer.seed", "inference.seed", "warm_up.sft.seed"),
+    "batch_size": ("orchestrator.batch_size",),
+    "rollouts_per_example": ("orchestrator.group_size",),
+    "learning_rate": ("trainer.optim.lr",),
+    "max_async_level": ("orchestrator.max_lag",),
+    "env": ("orchestrator.envs",),
+    "sampling": ("orchestrator.sampling",),
+    "eval": ("orchestrator.eval",),
+}
+"""Where each shared field goes."""
+
+SHARED_DEFAULTS: dict[str, Any] = {"max_steps": 100, "seed": 0}
+"""Shared fields that every component needs, and what they are when nobody says."""
+
+IGNORED = ("buffer", "val", "wandb", "lora_alpha", "oversampling_factor", "trajectory_strategy")
+"""Hosted fields that have no counterpart."""
+
+
+def fan_out(tree: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `tree` in which every shared field stands in its components.
+
+    Raises: ValueError when a component says something else than the shared field.
+    """
+    result = copy.deepcopy(tree)
+    if isinstance(result.get("model"), str):
+        result["model"] = {"path": result["model"]}
+    for name, default in SHARED_DEFAULTS.items():
+        result.setdefault(name, _said_below(result, SHARED[name], default))
+    for name, targets in SHARED.items():
+        if result.get(name) is None:
+            continue
+        for target in targets:
+            _place(result, target, result[name], name)
+    return result
+
+
+def ignored_fields(tree: dict[str, Any]) -> list[str]:
+    """The hosted fields of `tree` that will have no effect, to be told to the person who set them."""
+    return [name for name in IGNORED if tree.get(name) is not None]
+
+
+def _said_below(tree: dict[str, Any], targets: tuple[str, ...], default: Any) -> Any:
+    """What the first component that says something says, so that setting it there alone is enough."""
+    for target in targets:
+        table: Any = tree
+        for key in target.split("."):
+            table = table.get(key) if isinstance(table, dict) else None
+        if table is not None:
+            return table
+    return default
+
+
+def _place(tree: dict[str, Any], target: str, value: Any, name: str) -> None:
+    *folders, leaf = target.split(".")
+    table = tree
+    for folder in folders:
+        inner = table.setdefault(folder, {})
+        if not isinstance(inner, dict):
+            return  # Already a parsed model or a mistake that validation will name.
+        table = inner
+    if leaf in table and table[leaf] != value:
+        raise ValueError(f"{target} = {table[leaf]!r} contradicts the shared {name} = {value!r}; set one of the two")
+    table[leaf] = copy.deepcopy(value)

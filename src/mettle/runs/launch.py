@@ -1,0 +1,206 @@
+"""Run, resume, stop and list runs: what the command line calls."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mettle.config import Loaded, load_config
+from mettle.errors import MettleError, ServiceError, UserError
+from mettle.runs.config import RunConfig
+from mettle.runs.create import create_run, new_run_name, read_run_config
+from mettle.runs.export import export_policy
+from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.process import ProcessSpec
+from mettle.runs.progress import RunProgress
+from mettle.runs.summary import summarise
+from mettle.runs.supervisor import StopSignals, Supervisor
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+RUNS_FOLDER = Path("runs")
+STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: its directory, its summary, and whether a person stopped it."""
+
+    run_dir: RunDir
+    summary: dict[str, Any]
+    is_stopped: bool
+
+
+def load_run_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded[RunConfig]:
+    """Read and check a run's config."""
+    return load_config(RunConfig, files, overrides)
+
+
+def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False) -> Outcome:
+    """Make a run at `path` (or under `runs/`) and train it to its end."""
+    name = loaded.config.name or new_run_name(loaded.config)
+    run_dir = create_run(loaded, path or RUNS_FOLDER / name)
+    return drive(run_dir, is_quiet=is_quiet)
+
+
+def resume(path: Path, *, is_quiet: bool = False) -> Outcome:
+    """Continue the run at `path` from what its ledger and its newest complete checkpoint say."""
+    run_dir = RunDir.existing(path)
+    ledger = Ledger(run_dir.ledger)
+    state = ledger.journal.fact("state")
+    ledger.close()
+    if state == "finished":
+        raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {path}` shows its figures")
+    return drive(run_dir, is_quiet=is_quiet)
+
+
+def drive(run_dir: RunDir, *, is_quiet: bool = False) -> Outcome:
+    """Supervise a run to its end, its failure, or a person's wish to stop."""
+    config = read_run_config(run_dir)
+    with RunLock(run_dir):
+        ledger = Ledger(run_dir.ledger)
+        try:
+            return _supervise(run_dir, ledger, config, is_quiet=is_quiet)
+        finally:
+            ledger.close()
+
+
+def stop(path: Path) -> bool:
+    """End a run cleanly and wait for that. False when it was not running."""
+    run_dir = RunDir.existing(path)
+    pid = supervisor_pid(run_dir)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while supervisor_pid(run_dir) is not None:
+        if time.monotonic() > deadline:
+            raise ServiceError(f"run {run_dir.name} (pid {pid}) has not ended in {STOP_TIMEOUT_S:.0f} s")
+        time.sleep(0.1)
+    return True
+
+
+def list_runs(folder: Path = RUNS_FOLDER) -> list[dict[str, Any]]:
+    """The runs in a folder, newest first; one that cannot be read is listed with what is wrong."""
+    found = []
+    for ledger_path in sorted(folder.glob("*/run.db")):
+        run_dir = RunDir(ledger_path.parent.resolve())
+        try:
+            found.append(_describe(run_dir))
+        except MettleError as error:
+            found.append({"run": run_dir.name, "run_dir": str(run_dir.path), "state": "damaged", "error": str(error)})
+    return sorted(found, key=lambda row: row.get("created_at") or 0.0, reverse=True)
+
+
+def live_state(state: str, *, is_supervised: bool) -> str:
+    """What to call a run whose ledger says `state`: without a supervisor nothing is running, whatever it says."""
+    return "interrupted" if state in ("running", "preparing", "stopping") and not is_supervised else state
+
+
+def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[ProcessSpec]:
+    """The processes of a run. The page comes first, so that the warm-up can be watched."""
+    path = str(run_dir.path)
+    specs: list[ProcessSpec] = []
+    prepared: tuple[str, ...] = ()
+    if config.deployment.hub:
+        hub = ("--runs", path, "--port", str(config.deployment.hub_port), "--ready-file", str(run_dir.endpoint("hub")))
+        specs.append(ProcessSpec("hub", "mettle.hub", hub, ready_file=run_dir.endpoint("hub"), is_service=True))
+    if not is_warm:
+        name, module = ("sft", "mettle.trainer.sft") if config.warm_up.enabled else ("policy", "mettle.trainer.initial")
+        specs.append(ProcessSpec(name, module, (path,)))
+        prepared = (name,)
+    inference = ("--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")))
+    specs += [
+        ProcessSpec(
+            "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,
+            after=prepared,
+        ),
+        _trainer_spec(path, config, prepared),
+        ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared),
+    ]  # fmt: skip
+    return specs
+
+
+def _trainer_spec(path: str, config: RunConfig, after: tuple[str, ...]) -> ProcessSpec:
+    ranks = config.deployment.num_trainer_ranks
+    if ranks == 1:
+        return ProcessSpec("trainer", "mettle.trainer", (path,), after=after)
+    arguments = ("--standalone", f"--nproc-per-node={ranks}", "-m", "mettle.trainer", path)
+    # Without this torchrun does not recover a rank that was ended by SIGKILL.
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return ProcessSpec("trainer", "torch.distributed.run", arguments, after=after, environment=environment)
+
+
+def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: bool) -> Outcome:
+    journal = ledger.journal
+    is_warm = bool(journal.fact("is_warm"))
+    specs = process_specs(run_dir, config, is_warm=is_warm)
+    supervisor = Supervisor(run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts)
+    journal.set_fact("state", "running")
+    journal.set_fact("started_at", journal.fact("started_at") or time.time())
+    before = _Costs.now()
+    title = f"Mettle {run_dir.name}"
+    with (
+        StopSignals(supervisor) as signals,
+        RunProgress(ledger, config.max_steps, title=title, is_quiet=is_quiet) as show,
+    ):
+        for _ in supervisor.ticks():
+            if show.page is None and config.deployment.hub:
+                show.page = page_address(supervisor, run_dir)
+            show.update()
+    _record_costs(ledger, before, supervisor.peak_memory_bytes)
+    if supervisor.failure is not None:
+        journal.set_fact("state", "failed")
+        raise ServiceError(
+            f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` continues the run)"
+        )
+    if signals.is_interrupted:
+        journal.set_fact("state", "stopped")
+    else:
+        export_policy(run_dir, ledger)
+    return Outcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted)
+
+
+def page_address(supervisor: Supervisor, run_dir: RunDir) -> str | None:
+    """Where the run page is, once it is there."""
+    endpoint = supervisor.process("hub").endpoint()
+    if endpoint is None:
+        return None
+    return f"http://{endpoint['host']}:{endpoint['port']}/runs/{run_dir.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> _Costs:
+        own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(time.monotonic(), own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime)
+
+
+def _record_costs(ledger: Ledger, before: _Costs, peak_memory_bytes: int) -> None:
+    journal, after = ledger.journal, _Costs.now()
+    journal.set_fact("wall_s", (journal.fact("wall_s") or 0.0) + after.wall_s - before.wall_s)
+    journal.set_fact("cpu_s", (journal.fact("cpu_s") or 0.0) + after.cpu_s - before.cpu_s)
+    journal.set_fact("peak_memory_bytes", max(journal.fact("peak_memory_bytes") or 0, peak_memory_bytes))
+
+
+def _describe(run_dir: RunDir) -> dict[str, Any]:
+    ledger = Ledger(run_dir.ledger, is_read_only=True)
+    try:
+        journal = ledger.journal
+        summary = summarise(ledger, run_dir.path)
+        summary["state"] = live_state(str(summary["state"]), is_supervised=supervisor_pid(run_dir) is not None)
+        for key in ("created_at", "max_steps", "envs", "model"):
+            summary[key] = journal.fact(key)
+        return summary
+    finally:
+        ledger.close()

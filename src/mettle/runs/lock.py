@@ -1,0 +1,53 @@
+"""The lock of a run: at most one supervisor, and a way to find it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+
+from mettle.errors import UserError
+from mettle.storage.run_dir import RunDir
+
+
+class RunLock:
+    """At most one supervisor a run: an advisory lock on `supervisor.lock`, released by the kernel when we die."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path = run_dir.path / "supervisor.lock"
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def __enter__(self) -> RunLock:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = supervisor_pid(RunDir(self._path.parent))
+            os.close(self._handle)
+            raise UserError(
+                f"run {self._path.parent.name} is already running (pid {pid}); "
+                f"`mettle rl stop {self._path.parent}` ends it"
+            ) from error
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, json.dumps({"pid": os.getpid()}).encode(), 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.ftruncate(self._handle, 0)
+        os.close(self._handle)
+
+
+def supervisor_pid(run_dir: RunDir) -> int | None:
+    """The pid of the supervisor that holds the run's lock now, or None when nobody does."""
+    path = run_dir.path / "supervisor.lock"
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return None
+    except OSError:
+        text = os.pread(handle, 200, 0)
+        return int(json.loads(text)["pid"]) if text else None
+    finally:
+        os.close(handle)

@@ -1,0 +1,183 @@
+"""What a person sees while a run goes: its stage, its progress, the reward as it moves.
+
+On a terminal a live panel; elsewhere one line when something has changed. Everything is read from the journal, so the
+same display works for a run that another process supervises.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mettle.storage.journal import EvalRow, Event
+from mettle.storage.ledger import Ledger
+
+SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+LINE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at one moment."""
+
+    stage: str
+    step: int
+    max_steps: int
+    rewards: list[float]
+    evals: list[EvalRow]
+    figures: dict[str, float]
+    troubles: list[Event]
+
+
+def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
+    """The state of the run as the journal has it."""
+    journal = ledger.journal
+    latest = {name: value for name, (_, value) in journal.latest().items()}
+    newest = ledger.newest_version()
+    step = newest.weights.version if newest is not None else 0
+    evals = journal.evals()
+    running = {p.name for p in journal.processes() if p.state in ("starting", "running")}
+    return Snapshot(
+        stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
+        step=step,
+        max_steps=max_steps,
+        rewards=[value for _, value in journal.metric("reward/mean")],
+        evals=evals,
+        figures=latest,
+        troubles=[e for e in journal.events() if e.kind in ("restart", "stall", "recovery", "failed")][-3:],
+    )
+
+
+def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
+    """What a run is at, in words, from what runs and what is there."""
+    if "sft" in running:
+        return "warming up the policy on demonstrations"
+    if "policy" in running:
+        return "making the policy"
+    if not is_published:
+        return "starting the engine, the trainer and the orchestrator"
+    if step >= max_steps:
+        return "finished" if "final" in evals else "evaluating the last version"
+    if step == 0 and "baseline" not in evals:
+        return "evaluating the baseline"
+    return "training"
+
+
+class RunProgress:
+    """Shows a run until the block ends. `update` may be called as often as one likes."""
+
+    def __init__(self, ledger: Ledger, max_steps: int, *, title: str, is_quiet: bool = False) -> None:
+        self._ledger = ledger
+        self._max_steps = max_steps
+        self._title = title
+        self.page: str | None = None
+        self._is_quiet = is_quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._live: Live | None = None
+        self._started = time.monotonic()
+        self._next_update = 0.0
+        self._last_line = ("", -1)
+        self._next_line = 0.0
+
+    def __enter__(self) -> RunProgress:
+        if not self._is_quiet and self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.update(is_last=True)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, *, is_last: bool = False) -> None:
+        """Redraw if something is due; reading the journal costs about a millisecond."""
+        now = time.monotonic()
+        if self._is_quiet or (now < self._next_update and not is_last):
+            return
+        self._next_update = now + 0.5
+        snapshot = read_snapshot(self._ledger, self._max_steps)
+        if self._live is not None:
+            self._live.update(self._panel(snapshot, now - self._started), refresh=True)
+        else:
+            self._print_line(snapshot, now)
+
+    def _print_line(self, snapshot: Snapshot, now: float) -> None:
+        is_new_stage = snapshot.stage != self._last_line[0]
+        if not is_new_stage and (now < self._next_line or snapshot.step == self._last_line[1]):
+            return
+        self._last_line = (snapshot.stage, snapshot.step)
+        self._next_line = now + LINE_EVERY_S
+        line = f"[{now - self._started:5.0f} s] {snapshot.stage}"
+        if snapshot.rewards:
+            line += f": step {snapshot.step}/{snapshot.max_steps}, {describe(snapshot.figures)}"
+        print(line, file=sys.stderr, flush=True)
+
+    def _panel(self, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
+        head = Text.assemble((self._title, "bold"), f"   {elapsed_s:4.0f} s")
+        if self.page:
+            head.append(f"   {self.page}", style="cyan underline")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column()
+        grid.add_row("stage", snapshot.stage)
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(total=max(1, snapshot.max_steps), completed=snapshot.step, width=40),
+            f"{snapshot.step}/{snapshot.max_steps}",
+        )
+        grid.add_row("steps", bar)
+        if snapshot.rewards:
+            grid.add_row("reward", f"{sparkline(snapshot.rewards, 40)}  {snapshot.rewards[-1]:.3f}")
+        for row in snapshot.evals:
+            grid.add_row(f"{row.kind} held-out", describe_eval(row))
+        if snapshot.figures:
+            grid.add_row("", Text(describe(snapshot.figures), style="dim"))
+        for event in snapshot.troubles:
+            grid.add_row("note", Text(event.message, style="yellow", overflow="fold"))
+        return Group(head, grid)
+
+
+def describe(figures: dict[str, float]) -> str:
+    """The figures worth a glance, those that there are."""
+    parts = (
+        ("reward {:.3f}", "reward/mean"),
+        ("warm-up reward {:.2f}", "sft/reward"),
+        ("staleness {:.2f}", "staleness/mean"),
+        ("mismatch {:.1e}", "mismatch_kl/mean"),
+        ("entropy {:.2f}", "entropy/mean"),
+        ("{:,.0f} tok/s sampled", "throughput/inference_tokens_per_s"),
+        ("{:,.0f} tok/s trained", "throughput/trainer_tokens_per_s"),
+    )
+    return ", ".join(form.format(figures[name]) for form, name in parts if name in figures)
+
+
+def describe_eval(row: EvalRow) -> str:
+    """`0.531 [0.512, 0.550] on 512 tasks, v0`."""
+    if row.mean is None:
+        return f"no rollout has a reward ({row.num_errors} errors)"
+    interval = "" if row.ci_low is None or row.ci_high is None else f" [{row.ci_low:.3f}, {row.ci_high:.3f}]"
+    return f"{row.mean:.3f}{interval} on {row.num_tasks} tasks, v{row.version_max}"
+
+
+def sparkline(values: Sequence[float], width: int, *, low: float = 0.0, high: float = 1.0) -> str:
+    """The newest history as a line of block characters, `width` columns, between `low` and `high` (widened to fit)."""
+    if not values:
+        return ""
+    low, high = min(low, *values), max(high, *values)
+    per_column = max(1, -(-len(values) // width))
+    columns = [values[i : i + per_column] for i in range(0, len(values), per_column)]
+    top = len(SPARKS) - 1
+    return "".join(SPARKS[round(top * (sum(c) / len(c) - low) / (high - low or 1.0))] for c in columns)

@@ -1,0 +1,121 @@
+"""The main job: a small policy learns a verifiable task on this machine, from nothing, while one watches.
+
+It is an ordinary run with a config that comes with Mettle (`quickstart.toml`); everything here is also possible with
+`mettle rl run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import webbrowser
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mettle.errors import ServiceError
+from mettle.runs.create import create_run
+from mettle.runs.launch import RUNS_FOLDER, Outcome, drive, load_run_config
+from mettle.runs.process import ManagedProcess, ProcessSpec, wait_ready
+from mettle.runs.summary import summary_lines
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class QuickstartOptions:
+    """What the command line offers. `is_browser` opens the page and keeps it after the end until Ctrl-C."""
+
+    seed: int = 0
+    steps: int | None = None
+    dir: Path | None = None
+    is_browser: bool = True
+    is_json: bool = False
+    is_hard: bool = False
+    port: int | None = None
+
+
+def quickstart(options: QuickstartOptions) -> dict[str, Any]:
+    """Make the run, train it, show what came of it. Returns the summary.
+
+    Raises: UserError for options that cannot be met, ServiceError when a process cannot go on.
+    """
+    run_dir = _create(options)
+    outcome = drive(run_dir, is_quiet=options.is_json)
+    if options.is_json:
+        print(json.dumps(outcome.summary))
+    else:
+        _tell(outcome)
+        if options.is_browser and not outcome.is_stopped and sys.stdout.isatty():
+            _keep_page(run_dir)
+    return outcome.summary
+
+
+def config_files(*, is_hard: bool) -> list[Path]:
+    """The quickstart's config, as files that `mettle rl run` takes as well."""
+    folder = Path(str(resources.files("mettle.runs")))
+    return [folder / "quickstart.toml", *([folder / "quickstart-hard.toml"] if is_hard else [])]
+
+
+def _create(options: QuickstartOptions) -> RunDir:
+    overrides = ["--seed", str(options.seed)]
+    if options.steps is not None:
+        overrides += ["--max_steps", str(options.steps)]
+    if options.port is not None:
+        overrides += ["--deployment.hub_port", str(options.port)]
+    name = f"quickstart-{'hard-' if options.is_hard else ''}seed{options.seed}-{time.strftime('%m%d-%H%M%S')}"
+    loaded = load_run_config(config_files(is_hard=options.is_hard), overrides)
+    return create_run(loaded, options.dir or RUNS_FOLDER / name)
+
+
+def _tell(outcome: Outcome) -> None:
+    console = Console(highlight=False)
+    ledger = Ledger(outcome.run_dir.ledger, is_read_only=True)
+    try:
+        lines = summary_lines(outcome.summary, ledger)
+    finally:
+        ledger.close()
+    path = _short(outcome.run_dir.path)
+    console.print()
+    for line in lines:
+        console.print(line, markup=False)
+    console.print(f"{'run':<10} {path}", markup=False)
+    if outcome.is_stopped:
+        console.print(f"\nStopped. Next: mettle rl resume {path}", markup=False)
+    else:
+        console.print(f'\nNext: mettle inference chat {path}/policy -p "reverse badge"', markup=False)
+
+
+def _keep_page(run_dir: RunDir) -> None:
+    """Serve the run page until Ctrl-C, and open it where there is a browser to open it in."""
+    arguments = ("--runs", str(run_dir.path), "--port", "0", "--ready-file", str(run_dir.endpoint("hub")))
+    page = ManagedProcess(
+        ProcessSpec("hub", "mettle.hub", arguments, ready_file=run_dir.endpoint("hub")), run_dir.logs / "hub.out"
+    )
+    page.start()
+    try:
+        endpoint = wait_ready(page)
+        address = f"http://{endpoint['host']}:{endpoint['port']}/runs/{run_dir.name}"
+        print(f"\nThe run page stays at {address} until Ctrl-C.")
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
+            with contextlib.suppress(webbrowser.Error):
+                webbrowser.open(address)
+        while page.exit_code() is None:
+            time.sleep(0.2)
+        raise ServiceError(f"the run page ended: {page.last_line()}")
+    except KeyboardInterrupt:
+        print()
+    finally:
+        page.end()
+
+
+def _short(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

@@ -1,0 +1,72 @@
+"""The trainer's half of a checkpoint: model, optimiser and random state in one distributed checkpoint (DCP).
+
+It may be loaded by another number of ranks than saved it. The folder, its manifest and what "complete" means belong to
+`storage.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from mettle.errors import StorageError
+from mettle.storage.checkpoints import Checkpoint, damage_of, newest_checkpoint
+from mettle.trainer.learner import Learner
+
+
+def save_learner(folder: Path, learner: Learner, step: int) -> None:
+    """Write the state after step `step` into `folder`. Every rank calls it."""
+    with _quiet():
+        save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
+
+
+def load_learner(folder: Path, learner: Learner) -> int:
+    """Bring a learner to a saved state and return the step it was saved after. Every rank calls it.
+
+    Raises: StorageError when the state is of another model or cannot be read.
+    """
+    state = _state(learner, 0)
+    try:
+        with _quiet():
+            load(state, checkpoint_id=folder, no_dist=learner.world.size == 1)
+    except (RuntimeError, OSError, ValueError, KeyError, pickle.UnpicklingError, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise StorageError(f"the trainer's state in {folder} cannot be loaded: {reason[0]}") from error
+    set_state_dict(
+        learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    torch.set_rng_state(state["rng"])
+    return int(state["step"].item())
+
+
+def newest_complete(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest complete checkpoint; each newer one that is passed over is told to `warn`."""
+    chosen = newest_checkpoint(root)
+    for folder in root.glob("step-*"):
+        number = folder.name.removeprefix("step-")
+        if number.isdigit() and (chosen is None or int(number) > chosen.step):
+            warn(f"checkpoint {folder.name} is passed over: {damage_of(folder)}")
+    return chosen
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Saving with one rank is meant, so torch need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _state(learner: Learner, step: int) -> dict[str, Any]:
+    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
+    return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state(), "step": torch.tensor(step)}

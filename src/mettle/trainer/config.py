@@ -1,0 +1,228 @@
+"""What a trainer can be told. Importable without torch.
+
+Parts: `TrainerConfig` with its optimiser, scheduler, loss, micro batch, checkpoint and wait tables, `SftConfig`, and
+how they are read from a run directory. Defaults of the trainer suit a real model, those of the warm-up the tiny preset.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mettle.errors import UserError
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class OptimConfig(BaseModel):
+    """The optimiser."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["adamw"] = "adamw"
+    """The only one."""
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate. 1e-6 suits billions of parameters, 1e-3 the tiny preset."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and the second moment."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay, a fraction of lr a step."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient is scaled down to this norm; a step with a non-finite norm is skipped and counted."""
+
+
+class SchedulerConfig(BaseModel):
+    """The learning rate over the steps: warm-up, then constant, then decay."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the decay."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up; step k of w trains with k / w of the peak."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Length of the decay at the end of the run; None decays from the end of the warm-up."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where the decay ends, as a share of the peak."""
+
+
+class LossConfig(BaseModel):
+    """The policy-gradient component; `ce` and `ref_kl` need no choice of form."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["default", "ipo", "ppo_clip"] = "default"
+    """default: mask tokens whose probability moved too far; ipo: the same, symmetric; ppo_clip: clip the ratio."""
+    ratio: Literal["token", "none"] = "token"
+    """token: importance ratio against the sampler's logprobs; none: plain policy gradient (right only without lag)."""
+    mask_low: float = Field(default=0.2, gt=0)
+    """default and ref_kl: drop a token whose probability fell by more than this (where its advantage is not > 0)."""
+    mask_high: float = Field(default=0.2, gt=0)
+    """default: drop a token with positive advantage whose probability rose by more than this."""
+    ipo_threshold: float = Field(default=0.1, gt=0)
+    """ipo: drop a token whose probability moved by more than this either way."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """ppo_clip: the ratio counts down to 1 - clip_low."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """ppo_clip: the ratio counts up to 1 + clip_high."""
+    adv_tau: float = Field(default=1.0, ge=0)
+    """Weight of the advantage term."""
+    kl_tau: float = Field(default=1e-3, ge=0)
+    """Weight of the squared log-ratio, which holds the policy near the sampler. The tiny recipe uses 0."""
+    ref_kl_tau: float = Field(default=1e-3, ge=0)
+    """The same inside the ref_kl component."""
+    log_ratio_clamp: float = Field(default=20.0, gt=0, le=80)
+    """Log-ratios beyond this are cut (their gradient is 0) and counted, so that exp() stays finite."""
+
+    @model_validator(mode="after")
+    def _no_idle_setting(self) -> LossConfig:
+        used = {"default": {"mask_high"}, "ipo": {"ipo_threshold"}, "ppo_clip": {"clip_low", "clip_high"}}
+        for other, names in used.items():
+            # A resolved config states every field, so only one that differs from its default is a mistake.
+            idle = sorted(n for n in names if getattr(self, n) != type(self).model_fields[n].default)
+            if other != self.type and idle:
+                raise ValueError(f"{idle[0]} belongs to type {other!r}, but type is {self.type!r}")
+        return self
+
+
+class MicroBatchConfig(BaseModel):
+    """How a batch is cut for the device. The cut changes speed and memory, never the gradient."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_rows: int = Field(default=128, ge=1)
+    """Rows of a padded micro batch."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """Tokens of a micro batch, padding included; a longer sequence goes alone."""
+    share_prompts: bool = True
+    """Compute a prompt once for all samples that begin with it, where that saves work (see docs/explanation)."""
+
+
+class CheckpointConfig(BaseModel):
+    """When the state is saved, and how long it is kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    interval: int = Field(default=25, ge=1)
+    """Steps between checkpoints; after a crash at most this many steps are replayed."""
+    keep_last: int = Field(default=2, ge=1)
+    """Complete checkpoints kept; batches that only older ones would replay are deleted."""
+
+
+class WaitConfig(BaseModel):
+    """How long the trainer may wait before the wait counts as a stall."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch_s: float = Field(default=600.0, gt=0)
+    """For the orchestrator to ship the next batch."""
+    poll_s: float = Field(default=0.01, gt=0, le=5)
+    """Between two looks at the ledger."""
+
+
+class TrainerConfig(BaseModel):
+    """A trainer: RUN/config/trainer.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Path | None = None
+    """Directory of the initial policy in the Hugging Face layout; None is RUN/model."""
+    max_steps: int = Field(default=100, ge=1)
+    """The run is over when this step is trained."""
+    seed: int = 0
+    """Seed of the process's random state (nothing random happens in a step unless the model has dropout)."""
+    optim: OptimConfig = OptimConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    loss: LossConfig = LossConfig()
+    micro_batch: MicroBatchConfig = MicroBatchConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    wait: WaitConfig = WaitConfig()
+    keep_versions: int = Field(default=8, ge=2)
+    """Published versions kept on disk; must exceed the largest staleness in the run."""
+    canary_sequences: int = Field(default=4, ge=1)
+    """Sequences published with their logprobs beside each version, for the engine to reproduce."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of forward and backward. Weights, gradients and optimiser stay float32; on most CPUs bfloat16 is slower."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+    compile: bool = False
+    """torch.compile the forward: minutes at the start, worth it only in long runs."""
+    num_threads: int = Field(default=1, ge=1)
+    """Threads of torch on a CPU. More than one beside other busy processes is slower, not faster."""
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainerConfig:
+        if self.scheduler.type != "constant" and self.scheduler.warmup_steps >= self.max_steps:
+            warmup = self.scheduler.warmup_steps
+            raise ValueError(f"scheduler.warmup_steps {warmup} leaves nothing to decay in {self.max_steps} steps")
+        return self
+
+
+class ProbeConfig(BaseModel):
+    """How the warm-up measures what the policy can do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    env: str | None = None
+    """Environment whose tasks and rubric are used; None takes the run's first."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of that environment; used when `env` is set."""
+    num_prompts: int = Field(default=128, ge=1)
+    """Tasks of the training split, drawn anew each time; held-out tasks stay unseen."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; that of the training, so that the reward is the one it will start from."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one model call; None takes the run's own limit."""
+    first_step: int = Field(default=30, ge=1)
+    """Step of the first measurement."""
+    interval: int = Field(default=5, ge=1)
+    """Steps between measurements."""
+
+
+class SftConfig(BaseModel):
+    """A supervised warm-up on demonstrations: RUN/config/sft.json. The defaults are the tiny preset's recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target_reward: float = 0.5
+    """The warm-up is over when a measurement reaches this mean reward. A length in steps would make the start luck."""
+    max_steps: int = Field(default=400, ge=1)
+    """The warm-up has failed when this step is over without the target."""
+    batch_size: int = Field(default=64, ge=1)
+    """Demonstrations a step."""
+    seed: int = 0
+    """Order of the demonstrations and sampling of the measurements."""
+    optim: OptimConfig = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=1.0)
+    scheduler: SchedulerConfig = SchedulerConfig(warmup_steps=20)
+    micro_batch: MicroBatchConfig = MicroBatchConfig()
+    probe: ProbeConfig = ProbeConfig()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+    num_threads: int = Field(default=1, ge=1)
+    """Threads of torch on a CPU."""
+
+
+def read_config(path: Path, kind: type[Config]) -> Config:
+    """The resolved config of a process.
+
+    Raises: UserError when the file is missing, is no JSON, or does not fit.
+    """
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing; the run was not set up completely") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise UserError(f"{path}: {where}: {first['msg']}") from error
+
+
+def write_config(path: Path, config: BaseModel) -> None:
+    """Write a resolved config for `read_config`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,220 @@
+"""The trainer's loop: wait for batch n, train, publish v{n}, commit; from the newest complete checkpoint on.
+
+Parts: `Trainer.resume` (state v{c}, published again), `Trainer.next_digest` (the wait), `Trainer.take_step`,
+`Trainer.keep_house` (checkpoints, retention). Batches that were shipped after the checkpoint are read from disk again
+after a crash; on a CPU that makes the same bytes, so each task is trained once in the lineage of the weights.
+Invariant: a version is in the ledger only after its folder is visible, and a batch is deleted only when no checkpoint
+that is kept would replay it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mettle.errors import StorageError
+from mettle.records.versions import WeightVersion
+from mettle.storage.batches import read_batch
+from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.weights import remove_versions_before
+from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
+from mettle.trainer.config import TrainerConfig
+from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.model import Policy, load_policy
+from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
+from mettle.trainer.world import World
+
+logger = logging.getLogger(__name__)
+
+ENDED = ("stopping", "stopped", "failed")
+"""States of a run in which no further batch will come."""
+SLICE_S = 60.0
+"""Between two words of rank 0 to the other ranks while it waits, so that their collective does not time out."""
+
+
+@dataclass(slots=True)
+class StopFlag:
+    """Set by a signal handler, looked at between steps."""
+
+    is_set: bool = False
+
+
+class Trainer:
+    """A run's trainer on one rank. `ledger` is None on all ranks but the first."""
+
+    def __init__(
+        self, run_dir: RunDir, config: TrainerConfig, world: World, ledger: Ledger | None, stop: StopFlag
+    ) -> None:
+        self.run_dir = run_dir
+        self.config = config
+        self.world = world
+        self._ledger = ledger
+        self._stop = stop
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        policy = load_policy(config.model or run_dir.model, world, dtype=dtype)
+        self.learner = Learner(policy, _recipe(config), world)
+        self._saved_at = 0
+        if config.compile:
+            policy.compile(dynamic=True)
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.policy
+
+    @property
+    def ledger(self) -> Ledger:
+        assert self._ledger is not None, "only rank 0 has the ledger"
+        return self._ledger
+
+    def run(self) -> int:
+        """Train until `max_steps`, the end of the run, or a request to stop; returns the last step trained."""
+        step = self.resume()
+        while step < self.config.max_steps:
+            started = time.perf_counter()
+            digest = self.next_digest(step + 1)
+            if digest is None:
+                break
+            step += 1
+            self.take_step(step, digest, waited_s=time.perf_counter() - started)
+            if step % self.config.checkpoint.interval == 0:
+                self.keep_house(step)
+        if step > self._saved_at:
+            self.keep_house(step)
+        return step
+
+    def resume(self) -> int:
+        """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""
+        found: tuple[int, Path | None] | None = self._find_start() if self.world.is_main else None
+        step, folder = self.world.share(found)
+        if folder is not None:
+            saved = load_learner(folder, self.learner)
+            assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
+        self._saved_at = step
+        sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
+        weights = publish_version(self.run_dir.weights, step, self.policy, self.world, sequences)
+        if self.world.is_main:
+            self.ledger.publish(weights)
+            logger.info("trainer is at its start", extra={"version": step, "digest": weights.digest[:12]})
+        return step
+
+    def next_digest(self, step: int) -> str | None:
+        """The digest of the batch of `step` as soon as it is shipped; None when the run is to end instead."""
+        while True:
+            found = self._wait_for_batch(step) if self.world.is_main else None
+            is_over, digest = self.world.share(found)
+            if is_over or digest is not None:
+                return digest
+
+    def take_step(self, step: int, digest: str, *, waited_s: float) -> None:
+        """Train on a batch, publish the version that it made, and commit."""
+        batch = read_batch(self.run_dir.batches, digest)
+        if batch.step != step:
+            raise StorageError(f"the batch of step {step} says that it is of step {batch.step}")
+        metrics = self.learner.train(batch, step)
+        started = time.perf_counter()
+        sequences = canary_sequences(batch, self.config.canary_sequences)
+        weights = publish_version(self.run_dir.weights, step, self.policy, self.world, sequences)
+        if not self.world.is_main:
+            return
+        metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
+        self._commit(step, weights, metrics)
+
+    def keep_house(self, step: int) -> None:
+        """Write a checkpoint, then delete what nothing needs any more."""
+
+        def save_all(folder: Path | None) -> None:
+            save_learner(self.world.share(folder), self.learner, step)
+
+        self._saved_at = step
+        if not self.world.is_main:
+            save_all(None)
+            return
+        row = self.ledger.batch(step)
+        assert row is not None, f"step {step} was trained, so it has a batch"
+        write_checkpoint(self.run_dir.checkpoints, step, save_all, row.orchestrator_state)
+        remove_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last)
+        self._remove_spent_batches()
+
+    # On rank 0
+
+    def _find_start(self) -> tuple[int, Path | None]:
+        remove_leftovers(self.run_dir)
+        checkpoint = newest_complete(self.run_dir.checkpoints, self._warn)
+        step = checkpoint.step if checkpoint else 0
+        replayed = [row for row in self.ledger.batches() if row.step > step]
+        for row in replayed:
+            if not (self.run_dir.batches / f"{row.digest}.npz").exists():
+                start = f"checkpoint step-{step}" if checkpoint else "the initial policy (no complete checkpoint)"
+                raise StorageError(
+                    f"cannot resume {self.run_dir.name}: the newest state is {start}, and the batch of step {row.step} "
+                    f"that must be trained again from there is gone"
+                )
+        if checkpoint or replayed:
+            self.ledger.journal.event(
+                "trainer", "resumed", f"resumed from v{step}; {len(replayed)} batches to train from disk", step=step
+            )
+        return step, checkpoint.trainer if checkpoint else None
+
+    def _wait_for_batch(self, step: int) -> tuple[bool, str | None]:
+        """(is over, digest); (False, None) when the time slice has passed without either."""
+        if self._stop.is_set:
+            return True, None
+        row = self.ledger.batch(step)
+        if row is not None:
+            return False, row.digest
+        journal = self.ledger.journal
+        deadline = time.monotonic() + (SLICE_S if self.world.size > 1 else float("inf"))
+        with journal.waiting("trainer", "batch", f"orchestrator ships step {step}", budget_s=self.config.wait.batch_s):
+            while time.monotonic() < deadline:
+                time.sleep(self.config.wait.poll_s)
+                row = self.ledger.batch(step)
+                if row is not None:
+                    return False, row.digest
+                if self._stop.is_set or journal.fact("state") in ENDED:
+                    return True, None
+        return False, None
+
+    def _commit(self, step: int, weights: WeightVersion, metrics: dict[str, float]) -> None:
+        with self.ledger.database.transaction():
+            is_same = self.ledger.record_trained(step, weights)
+            self.ledger.journal.record_metrics(step, metrics)
+            if metrics["optim/skipped"]:
+                self.ledger.journal.event(
+                    "trainer", "step_skipped", f"step {step}: the gradient is not finite; the weights stay", step=step
+                )
+        if not is_same:
+            self._warn(f"step {step} made other weights than the first time it was trained")
+        newest_acked = max((row.weights.version for row in self.ledger.versions() if row.acked_at), default=step)
+        oldest_kept = min(step - self.config.keep_versions + 1, newest_acked)
+        remove_versions_before(self.run_dir.weights, oldest_kept)
+        shown = ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s")
+        logger.info("trained", extra={"step": step, **{name.split("/")[-1]: metrics[name] for name in shown}})
+
+    def _remove_spent_batches(self) -> None:
+        kept = [int(f.name.removeprefix("step-")) for f in self.run_dir.checkpoints.glob("step-*/")]
+        oldest = min(kept, default=0)
+        for row in self.ledger.batches():
+            if row.step <= oldest:
+                (self.run_dir.batches / f"{row.digest}.npz").unlink(missing_ok=True)
+
+    def _warn(self, message: str) -> None:
+        logger.warning(message)
+        self.ledger.journal.event("trainer", "warning", message)
+
+
+def _recipe(config: TrainerConfig) -> Recipe:
+    return Recipe(config.optim, config.scheduler, config.loss, config.micro_batch, config.max_steps)
+
+
+def remove_leftovers(run_dir: RunDir) -> None:
+    """Delete the scratch folders that a killed trainer left behind."""
+    for root, pattern in ((run_dir.weights, ".v*"), (run_dir.checkpoints, ".step-*")):
+        for folder in root.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,142 @@
+"""The policy on the trainer's side: any transformers causal LM, whole on one device or sharded by FSDP2.
+
+`Policy.forward` turns a layout into the log-probabilities of its targets. Only hidden states that predict a target go
+through the vocabulary head, in chunks, so that no array of all logits exists for a large vocabulary.
+Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+
+from mettle.errors import UserError
+from mettle.trainer.layout import Layout
+from mettle.trainer.loss import token_logprobs
+from mettle.trainer.world import World
+
+LOGITS_AT_ONCE = 2**26
+"""Logits held at a time (256 MiB in float32); more are computed in chunks and again in the backward pass."""
+PAIR_PRICE = 2.0
+"""Attention runs at about half the speed of matrix products on a CPU (docs/explanation/training.md has the figures)."""
+
+
+class Policy(nn.Module):
+    """A causal LM that reports log-probabilities of targets. `network` is the transformers model."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network = network
+        self.dtype = dtype
+        self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
+
+    def forward(
+        self, layout: Layout, labels_K: Tensor, temperatures_K: Tensor, *, is_exact: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, entropies) of the K targets; `is_exact` computes in float32 whatever the config says."""
+        with self._precision(labels_K.device, is_exact):
+            hidden_BTH = self._hidden(layout, labels_K.device)
+            sources_K = torch.from_numpy(layout.sources).to(labels_K.device)
+            hidden_KH = hidden_BTH.flatten(0, 1).index_select(0, sources_K)
+            return self._logprobs(hidden_KH, labels_K, temperatures_K)
+
+    def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
+        token_ids_BT = torch.from_numpy(layout.token_ids).to(device)
+        arguments: dict[str, Tensor] = {}
+        if layout.form != "padded":
+            arguments["position_ids"] = torch.from_numpy(layout.positions).to(device)
+        if layout.segments is not None:
+            arguments["attention_mask"] = shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
+        body: Any = self.network.base_model
+        hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
+        return hidden_BTH
+
+    def _logprobs(self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
+        chunk = max(1, LOGITS_AT_ONCE // self.vocab_size)
+        if len(hidden_KH) <= chunk:
+            return self._head_logprobs(hidden_KH, labels_K, temperatures_K)
+        cut = (torch.split(tensor, chunk) for tensor in (hidden_KH, labels_K, temperatures_K))
+        pieces = [checkpoint(self._head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
+        return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+
+    def _head_logprobs(self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs(self._head(hidden_KH), labels_K, temperatures_K)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
+        logits: Tensor = head(hidden)
+        return logits
+
+    def _precision(self, device: torch.device, is_exact: bool) -> AbstractContextManager[Any]:
+        if is_exact or self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device.type, self.dtype)
+
+
+def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
+    """[B, 1, T, T], True where a query may look: back, at the common prompt (segment 0) or its own segment."""
+    queries, keys = segments_BT[:, :, None], segments_BT[:, None, :]
+    return ((keys == 0) | (keys == queries)).tril()[:, None]
+
+
+def load_policy(folder: Path, world: World, *, dtype: torch.dtype) -> Policy:
+    """The policy in a Hugging Face model directory, float32 weights, sharded when there are several ranks."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is not a model directory: it has no config.json")
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
+    policy = Policy(network.to(world.device), dtype)
+    policy.train()
+    if world.size > 1:
+        _shard(policy, dtype)
+    return policy
+
+
+def _shard(policy: Policy, dtype: torch.dtype) -> None:
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
+    options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
+    body: Any = policy.network.base_model
+    for layer in body.layers:
+        fully_shard(layer, **options)
+    fully_shard(policy, **options)
+
+
+def full_state(policy: Policy) -> dict[str, Tensor]:
+    """All weights on the CPU under their Hugging Face names, tied ones once. Every rank calls it; rank 0 has them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    named = get_model_state_dict(policy, options=options)
+    state = {
+        name.removeprefix("network."): tensor.contiguous()
+        for name, tensor in named.items()
+        if isinstance(tensor, Tensor)
+    }
+    network: Any = policy.network
+    if network.config.tie_word_embeddings:
+        for name in network.all_tied_weights_keys:
+            state.pop(name, None)
+    reverted: dict[str, Tensor] = revert_weight_conversion(network, state)
+    return reverted
+
+
+def attention_cost(policy: Policy) -> float:
+    """The price of one query-key pair, in tokens: operations for the pair over those for a token, a layer each."""
+    config: Any = policy.network.config
+    heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    body: Any = policy.network.base_model
+    per_layer: int = sum(parameter.numel() for parameter in body.layers[0].parameters())
+    return float(PAIR_PRICE * 4 * heads * head_dim / (2 * per_layer))

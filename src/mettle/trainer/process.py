@@ -1,0 +1,79 @@
+"""The trainer as a process: arguments, logging, signals, exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from mettle.errors import MettleError, UserError
+from mettle.log import setup_logging
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.trainer.config import TrainerConfig, read_config
+from mettle.trainer.loop import StopFlag, Trainer
+from mettle.trainer.world import join_world
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the trainer of the run directory named in `arguments`; returns the exit code."""
+    return guarded("mettle.trainer", arguments, train)
+
+
+def guarded(program: str, arguments: Sequence[str], work: Callable[[RunDir], None]) -> int:
+    """Call `work` on the run that the only argument names, and turn an error raised on purpose into an exit code."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stderr.write(f"usage: python -m {program} RUN_DIR\n")
+        return 0 if list(arguments) in (["-h"], ["--help"]) else 2
+    logging.getLogger("mettle").addHandler(logging.NullHandler())  # until there is a run to log into
+    try:
+        work(RunDir.existing(Path(arguments[0])))
+    except MettleError as error:
+        logger.error(str(error))
+        sys.stderr.write(f"{program}: {error}\n")
+        return 2 if isinstance(error, UserError) else 3
+    return 0
+
+
+def train(run_dir: RunDir) -> None:
+    """Train until the run is over or SIGTERM; a step that has begun is finished."""
+    config = read_config(run_dir.config("trainer"), TrainerConfig)
+    setup_torch(config.num_threads, config.seed)
+    stop = StopFlag()
+    stop_on_signals(stop)
+    with join_world(config.device) as world:
+        setup_logging(run_dir.logs / "trainer.log" if world.is_main else None, is_terminal=sys.stderr.isatty())
+        ledger = Ledger(run_dir.ledger) if world.is_main else None
+        try:
+            step = Trainer(run_dir, config, world, ledger, stop).run()
+            logger.info("trainer is done", extra={"step": step, "max_steps": config.max_steps})
+        finally:
+            if ledger is not None:
+                ledger.close()
+
+
+def setup_torch(num_threads: int, seed: int) -> None:
+    """Threads and random state; no progress bars in a process that writes a log."""
+    torch.set_num_threads(num_threads)
+    torch.manual_seed(seed)
+    disable_progress_bar()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def stop_on_signals(stop: StopFlag) -> None:
+    """SIGTERM and SIGINT ask for the end of the step instead of ending the process in the middle of a write."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.is_set = True
+
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, ask)

@@ -1,0 +1,105 @@
+"""Publishing a policy version: one safetensors file and a canary, visible at once by rename.
+
+The canary is a few token sequences with the log-probabilities that the trainer itself computes for them under exactly
+the published weights, in float32. An engine that cannot reproduce them serves something else.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from mettle.errors import StorageError
+from mettle.records.tokens import Batch
+from mettle.records.versions import WeightVersion
+from mettle.storage.files import sha256_file, storage_errors
+from mettle.storage.weights import Canary, publish_weights, read_version
+from mettle.trainer.layout import Index, Layout, Targets
+from mettle.trainer.model import Policy, full_state
+from mettle.trainer.world import World
+
+CANARY_TOKENS = 64
+"""Longest canary sequence; a longer one is cut."""
+FIXED_CANARY_SEED = 7
+
+
+def publish_version(root: Path, version: int, policy: Policy, world: World, sequences: list[Index]) -> WeightVersion:
+    """Publish `policy` as v{version}; every rank calls it, rank 0 writes, all get the result.
+
+    A folder that already holds the same bytes is left as it is, so that an engine reading it is not disturbed.
+    """
+    canary = compute_canary(policy, sequences, world)
+    state = full_state(policy)
+    if not world.is_main:
+        return world.share(None)
+    final = root / f"v{version}"
+
+    def save(path: Path) -> None:
+        with storage_errors(path, "writing weights"):
+            save_file(state, path, metadata={"format": "pt"})
+
+    published = _same_already(final, save) if final.exists() else None
+    return world.share(published or publish_weights(root, version, save, canary))
+
+
+def canary_sequences(batch: Batch, number: int) -> list[Index]:
+    """Sequences of a batch for its canary: from all over the batch, cut to `CANARY_TOKENS`."""
+    found: list[Index] = []
+    for micro in (m for rank in batch.ranks for m in rank):
+        ends = np.cumsum(micro.sequence_lengths)
+        pairs = zip(ends - micro.sequence_lengths, ends, strict=True)
+        found += [
+            micro.token_ids[start:end][:CANARY_TOKENS].astype(np.int64) for start, end in pairs if end - start > 1
+        ]
+    return found[:: max(1, len(found) // number)][:number]
+
+
+def fixed_sequences(vocab_size: int, number: int) -> list[Index]:
+    """Sequences of random ids, always the same, for a version that no batch made."""
+    rng = np.random.default_rng(FIXED_CANARY_SEED)
+    return [rng.integers(0, vocab_size, size=16) for _ in range(number)]
+
+
+@torch.no_grad()
+def compute_canary(policy: Policy, sequences: Sequence[Index], world: World) -> Canary:
+    """The canary of these sequences under the policy as it is."""
+    lengths = np.array([len(s) for s in sequences])
+    shape = (len(sequences), int(lengths.max()))
+    token_ids, logprobs = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    for row, sequence in enumerate(sequences):
+        token_ids[row, : len(sequence)] = sequence
+    rows, columns = np.nonzero(np.arange(shape[1])[None] < (lengths - 1)[:, None])
+    layout = _scoring_layout(token_ids, rows, columns)
+    labels_K = torch.from_numpy(layout.targets.labels).to(world.device)
+    temperatures_K = torch.ones(len(rows), device=world.device)
+    scored_K, _ = policy(layout, labels_K, temperatures_K, is_exact=True)
+    logprobs[rows, columns + 1] = scored_K.cpu().numpy()
+    return Canary(token_ids.astype(np.int32), lengths.astype(np.int32), logprobs)
+
+
+def _scoring_layout(token_ids: Index, rows: Index, columns: Index) -> Layout:
+    nothing = np.zeros(len(rows), np.float32)
+    targets = Targets(
+        labels=token_ids[rows, columns + 1], temperatures=nothing + 1, logprobs=nothing, advantages=nothing,
+        is_sampled=np.zeros(len(rows), bool), rl_weights=nothing, ce_weights=nothing, ref_kl_weights=nothing,
+        ref_logprobs=nothing,
+    )  # fmt: skip
+    positions = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
+    return Layout("padded", token_ids, positions, None, rows * token_ids.shape[1] + columns, targets)
+
+
+def _same_already(final: Path, save: Callable[[Path], None]) -> WeightVersion | None:
+    try:
+        there = read_version(final)
+    except StorageError:
+        return None
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.check.") as scratch:
+        path = Path(scratch) / "model.safetensors"
+        save(path)
+        is_same = sha256_file(path) == there.digest == sha256_file(final / path.name)
+    return there if is_same else None

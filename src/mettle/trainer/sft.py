@@ -1,0 +1,154 @@
+"""`python -m mettle.trainer.sft RUN_DIR`: a supervised warm-up that stops at a measured reward.
+
+Reads RUN/config/sft.json and RUN/sft/demonstrations.jsonl, makes RUN/model if there is none, trains it on the
+demonstrations, and puts the warm policy in its place in one rename, with `warm_up.json` saying what was reached.
+Invariant: RUN/model is either the policy from before or the warm one; a warm-up that was killed starts over, and one
+that is done is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from mettle.clients.renderer import Renderer
+from mettle.errors import ServiceError, UserError
+from mettle.log import setup_logging
+from mettle.storage.files import folder_aside, write_json
+from mettle.storage.journal import Journal
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.trainer.config import LossConfig, ProbeConfig, SftConfig, read_config
+from mettle.trainer.demonstrations import Demonstration, batch_of, read_demonstrations, shuffled_batches
+from mettle.trainer.initial import ensure_initial_policy
+from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.model import full_state, load_policy
+from mettle.trainer.probe import EnvironmentProbe, Reading, RewardProbe
+from mettle.trainer.process import guarded, setup_torch
+from mettle.trainer.world import World, join_world
+
+logger = logging.getLogger(__name__)
+
+DONE_FILE = "warm_up.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a warm-up reached, and after how much."""
+
+    reward: float
+    step: int
+    num_rollouts: int
+    seconds: float
+
+
+def warm_up(
+    learner: Learner, demonstrations: list[Demonstration], probe: RewardProbe, config: SftConfig, journal: Journal
+) -> WarmUp:
+    """Train until a measurement reaches the target.
+
+    Raises: ServiceError when it has not after `max_steps`.
+    """
+    started = time.perf_counter()
+    best = float("-inf")
+    batches = shuffled_batches(demonstrations, config.batch_size, config.seed)
+    for step, chosen in zip(range(1, config.max_steps + 1), batches, strict=False):
+        figures = learner.train(batch_of(chosen, step), step)
+        journal.record_metrics(step, {"sft/loss": figures["loss/ce"], "sft/grad_norm": figures["optim/grad_norm"]})
+        if step < config.probe.first_step or (step - config.probe.first_step) % config.probe.interval:
+            continue
+        reading = probe.measure(full_state(learner.policy), seed=config.seed * 1_000_003 + step)
+        best = max(best, reading.mean_reward)
+        _tell(journal, step, reading, figures["loss/ce"])
+        if reading.mean_reward >= config.target_reward:
+            return WarmUp(reading.mean_reward, step, reading.num_rollouts, time.perf_counter() - started)
+    raise ServiceError(
+        f"the warm-up has not reached a reward of {config.target_reward} in {config.max_steps} steps"
+        f" (best measurement {best:.3f}); raise max_steps, lower target_reward, or give better demonstrations"
+    )
+
+
+def replace_model(folder: Path, learner: Learner, done: WarmUp) -> None:
+    """Put a copy of the model directory with the learner's weights in its place."""
+    state = full_state(learner.policy)
+    source = folder.resolve()
+    with folder_aside(folder) as scratch:
+        for path in source.iterdir():
+            if path.is_file() and ".safetensors" not in path.name and path.suffix != ".bin":
+                shutil.copyfile(path, scratch / path.name)
+        save_file(state, scratch / "model.safetensors", metadata={"format": "pt"})
+        write_json(scratch / DONE_FILE, asdict(done))
+
+
+def run_warm_up(run_dir: RunDir) -> None:
+    """Warm the policy of a run up, or say that it is warm already."""
+    config = read_config(run_dir.config("sft"), SftConfig)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("the warm-up runs in one process; start it without torchrun")
+    setup_logging(run_dir.logs / "sft.log", is_terminal=sys.stderr.isatty())
+    setup_torch(config.num_threads, config.seed)
+    ledger = Ledger(run_dir.ledger)
+    try:
+        ensure_initial_policy(run_dir)
+        done_file = run_dir.model / DONE_FILE
+        if done_file.exists():
+            done = WarmUp(**json.loads(done_file.read_text()))
+        else:
+            with join_world(config.device) as world:
+                done = _warm_up_run(run_dir, config, world, ledger.journal)
+        ledger.journal.set_fact("warm_up", asdict(done))
+        ledger.journal.set_fact("is_warm", True)
+    finally:
+        ledger.close()
+
+
+def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, journal: Journal) -> WarmUp:
+    journal.event("sft", "started", f"warm-up to a reward of {config.target_reward} has begun")
+    demonstrations = read_demonstrations(
+        run_dir.path / "sft" / "demonstrations.jsonl", Renderer.from_directory(run_dir.model)
+    )
+    policy = load_policy(run_dir.model, world, dtype=torch.float32)
+    recipe = Recipe(config.optim, config.scheduler, LossConfig(), config.micro_batch, config.max_steps)
+    learner = Learner(policy, recipe, world)
+    probe = EnvironmentProbe.load(run_dir.model, resolve_probe(run_dir, config.probe), world.device)
+    done = warm_up(learner, demonstrations, probe, config, journal)
+    replace_model(run_dir.model, learner, done)
+    journal.event("sft", "warm", f"warm at a reward of {done.reward:.3f} after {done.step} steps", **asdict(done))
+    return done
+
+
+def resolve_probe(run_dir: RunDir, config: ProbeConfig) -> ProbeConfig:
+    """Fill in the run's first environment and its token limit where the config leaves them open."""
+    path = run_dir.config("orchestrator")
+    settings: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    changes: dict[str, Any] = {}
+    if config.env is None:
+        envs = settings.get("envs") or []
+        if not envs:
+            raise UserError(f"the warm-up has no environment to measure with: set probe.env, or envs in {path}")
+        changes = {"env": envs[0]["id"], "env_args": envs[0].get("args") or {}}
+    if config.max_tokens is None:
+        changes["max_tokens"] = (settings.get("sampling") or {}).get("max_tokens")
+    return config.model_copy(update=changes)
+
+
+def _tell(journal: Journal, step: int, reading: Reading, loss: float) -> None:
+    journal.record_metrics(step, {"sft/reward": reading.mean_reward})
+    logger.info("measured", extra={"step": step, "reward": reading.mean_reward, "loss": loss})
+    if reading.num_errors:
+        message = f"warm-up step {step}: {reading.num_errors} of {reading.num_rollouts} rollouts failed"
+        journal.event("sft", "warning", message)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("mettle.trainer.sft", sys.argv[1:], run_warm_up))

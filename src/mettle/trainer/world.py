@@ -1,0 +1,83 @@
+"""The ranks of one trainer: how many, which one this is, and what they tell each other.
+
+Started under torchrun (WORLD_SIZE > 1) the ranks form a process group, NCCL on GPUs and gloo on CPUs; otherwise there
+is one rank and every call is local. Invariant: rank 0 alone touches the ledger and the disk's shared names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mettle.errors import UserError
+
+T = TypeVar("T")
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place among the ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, value: T | None) -> T:
+        """Rank 0's value, on every rank."""
+        box: list[T | None] = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]  # type: ignore[return-value]
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over the ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Maximum over the ranks."""
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values
+
+
+@contextmanager
+def join_world(device: str) -> Iterator[World]:
+    """Take this process's place: from torchrun's environment, or alone."""
+    size, rank, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES)
+    chosen = _device(device, local)
+    if size == 1:
+        yield World(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    try:
+        yield World(rank, size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+_VARIABLES = (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("device 'cuda' was asked for, but torch sees no GPU; use device 'auto' or 'cpu'")
+    return torch.device("cuda", local_rank)

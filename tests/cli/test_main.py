@@ -1,0 +1,164 @@
+"""The entry point: lazy, kind to slips, and every ending has one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from mettle.cli import main
+from mettle.cli.groups import Lazy
+from mettle.cli.terminal import going_on
+from mettle.errors import ProviderError, ServiceError, StorageError, UserError
+
+HEAVY = ("pydantic", "numpy", "torch", "transformers", "fastapi", "aiohttp", "httpx", "rich", "asyncio", "sqlite3")
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Make `mettle fail` raise what the test wants."""
+
+    def install(error: BaseException) -> None:
+        @click.command()
+        def fail() -> None:
+            with going_on("`mettle fail` goes on"):
+                raise error
+
+        monkeypatch.setitem(main.NOUNS, "fail", Lazy("mettle.cli.test_only:fail", "Fails."))
+        monkeypatch.setitem(sys.modules, "mettle.cli.test_only", type("M", (), {"fail": fail}))
+
+    return install
+
+
+def test_help_lists_every_noun(capsys):
+    assert main.run(["--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for name, entry in main.NOUNS.items():
+        assert f" {name} {entry.help}" in out
+
+
+@pytest.mark.parametrize("name", list(main.NOUNS))
+def test_every_noun_has_help_and_the_line_shown_for_it_is_its_own(name, capsys):
+    assert main.run([name, "--help"]) == 0
+    assert main.NOUNS[name].help in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    code = (
+        "import sys, time\n"
+        "from mettle.cli.main import run\n"
+        f"assert run(['--help']) == 0 and run(['rl', '--help']) == 0\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "assert not loaded, loaded\n"
+        "sys.stderr.write(str(time.process_time()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stderr) < 0.3, "seconds of CPU time for two help pages"
+
+
+def test_version(capsys):
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == "mettle, version 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["quikstart"], "error: no command 'quikstart'; did you mean 'mettle quickstart'?; see `mettle --help`\n"),
+        (["rl", "resme"], "error: no command 'resme'; did you mean 'mettle rl resume'?; see `mettle rl --help`\n"),
+        (["eval", "zzz"], "error: no command 'zzz'; there are run, view; see `mettle eval --help`\n"),
+        (["rl", "stop"], "error: Missing argument 'RUN'; see `mettle rl stop --help`\n"),
+    ],
+)
+def test_a_slip_is_one_line_and_exit_2(arguments, line, capsys):
+    assert main.run(arguments) == 2
+    assert capsys.readouterr().err == line
+
+
+def test_an_unknown_option_is_one_line_and_exit_2(capsys):
+    assert main.run(["quickstart", "--sed", "1"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "--seed" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no such thing\nat all"), 2, "error: no such thing at all\n"),
+        (StorageError("disk full"), 3, "error: disk full\n"),
+        (ServiceError("server gone"), 3, "error: server gone\n"),
+        (ProviderError("endpoint gone"), 3, "error: endpoint gone\n"),
+        (KeyboardInterrupt(), 130, "stopped; `mettle fail` goes on\n"),
+        (click.Abort(), 130, "stopped; `mettle fail` goes on\n"),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_code(failing, capsys, error, code, line):
+    failing(error)
+    assert main.run(["fail"]) == code
+    assert capsys.readouterr().err.strip("\n") == line.strip("\n")
+
+
+def test_a_crash_is_one_line_that_names_the_traceback(failing, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("METTLE_DEBUG", raising=False)
+    failing(RuntimeError("first line\nsecond line"))
+    assert main.run(["fail"]) == 1
+    err = capsys.readouterr().err
+    (crash,) = (tmp_path / "mettle").glob("crash-*.txt")
+    assert err.startswith("error: RuntimeError: first line (")
+    assert err.count("\n") == 1
+    assert str(crash) in err
+    assert "Traceback (most recent call last)" in crash.read_text()
+
+
+def test_a_crash_shows_its_traceback_when_debugging(failing, capsys, monkeypatch):
+    monkeypatch.setenv("METTLE_DEBUG", "1")
+    failing(RuntimeError("broken"))
+    assert main.run(["fail"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_the_installed_command_ends_with_these_codes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mettle.cli", "rl", "metrics", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no run at ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_in_a_running_command_says_how_to_go_on(tmp_path):
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "run" / "run.db").touch()
+    (logs / "trainer.log").write_text('{"time": 1, "level": "info", "logger": "mettle.trainer", "message": "hello"}\n')
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mettle.cli", "rl", "logs", str(tmp_path / "run"), "-f"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert "hello" in process.stdout.readline()
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.strip() == "stopped; the run itself goes on"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m mettle.cli --help | true; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr == ""

@@ -1,0 +1,50 @@
+"""Shared fields reach their components, and contradictions are named."""
+
+import pytest
+
+from mettle.runs.hosted import fan_out, ignored_fields
+
+
+def test_shared_fields_reach_every_component():
+    tree = fan_out({"max_steps": 7, "seed": 3})
+    assert tree["trainer"]["max_steps"] == tree["orchestrator"]["max_steps"] == 7
+    assert tree["warm_up"]["sft"]["seed"] == tree["inference"]["seed"] == 3
+
+
+def test_the_hosted_schema_reads_as_it_stands():
+    tree = fan_out(
+        {
+            "model": "Qwen/Qwen3-4B",
+            "batch_size": 256,
+            "rollouts_per_example": 8,
+            "learning_rate": 1e-4,
+            "max_async_level": 2,
+            "sampling": {"max_tokens": 512},
+            "env": [{"id": "owner/name", "args": {"n": 3}}],
+        }
+    )
+    orchestrator = tree["orchestrator"]
+    assert tree["model"] == {"path": "Qwen/Qwen3-4B"}
+    assert (orchestrator["batch_size"], orchestrator["group_size"], orchestrator["max_lag"]) == (256, 8, 2)
+    assert orchestrator["envs"] == [{"id": "owner/name", "args": {"n": 3}}]
+    assert orchestrator["sampling"] == {"max_tokens": 512}
+    assert tree["trainer"]["optim"]["lr"] == 1e-4
+
+
+def test_a_value_said_in_one_component_holds_for_the_others():
+    assert fan_out({"trainer": {"max_steps": 9}})["orchestrator"]["max_steps"] == 9
+
+
+def test_two_places_that_disagree_are_an_error():
+    with pytest.raises(ValueError, match=r"trainer.max_steps = 9 contradicts the shared max_steps = 7"):
+        fan_out({"max_steps": 7, "trainer": {"max_steps": 9}})
+
+
+def test_the_given_tree_is_left_alone():
+    tree = {"seed": 1, "trainer": {}}
+    fan_out(tree)
+    assert tree == {"seed": 1, "trainer": {}}
+
+
+def test_fields_without_effect_are_named():
+    assert ignored_fields({"wandb": {"project": "x"}, "lora_alpha": 16, "seed": 1}) == ["wandb", "lora_alpha"]

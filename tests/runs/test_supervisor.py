@@ -1,0 +1,198 @@
+"""The supervisor against real child processes: crashes, refusals, kills, stops."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from mettle.errors import UserError
+from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.process import ProcessSpec
+from mettle.runs.supervisor import Supervisor
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{modules}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+    ledger = Ledger(run_dir.ledger)
+
+    def spec(name, code, **options):
+        (modules / f"{name}_module.py").write_text(textwrap.dedent(code))
+        return ProcessSpec(name, f"{name}_module", (str(run_dir.path),), **options)
+
+    yield run_dir, ledger, spec
+    ledger.close()
+
+
+def drive(supervisor, *, until=lambda: False, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    for _ in supervisor.ticks():
+        assert time.monotonic() < deadline, "the run did not end in time"
+        if until():
+            supervisor.stop()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+FOREVER = "import time\nwhile True: time.sleep(0.05)"
+
+
+def test_the_run_ends_with_its_main_process_and_leaves_none_behind(run):
+    run_dir, ledger, spec = run
+    supervisor = Supervisor(run_dir, ledger, [spec("main", "pass"), spec("side", FOREVER)], main="main")
+    drive(supervisor)
+    assert supervisor.failure is None
+    assert {p.name: p.state for p in ledger.journal.processes()} == {"main": "done", "side": "stopped"}
+    assert not alive(supervisor.process("side").pid)
+    assert supervisor.peak_memory_bytes > 2**20
+
+
+def test_a_process_killed_with_kill_9_is_started_again(run):
+    run_dir, ledger, spec = run
+    code = """
+        import os, pathlib, signal, sys
+        mark = pathlib.Path(sys.argv[1]) / "been-here"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    supervisor = Supervisor(run_dir, ledger, [spec("main", code)], main="main")
+    drive(supervisor)
+    assert supervisor.failure is None
+    (row,) = ledger.journal.processes()
+    assert (row.state, row.restarts) == ("done", 1)
+    (event,) = ledger.journal.events(kind="restart")
+    assert "main was ended by SIGKILL" in event.message
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_process_that_says_it_cannot_go_on_is_not_started_again(run, code):
+    run_dir, ledger, spec = run
+    script = f"import sys; print('disk full while writing weights', file=sys.stderr); sys.exit({code})"
+    supervisor = Supervisor(run_dir, ledger, [spec("main", script), spec("side", FOREVER)], main="main")
+    drive(supervisor)
+    assert supervisor.failure == "disk full while writing weights"
+    assert ledger.journal.fact("state") == "failed"
+    assert not alive(supervisor.process("side").pid)
+
+
+def test_a_process_starts_only_after_what_it_needs(run):
+    run_dir, ledger, spec = run
+    ready = run_dir.path / "server.json"
+    first = "import pathlib, sys, time; time.sleep(0.3); (pathlib.Path(sys.argv[1]) / 'made').touch()"
+    server = f"""
+        import pathlib, sys, time
+        assert (pathlib.Path(sys.argv[1]) / 'made').exists()
+        time.sleep(0.3)
+        pathlib.Path({str(ready)!r}).write_text('{{"port": 1}}')
+        time.sleep(60)
+    """
+    main = f"import pathlib; assert pathlib.Path({str(ready)!r}).exists()"
+    specs = [
+        spec("main", main, after=("server",)),
+        spec("server", server, ready_file=ready, is_service=True, after=("first",)),
+        spec("first", first),
+    ]
+    supervisor = Supervisor(run_dir, ledger, specs, main="main")
+    drive(supervisor)
+    assert supervisor.failure is None
+    assert all(p.restarts == 0 for p in ledger.journal.processes())
+
+
+def test_restarts_have_a_limit(run):
+    run_dir, ledger, spec = run
+    supervisor = Supervisor(run_dir, ledger, [spec("main", "raise SystemExit(1)")], main="main", max_restarts=2)
+    drive(supervisor)
+    assert "2 restarts" in supervisor.failure
+    assert ledger.journal.processes()[0].restarts == 2
+
+
+def test_a_service_that_ends_well_is_started_again_and_a_stalled_one_is_replaced(run):
+    run_dir, ledger, spec = run
+    waiter = """
+        import pathlib, sys, time
+        from mettle.storage.ledger import Ledger
+        ledger = Ledger(pathlib.Path(sys.argv[1]) / "run.db")
+        mark = pathlib.Path(sys.argv[1]) / "answered"
+        with ledger.journal.waiting("trainer", "batch", "orchestrator ships step 1", budget_s=0.3):
+            while not mark.exists(): time.sleep(0.02)
+    """
+    # The first life hangs, the second answers: only a watchdog that ends the first gets the run to its end.
+    orchestrator = """
+        import pathlib, sys, time
+        first = pathlib.Path(sys.argv[1]) / "first-life"
+        if not first.exists():
+            first.touch()
+            time.sleep(60)
+        (pathlib.Path(sys.argv[1]) / "answered").touch()
+        time.sleep(60)
+    """
+    specs = [spec("trainer", waiter), spec("orchestrator", orchestrator)]
+    drive(Supervisor(run_dir, ledger, specs, main="trainer"))
+    kinds = [event.kind for event in ledger.journal.events()]
+    assert "stall" in kinds
+    assert "recovery" in kinds
+    assert {p.name: p.restarts for p in ledger.journal.processes()} == {"trainer": 0, "orchestrator": 1}
+
+
+def test_a_stubborn_process_is_ended_all_the_same(run, monkeypatch):
+    run_dir, ledger, spec = run
+    monkeypatch.setattr("mettle.runs.supervisor.STOP_GRACE_S", 0.3)
+    script = "import pathlib, signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    script += "(pathlib.Path(sys.argv[1]) / 'deaf').touch()\n" + FOREVER
+    supervisor = Supervisor(run_dir, ledger, [spec("main", script)], main="main")
+    drive(supervisor, until=(run_dir.path / "deaf").exists)
+    assert not alive(supervisor.process("main").pid)
+    assert ledger.journal.fact("state") == "stopping"
+
+
+def test_children_do_not_outlive_a_killed_supervisor(run, tmp_path):
+    _run_dir, _, spec = run
+    spec("main", FOREVER)
+    script = f"""
+import pathlib
+from mettle.runs.process import ManagedProcess, ProcessSpec
+from mettle.storage.run_dir import RunDir
+import time
+process = ManagedProcess(ProcessSpec("main", "main_module", ()), pathlib.Path({str(tmp_path / "out")!r}))
+process.start()
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(child)
+
+
+def test_one_supervisor_a_run(run):
+    run_dir, _, _ = run
+    with RunLock(run_dir):
+        assert supervisor_pid(run_dir) == os.getpid()
+        with pytest.raises(UserError, match="already running"):
+            RunLock(run_dir).__enter__()
+    assert supervisor_pid(run_dir) is None
+    with RunLock(run_dir):
+        pass

@@ -1,0 +1,183 @@
+"""A tiny policy on disk, and batches like those that an orchestrator packs."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from mettle.records.tasks import GroupRecord
+from mettle.records.tokens import DTYPES, Batch, MicroBatch
+from mettle.storage.batches import write_batch
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import BlockRef
+from mettle.trainer.config import (
+    CheckpointConfig,
+    LossConfig,
+    MicroBatchConfig,
+    OptimConfig,
+    SchedulerConfig,
+    TrainerConfig,
+    read_config,
+    write_config,
+)
+from mettle.trainer.layout import count_components
+from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loop import StopFlag, Trainer
+from mettle.trainer.model import load_policy
+from mettle.trainer.policy import write_policy
+from mettle.trainer.presets import PolicyConfig
+from mettle.trainer.world import World
+
+MINI = PolicyConfig(num_layers=2, hidden_size=32, mlp_size=48, num_heads=2, num_kv_heads=1, head_dim=16)
+ALONE = World(0, 1, torch.device("cpu"))
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def mini_model(tmp_path_factory):
+    return write_policy(tmp_path_factory.mktemp("mini") / "model", MINI)
+
+
+def make_sample(rng, prompt, num_completion, *, component="rl", advantage=None):
+    """Per-token arrays of one rollout: a prompt, then sampled tokens with plausible logprobs."""
+    length = len(prompt) + num_completion
+    mask = np.arange(length) >= len(prompt)
+    arrays = {
+        "token_ids": np.concatenate([prompt, rng.integers(0, 256, num_completion)]),
+        "position_ids": np.arange(length),
+        "loss_mask": mask,
+        "logprobs": np.where(mask, rng.normal(-5.5, 0.3, length), 0.0),
+        "versions": np.where(mask, 0, -1),
+        "temperatures": np.full(length, 1.0),
+        "advantages": np.where(mask, rng.normal() if advantage is None else advantage, 0.0),
+        "rl_weights": np.where(mask & (component == "rl"), 1.0, 0.0),
+        "ce_weights": np.where(mask & (component == "ce"), 0.5, 0.0),
+        "ref_kl_weights": np.where(mask & (component == "ref_kl"), 1.0, 0.0),
+        "ref_logprobs": np.where(mask & (component == "ref_kl"), rng.normal(-5, 0.5, length), 0.0),
+    }
+    return {name: np.asarray(value, DTYPES[name]) for name, value in arrays.items()}
+
+
+def make_group(rng, num_rollouts=4, *, prompt_length=7, max_completion=6, component="rl"):
+    """Rollouts of one task: the same prompt, different completions."""
+    prompt = rng.integers(0, 256, prompt_length)
+    return [
+        make_sample(rng, prompt, int(rng.integers(1, max_completion + 1)), component=component)
+        for _ in range(num_rollouts)
+    ]
+
+
+def make_micro(samples):
+    """Samples end to end."""
+    names = [name for name in DTYPES if name != "sequence_lengths"]
+    arrays = {name: np.concatenate([sample[name] for sample in samples]) for name in names}
+    lengths = np.array([len(sample["token_ids"]) for sample in samples], np.int32)
+    return MicroBatch(sequence_lengths=lengths, **arrays)
+
+
+def make_batch(*ranks, step=1, draw_ids=(1,)):
+    """A batch whose ranks are lists of lists of samples."""
+    return Batch(step, tuple(tuple(make_micro(samples) for samples in rank) for rank in ranks), draw_ids)
+
+
+def make_recipe(**changes):
+    settings = {
+        "optim": OptimConfig(lr=1e-3),
+        "scheduler": SchedulerConfig(),
+        "loss": LossConfig(),
+        "micro_batch": MicroBatchConfig(),
+        "max_steps": 10,
+    }
+    return Recipe(**{**settings, **changes})
+
+
+def make_learner(folder, **changes):
+    return Learner(load_policy(folder, ALONE, dtype=torch.float32), make_recipe(**changes), ALONE)
+
+
+def gradients(learner, batch):
+    """The gradient of a batch and its sums, without a step."""
+    learner.policy.zero_grad()
+    sums, _ = learner._accumulate(batch, count_components(batch))
+    return torch.cat([p.grad.flatten() for p in learner.policy.parameters()]).clone(), sums
+
+
+# Runs
+
+
+def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3, ranks=1):
+    """Draw, score and ship the batch of `step`, as an orchestrator does; returns it."""
+    rng = np.random.default_rng((seed, step))
+    draws = ledger.draw_tasks([("words", f"uid-{step}-{i}", 0, 100 * step + i) for i in range(num_groups)])
+    for draw in draws:
+        ledger.dispatch(draw.draw_id)
+        ledger.record_scored(GroupRecord(draw, step - 1, ()), BlockRef("shard-00000.bin", 0, 1))
+    groups = [make_group(rng) for _ in draws]
+    dealt = [[[sample for group in groups[rank::ranks] for sample in group]] for rank in range(ranks)]
+    batch = make_batch(*dealt, step=step, draw_ids=tuple(draw.draw_id for draw in draws))
+    digest, _ = write_batch(run_dir.batches, batch)
+    ledger.ship(
+        step,
+        digest,
+        batch.draw_ids,
+        num_sequences=sum(len(group) for group in groups),
+        num_tokens=sum(len(sample["token_ids"]) for group in groups for sample in group),
+        staleness=(0.0, 0),
+        orchestrator_state={"cursor": step},
+    )
+    return batch
+
+
+@pytest.fixture
+def make_run(tmp_path, mini_model):
+    """Makes run directories: model, config, a ledger with the first `shipped` batches."""
+
+    def make(name="run", *, shipped=3, max_steps=3, interval=2, ranks=1, **changes):
+        run_dir = RunDir(tmp_path / name)
+        shutil.copytree(mini_model, run_dir.model)
+        config = TrainerConfig(
+            max_steps=max_steps, optim=OptimConfig(lr=1e-3), checkpoint=CheckpointConfig(interval=interval), **changes
+        )
+        write_config(run_dir.config("trainer"), config)
+        ledger = Ledger(run_dir.ledger)
+        for step in range(1, shipped + 1):
+            ship_batch(run_dir, ledger, step, ranks=ranks)
+        ledger.journal.set_fact("state", "running")
+        ledger.close()
+        return run_dir
+
+    return make
+
+
+@pytest.fixture
+def train_here():
+    """Runs a trainer to its end in this process; returns the last step."""
+
+    def run(run_dir, *, stop=None):
+        ledger = Ledger(run_dir.ledger)
+        config = read_config(run_dir.config("trainer"), TrainerConfig)
+        try:
+            return Trainer(run_dir, config, ALONE, ledger, stop or StopFlag()).run()
+        finally:
+            ledger.close()
+
+    return run
+
+
+@pytest.fixture
+def ledger_of():
+    """Opens ledgers and closes them at the end of the test."""
+    opened = []
+
+    def open_ledger(run_dir):
+        opened.append(Ledger(run_dir.ledger))
+        return opened[-1]
+
+    yield open_ledger
+    for ledger in opened:
+        ledger.close()

@@ -1,0 +1,98 @@
+"""`python -m mettle.trainer`: exit codes, signals, one line for what a person did wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mettle.storage.ledger import Ledger
+from mettle.storage.weights import read_version
+
+SOURCE = Path(__file__).parents[2] / "src"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def start(run_dir):
+    command = [sys.executable, "-m", "mettle.trainer", str(run_dir)]
+    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+
+
+def finish(run_dir):
+    process = start(run_dir)
+    _, errors = process.communicate(timeout=100)
+    return process.returncode, errors
+
+
+def wait_until(process, condition):
+    for _ in range(3000):
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()[1]
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError("the trainer did not get there")
+
+
+def test_the_config_imports_without_torch():
+    code = "import sys, mettle.trainer.config, mettle.trainer.presets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_exit_codes_tell_a_mistake_from_a_dead_end(make_run, tmp_path):
+    assert finish(tmp_path / "nowhere")[0] == 2
+    run_dir = make_run(shipped=1, max_steps=1)
+    code, errors = finish(run_dir.path)
+    assert (code, errors) == (0, "")
+    run_dir.config("trainer").write_text('{"max_stepz": 3}')
+    code, errors = finish(run_dir.path)
+    assert code == 2
+    assert len(errors.splitlines()) == 1
+    assert "max_stepz" in errors
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_dead_end_is_exit_code_3_and_one_line(make_run):
+    run_dir = make_run(shipped=1, max_steps=1)
+    for path in run_dir.batches.glob("*.npz"):
+        path.unlink()
+    code, errors = finish(run_dir.path)
+    assert code == 3
+    assert len(errors.splitlines()) == 1
+    assert "is gone" in errors
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
+    run_dir = make_run(shipped=1, max_steps=9, interval=50)
+    process = start(run_dir.path)
+    ledger = Ledger(run_dir.ledger)
+    wait_until(process, lambda: ledger.journal.waits())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    process.communicate()
+    assert ledger.journal.waits() == []
+    assert (run_dir.checkpoints / "step-1" / "manifest.json").exists()
+    ledger.close()
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_process_killed_with_sigkill_resumes_to_the_same_bytes(make_run):
+    whole, killed = (make_run(name, shipped=6, max_steps=6, interval=4) for name in ("whole", "killed"))
+    assert finish(whole.path)[0] == 0
+    process = start(killed.path)
+    wait_until(process, lambda: (killed.version(2) / "manifest.json").exists())
+    process.kill()
+    process.communicate()
+    assert finish(killed.path)[0] == 0
+    digests = [[read_version(run.version(version)).digest for version in range(7)] for run in (whole, killed)]
+    assert digests[0] == digests[1]
