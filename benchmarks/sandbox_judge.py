@@ -118,12 +118,12 @@ async def measure_throughput(pool: SandboxPool, num_judgements: int) -> dict[str
 
 
 def idle_cell_bytes(pool: SandboxPool) -> float:
-    """Proportional memory of one waiting cell: process 1 and the child that waits for a job."""
+    """What one more waiting cell costs: the memory that process 1 and its child share with no other process."""
     assert pool.template_pid is not None
     total = 0
     for pid in watch.descendants(pool.template_pid):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024
     return total / pool.stats.num_warm
 
 

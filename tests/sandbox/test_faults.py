@@ -19,6 +19,7 @@ from mettle.sandbox import IsolationReport, SandboxConfig, SandboxPool, StdioTes
 from mettle.sandbox.zygote import watch
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -86,7 +87,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("backend", ["zygote", "unsafe"])
 async def test_a_killed_owner_leaves_no_process(backend: str) -> None:
     owner = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", OWNER, backend], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE}
+        [sys.executable, "-c", OWNER, backend], stdout=subprocess.PIPE, env=ENVIRONMENT
     )
     with owner:
         assert owner.stdout is not None
@@ -158,9 +159,7 @@ asyncio.run(main())
 
 def run_where_denied(denied: str, require: str) -> str:
     command = [sys.executable, "-c", REFUSED, denied, require]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": SOURCE}, capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
 from mettle.sandbox.zygote import child, frames, kernel, rootfs, seccomp, watch
@@ -159,21 +158,21 @@ class Spent(NamedTuple):
     peak_bytes: int
 
 
-@dataclass(slots=True)
 class Attempt:
-    """One test while it runs."""
+    """One test while it runs. The clocks start when it is made."""
 
-    child: Child
-    stdin: memoryview
-    wall_s: float
-    cpu_s: float
-    memory_bytes: int
-    output_bytes: int
-    started: float = field(default_factory=time.monotonic)
-    spent_before_s: float = 0.0
-    inherited_bytes: int = 0
-    written: dict[int, bytearray] = field(default_factory=dict)
-    ended: str = ""
+    def __init__(self, child: Child, header: dict[str, Any], stdin: bytes) -> None:
+        self.child = child
+        self.stdin = memoryview(stdin)
+        self.wall_s: float = header["wall_s"]
+        self.cpu_s: float = header["cpu_s"]
+        self.memory_bytes: int = header["memory_bytes"]
+        self.output_bytes: int = header["output_bytes"]
+        self.spent_before_s = watch.process_cpu_s(child.pid)
+        self.inherited_bytes = watch.process_resident_bytes(child.pid)
+        self.written = {descriptor: bytearray() for descriptor in child[4:]}
+        self.ended = ""
+        self.started = time.monotonic()
 
     def num_written(self) -> int:
         return sum(len(data) for data in self.written.values())
@@ -267,18 +266,9 @@ class Cell:
         header, waiting = frame.header, self._child
         assert waiting is not None, "a child waits between tests"
         is_call = header["mode"] == "call"
-        limits = {key: header[key] for key in ("cpu_s", "memory_bytes")}
-        attempt = Attempt(
-            child=waiting,
-            stdin=memoryview(b"" if is_call else frame.payload),
-            wall_s=header["wall_s"],
-            output_bytes=header["output_bytes"],
-            spent_before_s=watch.process_cpu_s(waiting.pid),
-            inherited_bytes=watch.process_resident_bytes(waiting.pid),
-            written={descriptor: bytearray() for descriptor in waiting[4:]},
-            **limits,
-        )
-        job = {**limits, "mode": header["mode"], "function": header.get("function"), "code_bytes": len(self._source)}
+        attempt = Attempt(waiting, header, b"" if is_call else frame.payload)
+        job = {key: header[key] for key in ("mode", "function", "cpu_s", "memory_bytes")}
+        job["code_bytes"] = len(self._source)
         with contextlib.suppress(BrokenPipeError):  # it died while it waited; its exit status tells
             waiting.job.sendall(frames.encode(job, self._source + (frame.payload if is_call else b"")))
         return attempt

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -78,7 +77,7 @@ def _syscall(number: int, what: str, *arguments: int | ctypes.Array[ctypes.c_cha
 
 
 def _number(name: str) -> int:
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in _NUMBERS:
         raise OSError(38, f"{name}: no system call numbers for {machine}")
     return _NUMBERS[machine][name]

@@ -8,7 +8,7 @@ in `syscalls.py` fails.
 from __future__ import annotations
 
 import errno
-import platform
+import os
 import struct
 from typing import Final
 
@@ -43,7 +43,7 @@ Block = list[Instruction]
 
 def why_unsupported() -> str | None:
     """Why this machine cannot have the filter, or None if it can."""
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine == "x86_64":
         return None
     return f"the system call table is for x86_64 and has not been tested on {machine}"
