@@ -1,7 +1,8 @@
 """Rollouts from real environments: `mettle.envs` against the engine, token in and token out.
 
 Parts: `EnvironmentSource`. Environments are loaded once, at the start; the client of the engine is made anew when the
-engine listens somewhere else. One group is one `run_group` call, whose identical first turns go out as one request.
+engine listens somewhere else. One group is one `run_group` call, in which the client
+sends identical first turns as one request.
 """
 
 from __future__ import annotations
@@ -57,9 +58,8 @@ class EnvironmentSource:
         rows = (self._eval_rows if request.is_eval else self._train_rows)[request.env]
         env = (self._eval if request.is_eval else self._train)[request.env]
         row = rows[request.example_id]
-        client = self._connect().for_group(request.size)
         inputs = [dict(row) for _ in range(request.size)]
-        states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
+        states = await env.run_group(inputs, self._connect(), self._model, sampling_args(request.sampling))
         return tuple(
             rollout_record(state, f"{request.prefix}-{position}", request.sampling.temperature)
             for position, state in enumerate(states)

@@ -189,7 +189,7 @@ class SimulatedSource:
         return RolloutRecord(name, reward, {"luck": reward}, [{"role": "user", "content": "go"}], (turn,))
 
 
-@dataclass
+@dataclass(repr=False)
 class SimulatedTrainer:
     """Trains what is shipped, publishes, and falls back to its checkpoint when it dies."""
 
@@ -262,7 +262,7 @@ class Mortality:
             raise Killed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Simulated:
     """What a simulated run leaves behind, besides its directory."""
 
@@ -351,7 +351,7 @@ class _InstantSelector(selectors.DefaultSelector):
             return ready
         if timeout is None:
             raise Deadlock("every task waits for another one and no timer is left")
-        # Never quite zero: code that asks for less than the clock can tell apart must see time go on, as with a real one.
+        # Never quite zero: code that asks for less than the clock can tell apart must still see time go on.
         self.now += max(timeout, TICK_S)
         return []
 

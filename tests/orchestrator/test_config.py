@@ -1,0 +1,56 @@
+"""The configuration refuses what cannot learn, and says what to change."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from mettle.orchestrator.config import OrchestratorConfig
+
+
+def made(**values):
+    return OrchestratorConfig.model_validate({"envs": [{"id": "words"}], **values})
+
+
+def test_the_defaults_are_a_usable_run():
+    config = made()
+    assert (config.groups_per_batch, config.inflight_groups) == (16, 16)
+    assert config.envs[0].name == "words"
+    assert config.eval_envs == config.envs
+    assert config.eval_sampling == config.sampling
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        ({"group_size": 1}, "set group_size to at least 2"),
+        ({"group_size": 1, "algorithm": "max_rl"}, "set group_size to at least 2"),
+        ({"batch_size": 100, "group_size": 16}, "take 96 or 112"),
+        ({"max_lag": 2, "max_staleness": 1}, "raise max_staleness to at least 2"),
+        ({"sampling": {"top_p": 0.9}}, "leave them at 1, -1 and 0"),
+        ({"sampling": {"top_k": 50}}, "leave them at 1, -1 and 0"),
+        ({"sampling": {"min_p": 0.1}}, "leave them at 1, -1 and 0"),
+        ({"sampling": {"temperature": 0.0}}, "take 1.0"),
+        ({"algorithm": "ppo"}, "there are grpo, max_rl, rae"),
+        ({"algorithm_args": {"clip": 1}}, "does not take these options"),
+        ({"envs": []}, "at least 1 item"),
+        ({"envs": [{"id": "a/words"}, {"id": "b/words@1.0"}]}, "several environments are called words"),
+        ({"packing": {"seq_len": 4096, "micro_batch_tokens": 2048}}, "raise the first or lower the second"),
+        ({"curriculum": {"hard_below": 0.8}}, "must be less than easy_above"),
+        ({"max_stepz": 3}, "Extra inputs"),
+    ],
+)
+def test_what_cannot_learn_is_refused_with_advice(values, advice):
+    with pytest.raises(ValidationError, match=advice):
+        made(**values)
+
+
+def test_truncating_samplers_are_fine_in_evaluations():
+    config = made(eval={"sampling": {"top_p": 0.9, "temperature": 0.0}})
+    assert config.eval_sampling.is_truncating
+
+
+def test_the_configuration_imports_without_torch():
+    code = "import sys, mettle.orchestrator.config; sys.exit('torch' in sys.modules or 'aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,110 @@
+"""Turns to samples: extended where they continue, branched where they were rewritten, each sampled token trained once."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mettle.orchestrator.samples import group_samples, rollout_samples
+from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+
+
+def turn(prefix_length, prompt, completion, version=3, temperature=1.0):
+    count = len(completion)
+    return Turn(
+        prefix_length, np.array(prompt, np.int32), np.array(completion, np.int32),
+        np.linspace(-0.1, -0.9, count, dtype=np.float32), np.full(count, version, np.int32), temperature,
+    )  # fmt: skip
+
+
+def rollout(*turns, advantage=0.5, reward=1.0):
+    return RolloutRecord("r", reward, {}, [], tuple(turns), advantage=advantage)
+
+
+def samples(*turns, seq_len=100, **values):
+    return rollout_samples(rollout(*turns, **values), draw_id=7, seq_len=seq_len)
+
+
+def test_one_turn_is_one_sample_with_the_sampled_tokens_masked_in():
+    (sample,) = samples(turn(0, [1, 2, 3], [4, 5], temperature=0.7))
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert sample.loss_mask.tolist() == [False, False, False, True, True]
+    assert sample.logprobs.tolist() == pytest.approx([0, 0, 0, -0.1, -0.9])
+    assert sample.versions.tolist() == [-1, -1, -1, 3, 3]
+    assert sample.temperatures.tolist() == pytest.approx([1, 1, 1, 0.7, 0.7])
+    assert sample.advantages.tolist() == [0, 0, 0, 0.5, 0.5]
+    assert sample.rl_weights.tolist() == [0, 0, 0, 1, 1]
+    assert not sample.ce_weights.any()
+    assert not sample.ref_kl_weights.any()
+    assert (sample.draw_id, sample.rollout_id, sample.oldest_version) == (7, "r", 3)
+
+
+def test_a_turn_that_continues_extends_the_sample():
+    (sample,) = samples(turn(0, [1, 2], [3, 4]), turn(4, [5, 6], [7], version=4))
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert np.flatnonzero(sample.loss_mask).tolist() == [2, 3, 6]
+    assert sample.oldest_version == 3
+
+
+def test_a_rewritten_turn_branches_and_shared_sampled_tokens_train_once():
+    first, second = samples(turn(0, [1, 2], [3, 4]), turn(3, [9], [7, 8]))
+    assert first.token_ids.tolist() == [1, 2, 3, 4]
+    assert second.token_ids.tolist() == [1, 2, 3, 9, 7, 8]
+    assert np.flatnonzero(first.loss_mask).tolist() == [2, 3]
+    assert np.flatnonzero(second.loss_mask).tolist() == [4, 5]
+
+
+def test_a_long_sample_is_cut_and_one_without_sampled_tokens_is_left_out():
+    (sample,) = samples(turn(0, [1, 2, 3], [4, 5]), seq_len=4)
+    assert sample.token_ids.tolist() == [1, 2, 3, 4]
+    assert samples(turn(0, [1, 2, 3], [4, 5]), seq_len=3) == []
+
+
+def test_turns_that_cannot_follow_are_an_error():
+    with pytest.raises(ValueError, match="continues 5 tokens of a sequence of 3"):
+        samples(turn(0, [1, 2], [3]), turn(5, [4], [5]))
+    with pytest.raises(ValueError, match="never seen"):
+        samples(turn(2, [1], [2]))
+
+
+def test_a_group_gives_samples_of_rollouts_with_an_advantage():
+    draw = TaskDraw(7, "words", "u", 0, 0)
+    members = (
+        rollout(turn(0, [1], [2]), advantage=0.5),
+        rollout(turn(0, [1], [3]), advantage=0.0),
+        rollout(turn(0, [1], [4]), advantage=None, reward=None),
+    )
+    group = GroupRecord(draw, 0, members)
+    assert len(group_samples(group, seq_len=9, keep_zero_advantages=False)) == 1
+    assert len(group_samples(group, seq_len=9, keep_zero_advantages=True)) == 2
+
+
+@st.composite
+def conversations(draw):
+    """Turns with random rewrites, the whole sequence that each of them ends with, and where its tokens were sampled."""
+    turns, wholes, whole, next_id = [], [], [], 0
+    for _ in range(draw(st.integers(1, 6))):
+        prefix = draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole)))) if turns else 0
+        added = draw(st.integers(0 if prefix else 1, 4))
+        sampled = draw(st.integers(1, 4))
+        prompt = list(range(next_id, next_id + added))
+        completion = list(range(next_id + added, next_id + added + sampled))
+        next_id += added + sampled
+        turns.append(turn(prefix, prompt, completion))
+        whole = whole[:prefix] + prompt + completion
+        wholes.append(whole)
+    return turns, wholes
+
+
+@given(conversations())
+def test_each_sampled_token_trains_once_after_the_context_that_the_model_saw(conversation):
+    turns, wholes = conversation
+    trained = []
+    for sample in samples(*turns):
+        ids = sample.token_ids.tolist()
+        assert any(ids == whole for whole in wholes)
+        for position in np.flatnonzero(sample.loss_mask):
+            trained.append(ids[position])
+            seen = next(w for w, t in zip(wholes, turns, strict=True) if ids[position] in t.completion_ids)
+            assert ids[: position + 1] == seen[: position + 1]
+    assert sorted(trained) == sorted(token for t in turns for token in t.completion_ids.tolist())
