@@ -221,6 +221,7 @@ async def test_members_of_a_group_ask_through_its_group_client_and_say_when_they
     env = vf.SingleTurnEnv(dataset=ROWS)
     states = await env.run_group([env.get_dataset()[0]] * 3, client, "m")
     assert (client.size, sorted(client.left)) == (3, sorted(state["trajectory_id"] for state in states))
+    assert all(state["client"] is client for state in states)
 
 
 async def test_infrastructure_is_tried_again_and_environments_are_not(scripted, monkeypatch):

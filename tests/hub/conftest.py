@@ -12,11 +12,18 @@ import math
 import os
 import random
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
+import pytest
+import uvicorn
 
+from mettle.hub.app import create_app
+from mettle.hub.server import bind
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.ledger import Ledger
@@ -43,7 +50,17 @@ class Clock:
 class RunWriter:
     """Writes a run as its processes would, one step at a time."""
 
-    def __init__(self, path: Path, *, steps: int, started_at: float, seed: int = 0, groups: int = GROUPS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        steps: int,
+        started_at: float | None = None,
+        seed: int = 0,
+        groups: int = GROUPS,
+        pid: int | None = None,
+    ) -> None:
+        started_at = time.time() - 60 if started_at is None else started_at
         self.dir = RunDir(path)
         self.clock = Clock(started_at)
         self.rng = random.Random(seed)
@@ -52,7 +69,7 @@ class RunWriter:
         self.shards = ShardWriter(self.dir.rollouts)
         self.example = 0
         self.version = 0
-        self.pid = os.getpid()
+        self.pid = pid or os.getpid()
         self._write_files()
         journal = self.ledger.journal
         for key, value in {
@@ -138,11 +155,16 @@ class RunWriter:
         draws = self.ledger.draw_tasks([(ENV, f"flying-{i}", 1, 90_000 + i) for i in range(20)])
         for draw in draws[:12]:
             self.ledger.dispatch(draw.draw_id)
-        journal = self.ledger.journal
         self.clock.now = time.time()
-        journal.waiting("trainer", "batch", f"batch {next_step}", budget_s=600).__enter__()
+        self.wait("trainer", "batch", f"batch {next_step}", 600)
         self.clock.now -= 2.4
-        journal.waiting("orchestrator", "rollouts", "12 groups in flight", budget_s=120).__enter__()
+        self.wait("orchestrator", "rollouts", "12 groups in flight", 120)
+
+    def wait(self, owner: str, edge: str, awaits: str, budget_s: float) -> None:
+        """A wait that does not end, as a killed process leaves it."""
+        with self.ledger.database.transaction() as connection:
+            row = (owner, edge, awaits, self.clock(), budget_s, self.pid)
+            connection.execute("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def _publish(self, version: int) -> None:
         weights = WeightVersion(version, str(self.dir.version(version)), f"{version:x}" * 8)
@@ -225,7 +247,7 @@ class RunWriter:
     def _write_files(self) -> None:
         path = self.dir.path
         self.dir.model.mkdir(parents=True)
-        (self.dir.model / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+        (self.dir.model / "tokenizer.json").write_text(json.dumps(tokenizer_document()))
         (path / "run.toml").write_text(
             f'max_steps = {self.steps}\nseed = 0\n\n[model]\nname = "mettle-tiny-2m"\n\n[trainer]\nmax_staleness = 2\n'
             f'\n[trainer.optim]\nlr = 3e-4\nschedule = "cosine"\n\n[[env]]\nid = "{ENV}"\n'
@@ -245,7 +267,7 @@ class RunWriter:
         (self.dir.logs / "trainer.out").write_text("plain words of the process\n")
 
 
-def byte_tokenizer() -> dict[str, object]:
+def tokenizer_document() -> dict[str, object]:
     """A Hugging Face tokenizer.json over bytes, with the special tokens of the built-in policy."""
     vocabulary = {character: byte for byte, character in byte_alphabet().items()}
     added = [{"id": 256 + i, "content": word, "special": True} for i, word in enumerate(SPECIAL)]
@@ -301,6 +323,55 @@ def go_live(path: Path, *, steps: int, done: int, seconds: float) -> None:
         writer.clock.now = time.time()
         with journal.waiting("orchestrator", "rollouts", "12 groups in flight", budget_s=120):
             time.sleep(0.3)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run and one that goes on. Read only: a test that changes a run writes its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_finished(folder / "done", steps=10, groups=3)
+    write_live(folder / "live", steps=20, done=6, groups=2).ledger.close()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_writer() -> type[RunWriter]:
+    """Writes a run of a test's own."""
+    return RunWriter
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> dict[str, object]:
+    """A parsed tokenizer.json over bytes."""
+    return tokenizer_document()
+
+
+@pytest.fixture
+def browse() -> Callable[[Path], httpx.AsyncClient]:
+    """A client of a Hub over a folder."""
+
+    def client(folder: Path) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=create_app(folder), raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost:7860")
+
+    return client
+
+
+@pytest.fixture(scope="session")
+def live_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, RunWriter]]:
+    """A Hub on a port of its own over a run that the test carries on: its address and the run's writer."""
+    folder = tmp_path_factory.mktemp("followed")
+    writer = write_live(folder / "followed", steps=30, done=5, groups=2)
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(folder), log_config=None, access_log=False, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}", writer
+    server.should_exit = True
+    thread.join()
+    listener.close()
 
 
 if __name__ == "__main__":

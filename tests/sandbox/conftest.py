@@ -1,12 +1,17 @@
-"""One pool per test module: starting one costs a tenth of a second, and every judgement has a cell of its own anyway."""
+"""One pool per test module: starting one costs a tenth of a second, and every judgement has its own cell anyway."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from mettle.sandbox import IsolationReport, SandboxConfig, SandboxPool, probe
+
+sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
 
 
 @pytest.fixture(scope="session")

@@ -76,10 +76,7 @@ class RunCatalog:
             with reader.lock:
                 card = card_of(summarise(reader), reader)
         except MettleError as error:
-            card = RunCard(
-                name=name, state="unreadable" if ledger.exists() else "new", env_ids=[], model=None, step=0, max_steps=None, reward=None, rewards=[],
-                baseline=None, final=None, started_at=None, duration_s=None, problem=str(error),
-            )  # fmt: skip
+            card = unreadable(name, "unreadable" if ledger.exists() else "new", str(error))
         self._cards[name] = (stamp, card)
         return card
 
@@ -102,3 +99,11 @@ class RunCatalog:
     @staticmethod
     def _written_at(path: Path) -> float:
         return max(modified_at(path / "run.db"), modified_at(path / "run.db-wal"), modified_at(path))
+
+
+def unreadable(name: str, state: str, problem: str) -> RunCard:
+    """The line of a run that says only why there is no more to say."""
+    return RunCard(
+        name=name, state=state, env_ids=[], model=None, step=0, max_steps=None, reward=None, rewards=[],
+        baseline=None, final=None, started_at=None, duration_s=None, problem=problem,
+    )  # fmt: skip

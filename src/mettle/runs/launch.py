@@ -15,6 +15,7 @@ from mettle.config import Loaded, load_config
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name, read_run_config
+from mettle.runs.export import export_policy
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.process import ProcessSpec
 from mettle.runs.progress import RunProgress
@@ -161,6 +162,8 @@ def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: 
         )
     if signals.is_interrupted:
         journal.set_fact("state", "stopped")
+    else:
+        export_policy(run_dir, ledger)
     return Outcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted)
 
 

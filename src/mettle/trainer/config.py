@@ -1,7 +1,7 @@
 """What a trainer can be told. Importable without torch.
 
-Parts: `TrainerConfig` with its optimiser, scheduler, loss, micro batch, checkpoint and wait tables, `SftConfig`, and how
-they are read from a run directory. Defaults are the recommended values for a real model; `configs/` holds those for the tiny one.
+Parts: `TrainerConfig` with its optimiser, scheduler, loss, micro batch, checkpoint and wait tables, `SftConfig`, and
+how they are read from a run directory. Defaults of the trainer suit a real model, those of the warm-up the tiny preset.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measuring a policy in the training process: weights in, mean reward out. No server, no files.
 
 Parts: `RewardProbe` (what the warm-up needs), `EnvironmentProbe` (rollouts of a real environment, scored by its own
-rubric), `EngineTransport` (the token route answered by the engine's scheduler in this thread). Invariant: a rollout that
-failed has no reward and lowers no mean.
+rubric), `EngineTransport` (the token route answered by the engine's scheduler in this thread). Invariant: a rollout
+that failed has no reward and lowers no mean.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ class EnvironmentProbe:
         limits = Limits(min(256, self._config.num_prompts), length)
         eos = self._renderer.stop_token_ids
         scheduler = Scheduler(
-            Decoder(self._shape, weights, length), limits, eos_token_ids=eos, decode_text=self._renderer.decode, seed=seed
+            Decoder(self._shape, weights, length),
+            limits,
+            eos_token_ids=eos,
+            decode_text=self._renderer.decode,
+            seed=seed,
         )
         return EngineTransport(scheduler)
 
@@ -92,7 +96,9 @@ class EnvironmentProbe:
         )
         rewards = [state["reward"] for state in states if state.get("reward") is not None]
         if not rewards:
-            raise ServiceError(f"the warm-up cannot be measured: all {number} rollouts failed: {states[0].get('error')}")
+            raise ServiceError(
+                f"the warm-up cannot be measured: all {number} rollouts failed: {states[0].get('error')}"
+            )
         return Reading(sum(rewards) / len(rewards), len(states), len(states) - len(rewards))
 
 
