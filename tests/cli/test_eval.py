@@ -60,6 +60,14 @@ def test_the_summary_as_json(mettle, environment, endpoint):
     assert Path(found["path"]).is_dir()
 
 
+@pytest.mark.e2e
+def test_a_model_directory_is_measured_by_a_server_for_the_time_being(mettle, environment, model):
+    ended = mettle("eval", "run", "mirror-words", "-m", model, "-n", "2", "-r", "2", "-t", "4", "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["model"], ended.json["avg_error"]) == ("tiny", 0.0)
+    assert len(read_rollouts(Path(ended.json["path"]))) == 4
+
+
 def test_a_named_endpoint_stands_for_model_and_address(mettle, environment, endpoint, tmp_path):
     (tmp_path / "configs").mkdir()
     text = f'[[endpoint]]\nendpoint_id = "mine"\nmodel = "reverser"\nurl = "{endpoint}"\n'
