@@ -34,7 +34,7 @@ async def test_overview_shows_the_figures_without_scripts(browse, runs):
     html = await text(client, "/runs/done")
     for words in (
         f"{summary['baselines'][0]['mean']:.3f}", f"{summary['finals'][0]['mean']:.3f}", "Step 10", "finished",
-        "reverse-text", "mettle-tiny-2m", "weights v10 served", "11 versions checked", "1 restart", "zero advantage"
+        "reverse-text", "tiny", "weights v10 served", "11 versions checked", "1 restart", "zero advantage"
         if summary["tasks"]["dropped"] else "each counted once",
     ):  # fmt: skip
         assert words in html, words
@@ -42,8 +42,8 @@ async def test_overview_shows_the_figures_without_scripts(browse, runs):
 
 async def test_a_live_run_shows_who_waits_for_whom(browse, runs):
     html = await text(browse(runs), "/runs/live")
-    assert "waits for batch 7" in html
-    assert "waits for 12 groups in flight" in html
+    assert "orchestrator ships step 7" in html
+    assert "12 groups in flight" in html
     assert "so far" in html
 
 
@@ -51,9 +51,9 @@ async def test_a_wait_past_its_budget_is_told(browse, tmp_path, run_writer):
     writer = run_writer(tmp_path / "run", steps=4, groups=2)
     writer.train_step(1)
     writer.clock.now -= 700
-    writer.wait("trainer/rank-0", "batch", "batch 2", 600)
+    writer.wait("trainer/rank-0", "batch", "orchestrator ships step 2", 600)
     html = await text(browse(tmp_path), "/runs/run")
-    assert re.search(r'class="wait overdue"[^>]*>waits for batch 2', html)
+    assert re.search(r'class="wait overdue"[^>]*>waiting [^:]+: orchestrator ships step 2', html)
     writer.ledger.close()
 
 

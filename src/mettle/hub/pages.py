@@ -24,6 +24,7 @@ from mettle.hub.api import Run, catalog_of
 from mettle.hub.conversation import shown_messages
 from mettle.hub.logs import log_names, read_tail
 from mettle.hub.metrics import align
+from mettle.hub.models import RunSummary
 from mettle.hub.pipeline import pipeline_of
 from mettle.hub.provenance import read_settings
 from mettle.hub.reader import RunReader
@@ -36,7 +37,7 @@ from mettle.hub.rollouts import (
     open_rollout,
     steps_with_rollouts,
 )
-from mettle.hub.series import REWARD, charts_of, columns_after
+from mettle.hub.series import REWARD, charts_of, columns_after, warm_up_columns
 from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -195,6 +196,7 @@ def overview(run: RunReader) -> dict[str, Any]:
 def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str, Any]:
     """The part of the overview that scripts draw."""
     steps, columns = columns_after(run.steps, run.metrics, after)
+    warm_steps, warm_columns = warm_up_columns(run.metrics)
     evals = [e for e in evaluations_of(run) if e.mean is not None and math.isfinite(e.mean)]
     return {
         "change": run.change,
@@ -204,7 +206,13 @@ def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str,
         "columns": columns,
         "evals": [[e.step, e.mean, e.ci_low, e.ci_high, e.env_id] for e in evals],
         "max_steps": context["s"].max_steps,
+        "warm_up": {"steps": warm_steps, "columns": warm_columns} if is_warming(context["s"]) or after < 0 else None,
     }
+
+
+def is_warming(summary: RunSummary) -> bool:
+    """True until the first step has been trained."""
+    return summary.is_live and summary.step == 0
 
 
 def page(template: str, **context: Any) -> HTMLResponse:

@@ -14,6 +14,8 @@ PURPOSES = {
     "orchestrator": "rollouts and batches",
     "trainer": "batches to weights",
     "hub": "this page",
+    "sft": "warms the policy up",
+    "policy": "makes the policy",
 }
 
 TONES = {

@@ -16,9 +16,13 @@ document.addEventListener("DOMContentLoaded", () => {
     steps.forEach((step, i) => rows.set(step, Object.fromEntries(names.map((name) => [name, columns[name][i]]))));
   }
 
-  function draw({ evals, max_steps: maxSteps }) {
+  function draw({ evals, max_steps: maxSteps, warm_up: warmUp }) {
     const steps = [...rows.keys()].sort((a, b) => a - b);
     for (const [spec, chart] of charts) {
+      if (spec.id === "warm_up") {
+        if (warmUp) chart.set(warmUp.steps, warmUp.columns, null, null);
+        continue;
+      }
       const wanted = [...spec.series.map((s) => s.key), ...(spec.band || [])];
       const columns = Object.fromEntries(wanted.map((key) => [key, steps.map((step) => rows.get(step)[key] ?? null)]));
       chart.set(steps, columns, spec.id === "reward" ? evals : null, maxSteps);
