@@ -205,6 +205,11 @@ def test_content_parts_are_joined_and_images_refused() -> None:
         plain_message({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})
 
 
+def test_the_bytes_of_a_part_of_a_character_are_exact(renderer: Renderer) -> None:
+    assert [renderer.token_bytes(i) for i in (0x41, 0xC3, 0x00, 0xAD)] == [[0x41], [0xC3], [0x00], [0xAD]]
+    assert renderer.token_bytes(END) == list(b"<|end|>")
+
+
 def test_missing_files_are_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         Renderer.from_directory(tmp_path)

@@ -88,6 +88,17 @@ async def test_a_groups_first_turns_go_out_as_one_request(endpoint, client):
     assert [response.message.content for response in responses] == ["c0", "c1", "c2", "c3"]
 
 
+async def test_members_that_begin_alike_share_one_rendering(client, monkeypatch):
+    rendered = []
+    render = client.renderer.render
+    monkeypatch.setattr(
+        client.renderer, "render", lambda *args, **kwargs: rendered.append(1) or render(*args, **kwargs)
+    )
+    group = client.for_group(4)
+    await asyncio.gather(*(ask(group, i) for i in range(4)))
+    assert len(rendered) == 1
+
+
 async def test_members_that_differ_or_never_ask_hold_up_nobody(endpoint, client):
     group = client.for_group(4)
     group._wait_s = 60.0

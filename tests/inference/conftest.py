@@ -1,109 +1,26 @@
-"""Tiny policies on disk and the byte tokenizer that goes with them."""
+"""Fixtures: tiny policies in memory and on disk, and servers in front of the embedded engine or of the mock."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import aiohttp
 import pytest
-import torch
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel
 
-from mettle.storage.weights import Canary, publish_weights
+sys.path.insert(0, str(Path(__file__).parent))  # for `policies`; pytest's importlib mode leaves sys.path alone
 
-SPECIALS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>"]
-END = 257
-TEMPLATE = (
-    "{%- for m in messages -%}<|{{ m.role }}|>{{ m.content }}"
-    "{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor -%}<|end|>"
-    "{%- endfor -%}{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
-)
+from policies import make_model, save_policy, save_tokenizer, tiny_config
 
-
-def tiny_config(**changes: Any) -> Qwen3Config:
-    """A Qwen3 that samples something at once: two layers, grouped queries, weights large enough to have opinions."""
-    settings: dict[str, Any] = {
-        "vocab_size": 264,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.3,
-        "eos_token_id": END,
-        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
-    }
-    return Qwen3Config(**{**settings, **changes})
-
-
-def make_model(config: Any, seed: int = 0) -> PreTrainedModel:
-    """A model with random weights, norms and biases included, so that a swapped pair would be noticed."""
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
-                parameter.normal_(0, 0.3)
-    return model
-
-
-def reference_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities [T - 1, V] that transformers gives for the tokens after the first."""
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0, :-1]
-    return torch.log_softmax(logits.float(), -1)
-
-
-def picked_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities [T - 1] of the tokens themselves."""
-    return reference_logprobs(model, ids).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-
-
-def save_policy(model: PreTrainedModel, folder: Path) -> Path:
-    """A model directory as the server takes it."""
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-def save_tokenizer(folder: Path) -> None:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    vocab = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "pad_token": "<|pad|>"}))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-def publish(model: PreTrainedModel, root: Path, version: int, *, canary_offset: float = 0.0) -> Path:
-    """Publish a model's weights with a canary that is off by `canary_offset`."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    if not model.config.tie_word_embeddings:
-        state["lm_head.weight"] = model.state_dict()["lm_head.weight"]
-    generator = np.random.default_rng(version)
-    ids = generator.integers(0, 256, size=(3, 12)).astype(np.int32)
-    lengths = np.array([12, 7, 9], dtype=np.int32)
-    logprobs = np.zeros(ids.shape, dtype=np.float32)
-    for row, length in enumerate(lengths):
-        picked = picked_logprobs(model, ids[row, :length].tolist())
-        logprobs[row, 1:length] = picked.numpy() + canary_offset
-    canary = Canary(ids, lengths, logprobs)
-    return Path(publish_weights(root, version, lambda path: save_file(state, str(path)), canary).path)
+from mettle.clients.renderer import Renderer
+from mettle.inference.bridge import Bridge
+from mettle.inference.config import InferenceConfig
+from mettle.inference.engine.embedded import start_engine
+from mettle.inference.engine.mock import MockEngine
+from mettle.inference.server import Server, bind
+from mettle.inference.service import Service
 
 
 @pytest.fixture(scope="session")
@@ -122,5 +39,38 @@ def policy_folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def reference(model: PreTrainedModel) -> Callable[[list[int]], torch.Tensor]:
-    return lambda ids: picked_logprobs(model, ids)
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return Renderer.from_directory(folder)
+
+
+@pytest.fixture
+async def server(policy_folder: Path, renderer: Renderer) -> AsyncIterator[Server]:
+    """The embedded engine behind HTTP."""
+    config = InferenceConfig(model=policy_folder, max_slots=8, max_queue=16, seed=0)
+    engine = start_engine(config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text)
+    running = Server(Service(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
+    await running.start()
+    yield running
+    await running.stop(0)
+
+
+@pytest.fixture
+def mock_engine() -> MockEngine:
+    return MockEngine()
+
+
+@pytest.fixture
+async def mock_server(mock_engine: MockEngine, renderer: Renderer) -> AsyncIterator[Server]:
+    """The mock engine behind HTTP."""
+    running = Server(Service(Bridge(mock_engine), renderer, "policy"), bind("127.0.0.1", 0))
+    await running.start()
+    yield running
+    await running.stop(0)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import httpx
 
+from mettle.cli.terminal import printable
 from mettle.errors import ServiceError, UserError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -97,7 +98,7 @@ def converse(conversation: Conversation) -> None:
             conversation.messages = conversation.messages[:1] if _has_system(conversation) else []
             continue
         for piece in conversation.ask(text):
-            click.echo(piece, nl=False)
+            click.echo(printable(piece), nl=False)
         click.echo()
 
 

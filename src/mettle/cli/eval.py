@@ -20,9 +20,7 @@ def evaluations() -> None:
 
 @evaluations.command("run")
 @click.argument("env_id", metavar="ENV")
-@click.option(
-    "-m", "--model", required=True, help="A model directory, a name in configs/endpoints.toml, or a name at -b."
-)
+@click.option("-m", "--model", required=True, help="A model directory, a named endpoint, or a model at -b.")
 @click.option("-b", "--api-base-url", help="OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1.")
 @click.option("-k", "--api-key-var", help="Environment variable that holds the endpoint's key.")
 @click.option("-n", "--num-examples", type=click.IntRange(min=-1), help="Tasks, -1 for all.  [default: 5]")
@@ -35,13 +33,9 @@ def evaluations() -> None:
 @click.option("-S", "--sampling-args", help="More sampling arguments, as JSON.")
 @click.option("-a", "--env-args", help="Arguments of the environment, as JSON.")
 @click.option("-C", "--state-columns", help="State keys to save with each rollout, separated by commas.")
-@click.option(
-    "-o", "--output-dir", type=click.Path(path_type=Path), help="Folder to save under.  [default: outputs/evals]"
-)
+@click.option("-o", "--output-dir", type=click.Path(path_type=Path), help="Where to save.  [default: outputs/evals]")
 @click.option("-R", "--resume", type=click.Path(path_type=Path), help="Continue the evaluation saved here.")
-@click.option(
-    "--max-retries", type=click.IntRange(min=0), default=3, show_default=True, help="Retries of a failed rollout."
-)
+@click.option("--max-retries", type=click.IntRange(min=0), default=3, help="Tries again.  [default: 3]")
 @click.option("--shuffle", is_flag=True, help="Take tasks in a random order.")
 @click.option("--shuffle-seed", type=int, help="Seed of that order.")
 @json_option
@@ -68,9 +62,7 @@ def run(env_id: str, is_json: bool, **options: Any) -> None:
 @evaluations.command()
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("-i", "--rollout", "index", type=click.IntRange(min=0), help="Show this rollout whole.")
-@click.option(
-    "-n", "--num-rows", default=50, show_default=True, type=click.IntRange(min=1), help="Rows to list at most."
-)
+@click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
 @json_option
 def view(path: Path | None, index: int | None, num_rows: int, is_json: bool) -> None:
     """Look at saved evaluations: all of them, the rollouts of one, or one rollout."""

@@ -58,11 +58,10 @@ class EvalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model that answers somewhere. `name` is what results are filed under."""
+    """A model that answers somewhere."""
 
     client: ClientConfig
     model: str
-    name: str
 
 
 def evaluate(request: EvalRequest, *, is_json: bool) -> None:
@@ -107,11 +106,10 @@ def _target(request: EvalRequest) -> Iterator[Target]:
     base_url, key = request.api_base_url, request.api_key_var
     named = read_endpoints().get(request.model)
     if base_url is not None:
-        yield Target(ClientConfig(api_base_url=base_url, api_key_var=key), request.model, request.model)
+        yield Target(ClientConfig(api_base_url=base_url, api_key_var=key), request.model)
     elif Path(request.model).is_dir():
-        with local_server(Path(request.model)) as server:
-            name = Path(request.model).resolve().name
-            yield Target(ClientConfig(api_base_url=server.base_url), server.model, name)
+        with local_server(Path(request.model), served_model_name=_name_of(Path(request.model))) as server:
+            yield Target(ClientConfig(api_base_url=server.base_url), server.model)
     elif named is not None:
         config = ClientConfig(
             api_base_url=named.base_url,
@@ -119,7 +117,7 @@ def _target(request: EvalRequest) -> Iterator[Target]:
             client_type=named.client_type,
             extra_headers=named.headers,
         )
-        yield Target(config, named.model, named.model)
+        yield Target(config, named.model)
     else:
         raise UserError(
             f"{request.model!r} is no model directory and no endpoint in {ENDPOINTS_FILE}; "
@@ -138,7 +136,7 @@ async def _run(
         try:
             return await env.evaluate(
                 client,
-                target.name,
+                target.model,
                 {**{k: v for k, v in sampling.items() if v is not None}, **request.sampling_args},
                 num_examples=num_examples,
                 rollouts_per_example=rollouts,
@@ -203,8 +201,14 @@ def _new_folder(request: EvalRequest, env: Any) -> Path:
     env_id = str(getattr(env, "env_id", "") or request.env_id)
     home = Path("environments") / env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
     base = request.output_dir or (home if home.is_dir() else Path()) / "outputs" / "evals"
-    model = Path(request.model).resolve().name if Path(request.model).is_dir() else request.model
+    model = _name_of(Path(request.model)) if Path(request.model).is_dir() else request.model
     return base / f"{env_id.replace('/', '--')}--{model.replace('/', '--')}" / os.urandom(4).hex()
+
+
+def _name_of(model_dir: Path) -> str:
+    """What to call a model directory: its own name, after its run's where it stands in one."""
+    path = model_dir.resolve()
+    return f"{path.parent.name}/{path.name}" if (path.parent / "run.db").exists() else path.name
 
 
 def _first_error(outputs: list[dict[str, Any]]) -> str:

@@ -25,9 +25,7 @@ def hub() -> None:
     help="Folder of runs, or one run directory.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="Port; 0 takes a free one."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=7860, help="0 takes a free one.  [default: 7860]")
 def serve(runs: Path, host: str, port: int) -> None:
     """Serve the pages of the runs in a folder until Ctrl-C."""
     if not runs.is_dir():

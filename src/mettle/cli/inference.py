@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import going_on, print_json, print_next
+from mettle.cli.terminal import going_on, print_json, print_next, printable
 from mettle.errors import ServiceError, UserError
 
 
@@ -20,11 +20,9 @@ def inference() -> None:
 @inference.command()
 @click.argument("model", type=click.Path(path_type=Path), metavar="MODEL_DIR")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free one.  [default: 8000]")
 @click.option("--name", default="policy", show_default=True, help="The model's name in requests.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where.  [default: auto]")
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Longest prompt and completion together, in tokens.")
 @click.option("--seed", type=int, help="Seed of requests that bring none.")
 def serve(
@@ -104,5 +102,5 @@ def chat(
             print_json({"model": conversation.model, "prompt": prompt, "answer": answer})
         else:
             for piece in conversation.ask(prompt):
-                click.echo(piece, nl=False)
+                click.echo(printable(piece), nl=False)
             click.echo()

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from mettle.errors import ServiceError, UserError
 
@@ -46,13 +47,13 @@ def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
         folder = Path(name)
         config = {"model": str(directory), **{k: v for k, v in settings.items() if v is not None}}
         (folder / "inference.json").write_text(json.dumps(config, default=str))
-        with (folder / "out").open("wb") as out:
+        with _exit_on_terminate(), (folder / "out").open("wb") as out:
             process = _start(folder, out)
-        try:
-            endpoint = _wait_ready(process, folder)
-            yield LocalServer(endpoint["base_url"], str(config.get("served_model_name", "policy")), process)
-        finally:
-            end(process)
+            try:
+                endpoint = _wait_ready(process, folder)
+                yield LocalServer(endpoint["base_url"], str(config.get("served_model_name", "policy")), process)
+            finally:
+                end(process)
 
 
 def model_directory(path: Path) -> Path:
@@ -76,6 +77,20 @@ def end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def _exit_on_terminate() -> Iterator[None]:
+    """SIGTERM leaves through the blocks that clean up, rather than past them."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(folder: Path, out: Any) -> subprocess.Popen[bytes]:

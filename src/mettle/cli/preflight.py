@@ -59,8 +59,6 @@ def findings() -> Iterator[Finding]:
 
 def _python() -> Finding:
     version = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info < (3, 11):
-        return Finding("python", "fail", version, "use Python 3.11 or newer")
     if sys.prefix == sys.base_prefix:
         return Finding("python", "warn", f"{version}, no virtual environment", "`make install` makes one in .venv")
     return Finding("python", "ok", version)

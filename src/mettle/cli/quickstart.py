@@ -12,9 +12,7 @@ from mettle.cli.terminal import going_on
 @click.command()
 @click.option("--seed", default=0, show_default=True, help="Seed of the model, the data and the sampling.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps; the recipe's own number by default.")
-@click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Run directory; a new one under runs/ by default."
-)
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
 @click.option("--browser/--no-browser", default=True, help="Open the run page and keep it after the end.")
 @click.option("--hard", "is_hard", is_flag=True, help="Longer words over the whole alphabet.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the run page; a free one by default.")

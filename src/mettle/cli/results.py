@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mettle.cli.terminal import console, figure, print_json, print_next, print_table, seconds
+from mettle.cli.terminal import console, figure, print_json, print_next, print_table, printable, seconds
 from mettle.errors import UserError
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
@@ -29,8 +29,8 @@ def view_evaluations(num_rows: int, *, is_json: bool) -> None:
     columns = ("environment", "model", "reward", "failed", "tasks", "rollouts each", "time", "path")
     rows = [
         (
-            m.get("env_id"), m.get("model"), m.get("avg_reward"), f"{m.get('avg_error') or 0:.0%}", m.get("num_examples"),
-            m.get("rollouts_per_example"), seconds(_time(m)), str(folder),
+            m.get("env_id"), m.get("model"), m.get("avg_reward"), f"{m.get('avg_error') or 0:.0%}",
+            m.get("num_examples"), m.get("rollouts_per_example"), seconds(_time(m)), str(folder),
         )
         for folder, m in found
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def view_rollout(path: Path, index: int, *, is_json: bool) -> None:
     screen = console()
     for message in [*_messages(row.get("prompt")), *_messages(row.get("completion"))]:
         screen.print(f"[bold]{message.get('role', 'text')}[/bold]")
-        screen.print(_content(message), markup=False)
+        screen.print(printable(_content(message)), markup=False)
         screen.print()
     facts: list[tuple[str, Any]] = [("task", row.get("example_id")), ("reward", row.get("reward"))]
     facts += list((row.get("metrics") or {}).items())

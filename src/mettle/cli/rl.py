@@ -27,9 +27,7 @@ def rl() -> None:
 @rl.command("run", context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the resolved config with the source of each value, and stop.")
-@click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Run directory; a new one under runs/ by default."
-)
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
 @json_option
 def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json: bool) -> int:
     """Train from config files, composed left to right, then overrides.
@@ -79,7 +77,7 @@ def stop(run: str) -> None:
 
 @rl.command("list")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Folder of runs."
+    "--dir", "directory", type=click.Path(path_type=Path), default=RUNS, help="Folder of runs.  [default: runs]"
 )
 @json_option
 def list_runs(directory: Path, is_json: bool) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 200
 """Columns to write when nobody is looking: wide enough that nothing is cut from a pipe or a file."""
 
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 _go_on: ContextVar[str | None] = ContextVar("go_on", default=None)
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -56,13 +58,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
+    )
     for index, name in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(figure(cell)) for cell in row))
-    console().print(table)
+    if sys.stdout.isatty():
+        console().print(table)
+        return
+    screen = console()
+    with screen.capture() as capture:
+        screen.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def figure(value: Any) -> str:
@@ -73,7 +83,7 @@ def figure(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return printable(str(value))
 
 
 def seconds(value: float | None) -> str:
@@ -84,6 +94,11 @@ def seconds(value: float | None) -> str:
         return f"{value:.3g} s"
     minutes, rest = divmod(int(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def printable(text: str) -> str:
+    """What a model or an environment said, without the control characters that would drive the terminal."""
+    return text.translate(_CONTROLS)
 
 
 @contextmanager

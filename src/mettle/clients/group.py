@@ -48,6 +48,7 @@ class GroupTokenClient(Client):
         self._num_drawn = 0
         self._requests: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._first_turn: tuple[Messages, list[Tool] | None, list[int]] | None = None
 
     async def get_response(
         self,
@@ -60,7 +61,7 @@ class GroupTokenClient(Client):
         **_: Any,
     ) -> Response:
         """One turn of one member."""
-        prompt_ids, is_first = self._client.prompt_ids(prompt, tools, state)
+        prompt_ids, is_first = self._prompt_ids(prompt, tools, state)
         fields = self._client.request_fields(sampling_args)
         if is_first and state is not None and self._is_new(state):
             return await self._join(prompt_ids, model, fields, tools)
@@ -75,6 +76,17 @@ class GroupTokenClient(Client):
     async def close(self) -> None:
         """Nothing of its own to close; the connections belong to the `TokenClient`."""
         return
+
+    def _prompt_ids(
+        self, prompt: Messages, tools: list[Tool] | None, state: Mapping[str, Any] | None
+    ) -> tuple[list[int], bool]:
+        """The ids of `prompt`; members that begin alike share one rendering."""
+        if state is None or state.get("trajectory"):
+            return self._client.prompt_ids(prompt, tools, state)
+        if self._first_turn is None or self._first_turn[:2] != (prompt, tools):
+            ids, _ = self._client.prompt_ids(prompt, tools, state)
+            self._first_turn = ([*prompt], tools, ids)
+        return self._first_turn[2], True
 
     def _is_new(self, state: Mapping[str, Any]) -> bool:
         member = str(state.get("trajectory_id") or id(state))

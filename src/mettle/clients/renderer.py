@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from mettle.clients.chat_template import ChatTemplate
 from mettle.clients.tool_parser import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN, ParsedTurn, parse_turn
@@ -20,6 +20,17 @@ from mettle.errors import UserError
 
 _MARKS = (THINK_OPEN, THINK_CLOSE, TOOL_OPEN, TOOL_CLOSE)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_INCOMPLETE = "\ufffd"
+
+
+def _byte_of_character() -> dict[str, int]:
+    # Byte-level vocabularies (GPT-2's alphabet) write printable Latin-1 bytes as themselves and the rest from U+0100 on.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class Renderer:
@@ -73,6 +84,16 @@ class Renderer:
     def token_text(self, token_id: int) -> str:
         """One token as text, special tokens included; an incomplete character shows as U+FFFD."""
         return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> list[int] | None:
+        """The exact bytes of one token; None when they cannot be told (part of a character, other than byte-level)."""
+        text = self.token_text(token_id)
+        if _INCOMPLETE not in text:
+            return list(text.encode())
+        name = self._tokenizer.id_to_token(token_id) if isinstance(self._tokenizer.decoder, decoders.ByteLevel) else ""
+        values = [_BYTE_OF_CHARACTER.get(character) for character in name or ""]
+        found = [value for value in values if value is not None]
+        return found if found and len(found) == len(values) else None
 
     def visible_text(self, completion_ids: Sequence[int]) -> str:
         """A completion's text with the marks of thoughts and tool calls, but no end-of-turn or role tokens."""

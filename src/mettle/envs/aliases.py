@@ -15,11 +15,9 @@ from types import ModuleType
 from mettle.errors import UserError
 
 _ALIASES: dict[str, str] = {
-    "verifiers": "mettle.envs",
     "verifiers.types": "mettle.envs.types",
     "verifiers.errors": "mettle.envs.errors",
     "verifiers.decorators": "mettle.envs.decorators",
-    "verifiers.clients": "mettle.clients",
     "verifiers.clients.client": "mettle.clients.base",
     "verifiers.clients.openai_chat_completions_client": "mettle.clients.chat",
     "verifiers.clients.openai_completions_client": "mettle.clients.completions",
@@ -41,7 +39,22 @@ _ALIASES: dict[str, str] = {
     "verifiers.utils.tool_utils": "mettle.envs.tool_schema",
     "verifiers.utils.error_utils": "mettle.envs.errors",
 }
-_PACKAGES = ("verifiers.envs", "verifiers.parsers", "verifiers.rubrics", "verifiers.utils")
+_PACKAGES = ("verifiers.clients", "verifiers.envs", "verifiers.parsers", "verifiers.rubrics", "verifiers.utils")
+
+
+class _Verifiers(ModuleType):
+    """`verifiers` or a package of it: every name of `mettle.envs`, and submodules under their historical paths."""
+
+    def __init__(self, name: str, ours: ModuleType) -> None:
+        super().__init__(name, ours.__doc__)
+        self._ours = ours
+        self.__path__: list[str] = []
+        self.__all__ = [name for name in dir(ours) if not name.startswith("__")]
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._ours, name)
 
 
 def install_verifiers_alias() -> None:
@@ -49,21 +62,19 @@ def install_verifiers_alias() -> None:
 
     Raises: UserError when another verifiers was imported before.
     """
-    ours = importlib.import_module("mettle.envs")
     present = sys.modules.get("verifiers")
-    if present is ours:
+    if isinstance(present, _Verifiers):
         return
     if present is not None:
         raise UserError(
             f"another verifiers is imported already, from {getattr(present, '__file__', None)}; "
             "load environments before importing it, or in a process of their own"
         )
-    modules = {alias: importlib.import_module(target) for alias, target in _ALIASES.items()}
-    modules.update({name: ModuleType(name) for name in _PACKAGES})
+    ours = importlib.import_module("mettle.envs")
+    modules: dict[str, ModuleType] = {name: _Verifiers(name, ours) for name in ("verifiers", *_PACKAGES)}
+    modules.update({alias: importlib.import_module(target) for alias, target in _ALIASES.items()})
     for name, module in modules.items():
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
-        if parent in _PACKAGES:
+        if parent == "verifiers" or parent in _PACKAGES:
             setattr(modules[parent], child, module)
-    for package in _PACKAGES:
-        modules[package].__path__ = []

@@ -261,12 +261,13 @@ class Environment(ABC):
         client = client_from(client)
         make_group = getattr(client, "for_group", None) if len(group_inputs) > 1 else None
         shared = make_group(len(group_inputs)) if make_group else client
+        leave = getattr(shared, "leave", None)
 
         async def member(row: Mapping[str, Any]) -> State:
             state = await self._attempt(row, shared, model, sampling_args, max_retries)
-            if make_group:
-                shared.leave(state)
-                state["client"] = client
+            if leave is not None:
+                leave(state)
+            state["client"] = client
             return state
 
         if len(group_inputs) == 1:

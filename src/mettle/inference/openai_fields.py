@@ -43,7 +43,7 @@ def chat_logprobs(
 
 def _chat_entry(renderer: Renderer, token_id: int, logprob: float) -> dict[str, Any]:
     text = renderer.token_text(token_id)
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+    return {"token": text, "logprob": finite(logprob), "bytes": renderer.token_bytes(token_id)}
 
 
 def finite(logprob: float) -> float:

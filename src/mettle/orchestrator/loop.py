@@ -115,15 +115,15 @@ class Orchestrator:
             self._release()
 
     async def _step(self, step: int) -> None:
-        """Collect enough groups, wait for the policy to keep up, ship."""
-        waited_s = 0.0
-        while True:
+        """Wait for the policy to keep up, collect enough groups, ship. Groups are rolled out all the while."""
+        waited_s = await self._reach(step - 1 - self._config.max_lag)
+        self._drop_stale(step)
+        while not self._batcher.is_full:
             await self._collect(step)
-            waited_s += await self._reach(step - 1 - self._config.max_lag)
             self._drop_stale(step)
-            if self._batcher.is_full:
-                break
         groups = self._batcher.take()
+        # What opens from here on lands in a later batch, also while this one is being written.
+        self._groups.next_step = step + 1
         await self._ship(step, groups, waited_s)
 
     async def _collect(self, step: int) -> None:

@@ -34,6 +34,9 @@ from mettle.storage.run_dir import RunDir
 T = TypeVar("T")
 
 
+TICK_S = 1e-9
+
+
 class Deadlock(RuntimeError):
     """Every task waits and no timer is left, or the run has used up its simulated time."""
 
@@ -278,6 +281,8 @@ async def simulate(root: Path, config: OrchestratorConfig, world: World) -> Simu
     trainer = SimulatedTrainer(world, run_dir, trainer_ledger, config.max_steps)
     others = [asyncio.create_task(trainer.run()), asyncio.create_task(engine.live_and_die())]
     kills, num_lives = list(world.kills_at_transaction), 0
+    waits: list[str] = []
+    loop.call_later(world.limit_s - TICK_S, _note_waits, trainer_ledger, waits)
     try:
         async with asyncio.timeout(world.limit_s):
             while trainer_ledger.journal.fact("state") != "finished":
@@ -288,8 +293,8 @@ async def simulate(root: Path, config: OrchestratorConfig, world: World) -> Simu
                 if task.done():
                     task.result()
     except TimeoutError as error:
-        waits = "; ".join(f"{w.owner} on {w.edge} for {w.awaits}" for w in trainer_ledger.journal.waits())
-        raise Deadlock(f"not finished after {world.limit_s:.0f} simulated s; waits: {waits or 'none'}") from error
+        graph = "; ".join(waits) or "none"
+        raise Deadlock(f"not finished after {world.limit_s:.0f} simulated s; waits: {graph}") from error
     finally:
         for task in others:
             task.cancel()
@@ -325,6 +330,10 @@ def _kill(mortality: Mortality, running: asyncio.Task[None]) -> None:
         running.cancel()
 
 
+def _note_waits(ledger: Ledger, waits: list[str]) -> None:
+    waits += [f"{wait.owner} on {wait.edge} for {wait.awaits}" for wait in ledger.journal.waits()]
+
+
 def _weights(version: int) -> WeightVersion:
     return WeightVersion(version, f"weights/v{version}", f"digest-{version}")
 
@@ -342,7 +351,8 @@ class _InstantSelector(selectors.DefaultSelector):
             return ready
         if timeout is None:
             raise Deadlock("every task waits for another one and no timer is left")
-        self.now += max(timeout, 0.0)
+        # Never quite zero: code that asks for less than the clock can tell apart must see time go on, as with a real one.
+        self.now += max(timeout, TICK_S)
         return []
 
 

@@ -112,7 +112,12 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, tree: Any) -> Any:
-        return fan_out(tree) if isinstance(tree, dict) else tree
+        if not isinstance(tree, dict):
+            return tree
+        tree = fan_out(tree)
+        if isinstance(tree.get("inference"), dict):  # The engine serves the run's own policy; `create` fills in where.
+            tree["inference"].setdefault("model", "model")
+        return tree
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:

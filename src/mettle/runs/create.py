@@ -80,6 +80,7 @@ def _write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model})
     write_json(run_dir.config("inference"), {**dump["inference"], "model": model})
     write_json(run_dir.config("sft"), dump["warm_up"]["sft"])
+    write_json(run_dir.config("policy"), {**dump["model"], "seed": config.seed})
 
 
 def _write_demonstrations(run_dir: RunDir, config: RunConfig) -> None:

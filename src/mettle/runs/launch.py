@@ -15,6 +15,7 @@ from mettle.config import Loaded, load_config
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name, read_run_config
+from mettle.runs.export import export_policy
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.process import ProcessSpec
 from mettle.runs.progress import RunProgress
@@ -111,8 +112,9 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         hub = ("--runs", path, "--port", str(config.deployment.hub_port), "--ready-file", str(run_dir.endpoint("hub")))
         specs.append(ProcessSpec("hub", "mettle.hub", hub, ready_file=run_dir.endpoint("hub"), is_service=True))
     if not is_warm:
-        specs.append(ProcessSpec("sft", "mettle.trainer.sft", (path,)))
-        prepared = ("sft",)
+        name, module = ("sft", "mettle.trainer.sft") if config.warm_up.enabled else ("policy", "mettle.trainer.initial")
+        specs.append(ProcessSpec(name, module, (path,)))
+        prepared = (name,)
     inference = ("--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")))
     specs += [
         ProcessSpec(
@@ -160,6 +162,8 @@ def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: 
         )
     if signals.is_interrupted:
         journal.set_fact("state", "stopped")
+    else:
+        export_policy(run_dir, ledger)
     return Outcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted)
 
 

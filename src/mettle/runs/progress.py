@@ -43,15 +43,33 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
     journal = ledger.journal
     latest = {name: value for name, (_, value) in journal.latest().items()}
     newest = ledger.newest_version()
+    step = newest.weights.version if newest is not None else 0
+    evals = journal.evals()
+    running = {p.name for p in journal.processes() if p.state in ("starting", "running")}
     return Snapshot(
-        stage=str(journal.fact("stage", "starting")),
-        step=newest.weights.version if newest is not None else 0,
+        stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
+        step=step,
         max_steps=max_steps,
         rewards=[value for _, value in journal.metric("reward/mean")],
-        evals=journal.evals(),
+        evals=evals,
         figures=latest,
         troubles=[e for e in journal.events() if e.kind in ("restart", "stall", "recovery", "failed")][-3:],
     )
+
+
+def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
+    """What a run is at, in words, from what runs and what is there."""
+    if "sft" in running:
+        return "warming up the policy on demonstrations"
+    if "policy" in running:
+        return "making the policy"
+    if not is_published:
+        return "starting the engine, the trainer and the orchestrator"
+    if step >= max_steps:
+        return "finished" if "final" in evals else "evaluating the last version"
+    if step == 0 and "baseline" not in evals:
+        return "evaluating the baseline"
+    return "training"
 
 
 class RunProgress:

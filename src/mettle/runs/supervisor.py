@@ -1,8 +1,9 @@
 """The supervisor of a run on one machine: starts its processes, restarts what dies, ends what is done.
 
-One loop, driven by the caller (`for _ in supervisor.ticks()`), so that a terminal can show progress between ticks.
-A process that crashes is started again after a growing pause, `max_restarts` times a run; exit code 2 or 3 is the
-process's own word that starting again is useless. Invariant: when `ticks` ends, no process of the run is left.
+One loop, driven by the caller (`for _ in supervisor.ticks()`), so that a terminal can show progress between ticks. A
+process that crashes is started again after a growing pause, `max_restarts` times a run; exit code 2 or 3 is the
+process's own word that starting again is useless, and three crashes in a row right after the start say the same.
+Invariant: when `ticks` ends, no process of the run is left.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TICK_S = 0.1
 CHECK_S = 1.0
 STOP_GRACE_S = 20.0
 FINAL_CODES = frozenset({2, 3})
+QUICK_CRASH_S = 15.0
+MAX_QUICK_CRASHES = 3
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -35,6 +38,7 @@ class Slot:
 
     process: ManagedProcess
     restarts: int = 0
+    quick_crashes: int = 0
     start_at: float = 0.0
     state: str = "waiting"
 
@@ -115,7 +119,9 @@ class Supervisor:
             self._set_state(name, slot, "done", code)
             return
         sentence = explain_exit(name, code, slot.process.last_line() if code > 0 else "")
-        if code in FINAL_CODES or slot.restarts >= self._max_restarts:
+        is_quick = code > 0 and now - slot.process.started_at < QUICK_CRASH_S
+        slot.quick_crashes = slot.quick_crashes + 1 if is_quick else 0
+        if code in FINAL_CODES or slot.restarts >= self._max_restarts or slot.quick_crashes >= MAX_QUICK_CRASHES:
             self.failure = slot.process.last_line() if code in FINAL_CODES else f"{sentence}; {slot.restarts} restarts"
             self._set_state(name, slot, "failed", code)
             self._event("failed", sentence)

@@ -48,6 +48,7 @@ _ENVIRONMENT: Final = {
 }
 _MAX_HELLO_BYTES: Final = 1 << 16
 _MAX_LOG_LINE: Final = 500
+_MAX_DISK_FILES: Final = 1024
 _ORDER_RETRY_S: Final = 0.002
 
 
@@ -140,7 +141,7 @@ class Template:
             max_open_files=config.max_open_files,
             max_file_bytes=config.disk_mb << 20,
             disk_bytes=(config.disk_mb << 20) // 3,
-            max_disk_files=4096,
+            max_disk_files=_MAX_DISK_FILES,
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]

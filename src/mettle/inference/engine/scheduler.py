@@ -273,10 +273,7 @@ class Scheduler:
         ended = [i for i, row in enumerate(self._running) if row.has_ended]
         if not ended:
             return
-        for i in ended:
-            owner = self._running[i].owner
-            if owner.num_open == 0:
-                self._finish(owner)
+        owners = {id(owner): owner for i in ended if (owner := self._running[i].owner).num_open == 0}
         num_left = len(self._running) - len(ended)
         holes = [i for i in ended if i < num_left]
         movers = [i for i in range(num_left, len(self._running)) if not self._running[i].has_ended]
@@ -286,6 +283,8 @@ class Scheduler:
             self._running[hole] = self._running[mover]
         del self._running[num_left:]
         self._forget_batch()
+        for owner in owners.values():  # last, so that who hears of the end finds the slots free
+            self._finish(owner)
 
     def _finish(self, under_way: RunningRequest) -> None:
         if self._requests.pop(under_way.request.request_id, None) is not None:

@@ -2,14 +2,17 @@
 
 Inside the cell nobody can signal, trace or read process 1, and when it ends the kernel ends everything else in the
 cell. Messages: `load` (the source), `run` (one test: limits, input) answered by `done`; the end of the connection ends
-the cell. The next child is forked while the owner looks at the last answer.
-Invariant: when `done` is sent, no process of that test is alive, and its files are gone with its mount namespace.
+the cell. The next child is forked while the owner looks at the last answer. Process 1 itself holds no capability and
+is behind the filter before the first untrusted byte arrives.
+Invariant: when `done` is sent, no process of that test is alive; a cell whose files a test has touched says that it is
+worn and ends, so that no test finds what another has written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -18,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, kernel, seccomp, watch
+from mettle.sandbox.zygote import child, frames, kernel, rootfs, seccomp, watch
 from mettle.sandbox.zygote.settings import Settings
 
 _POLL_S: Final = 0.02
@@ -45,16 +48,22 @@ def live(channel: socket.socket, settings: Settings, program: bytes | None) -> N
 def _live(channel: socket.socket, settings: Settings, program: bytes | None) -> None:
     try:
         has_proc = _enter(settings)
+        extra_program = None
         if program is not None and not has_proc:
-            # Nothing could be seen through /proc, so one process with hard limits is all that a test gets.
-            program = seccomp.build_filter(allow_fork=False)
-        cell = Cell(channel, settings, program)
+            # Nothing can be seen through /proc, so one process with hard limits is all that a test gets; its filter
+            # is its own, because process 1 must fork.
+            program, extra_program = None, seccomp.build_filter(allow_fork=False)
+        _confine(settings, program)
+        cell = Cell(channel, settings, extra_program)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
     channel.sendall(frames.encode({"ready": True, "proc": has_proc}))
-    cell.serve()
+    try:
+        cell.serve()
+    finally:
+        cell.remove_scratch()
 
 
 def _keep_only(channel: socket.socket) -> socket.socket:
@@ -73,16 +82,39 @@ def _enter(settings: Settings) -> bool:
     for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # for process 1 the default is to ignore
     if not settings.is_jailed:
+        # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
-        kernel.die_with_parent()
         return True
     map_user(1000, 1000)
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("500")  # if the host runs out of memory, this goes first
     has_proc = _mount_proc()
-    kernel.set_dumpable(False)
-    kernel.die_with_parent()
+    rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
+    os.chdir("/work")
     return has_proc
+
+
+def _confine(settings: Settings, program: bytes | None) -> None:
+    """Give up everything that process 1 does not need; its children inherit that."""
+    _lower(resource.RLIMIT_FSIZE, settings.max_file_bytes)
+    _lower(resource.RLIMIT_NOFILE, settings.max_open_files)
+    _lower(resource.RLIMIT_MEMLOCK, 1 << 16)
+    _lower(resource.RLIMIT_CORE, 1)  # 1 and not 0: a core_pattern that is a pipe ignores 0
+    if not settings.is_jailed:
+        return
+    _lower(resource.RLIMIT_NPROC, settings.max_processes + 1)  # counted per user namespace; process 1 counts
+    kernel.set_dumpable(False)
+    kernel.drop_capabilities()
+    kernel.renounce_new_privileges()
+    kernel.die_with_parent()
+    if program is not None:
+        kernel.install_filter(program)
+
+
+def _lower(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
 
 
 def map_user(inside: int, outside: int) -> None:
@@ -155,6 +187,7 @@ class Cell:
         self._settings = settings
         self._program = program
         self._source = b""
+        self._scratch = "" if settings.is_jailed else f"/tmp/mettle-unsafe-{os.getpid()}"
         self._child: Child | None = None
 
     def serve(self) -> None:
@@ -163,22 +196,23 @@ class Cell:
             if "load" in frame.header:
                 self._source = frame.payload
                 continue
-            answer = self._run(frame)
-            if frame.header["is_last"]:
-                self._channel.sendall(answer)
+            done, payload = self._run(frame)
+            is_worn = self._settings.is_jailed and not rootfs.are_private_directories_untouched()
+            self._channel.sendall(frames.encode({**done, "is_worn": is_worn}, payload))
+            if is_worn or frame.header["is_last"]:
                 return
-            self._channel.sendall(answer)
             self.prepare_child()
 
     def prepare_child(self) -> None:
         """Fork the next child and wait until its doors are shut; OSError if one did not shut."""
+        self._renew_scratch()
         ours, theirs = socket.socketpair()
         pipes = [os.pipe() for _ in range(4)]
         streams = (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1])
         pid = os.fork()
         if pid == 0:
             ours.close()
-            child.live(theirs, streams, self._settings, self._program)
+            child.live(theirs, streams, self._program, self._scratch)
         theirs.close()
         for descriptor in streams:
             os.close(descriptor)
@@ -191,7 +225,19 @@ class Cell:
             os.set_blocking(descriptor, False)
         self._child = made
 
-    def _run(self, frame: frames.Frame) -> bytes:
+    def _renew_scratch(self) -> None:
+        """An empty directory for the next test, where the jail does not give it one."""
+        if self._scratch:
+            self.remove_scratch()
+            os.mkdir(self._scratch, 0o700)
+
+    def remove_scratch(self) -> None:
+        """Delete what a test without a jail left in its directory. A separate program, for trees of any depth."""
+        if self._scratch and os.path.isdir(self._scratch):
+            command = ["rm", "-rf", "--one-file-system", "--", self._scratch]
+            os.waitpid(os.posix_spawnp("rm", command, {"PATH": "/usr/bin:/bin"}), 0)
+
+    def _run(self, frame: frames.Frame) -> frames.Frame:
         """Run one test in the waiting child, and describe how it went."""
         assert self._child is not None, "a child waits between tests"
         header, attempt = frame.header, self._start(frame)
@@ -214,7 +260,7 @@ class Cell:
             "memory_bytes": spent.peak_bytes,
             "lengths": [len(piece) for piece in pieces],
         }
-        return frames.encode(done, b"".join(pieces))
+        return frames.Frame(done, b"".join(pieces))
 
     def _start(self, frame: frames.Frame) -> Attempt:
         """Hand the job over; the clocks start here."""

@@ -1,0 +1,77 @@
+# One command for everything. `make help` lists them.
+#
+# What is installed is remembered in stamp files inside the virtual environment, so a second call is quick; a change of
+# pyproject.toml or of an environment's pyproject.toml installs again.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The CPU build of torch is a tenth of the size of the one with CUDA. Where pip finds no such build it takes the one
+# that pyproject.toml allows. Give another with `make install TORCH=torch==2.12.1`, or none with `TORCH=`.
+TORCH ?= torch==2.13.0+cpu
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ENVIRONMENTS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard environments/*/pyproject.toml)))
+MANIFESTS := pyproject.toml $(addsuffix /pyproject.toml,$(ENVIRONMENTS))
+EDITABLE := $(addprefix -e ./,$(ENVIRONMENTS))
+# One thread a process: several processes share the cores, and more threads only wait for each other.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart install install-dev test test-all test-fast check format docs clean
+
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+quickstart: install ## Install what is needed and watch a small model learn (ARGS="--seed 1 --hard")
+	$(BIN)/mettle quickstart $(ARGS)
+
+install: $(VENV)/.installed ## Create .venv with Mettle and its environments
+
+install-dev: $(VENV)/.installed-dev ## The same with what is needed to work on Mettle
+
+test: install-dev check ## All checks and tests
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-all: install-dev check ## The slow tests as well
+	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+
+test-fast: install-dev ## Tests that start no other processes
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e" $(ARGS)
+
+check: install-dev ## Format, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install-dev ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+docs: install-dev ## Write the generated reference pages
+	$(BIN)/python docs/generate.py
+
+clean: ## Remove what the commands above made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Mettle wants Python 3.11 or newer; name one with PYTHON=..."; exit 2; }
+	$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 2; }
+
+$(VENV)/.torch: | $(BIN)/python
+	@$(BIN)/python -c 'import torch' 2>/dev/null || test -z "$(TORCH)" || $(PIP) install --quiet "$(TORCH)" \
+		|| echo "pip finds no $(TORCH); taking the build of torch that it does find"
+	@touch $@
+
+$(VENV)/.installed: $(MANIFESTS) $(VENV)/.torch
+	$(PIP) install --quiet hatchling editables
+	$(PIP) install --quiet --no-build-isolation -e '.[train,hub]' $(EDITABLE)
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,dev]' $(EDITABLE)
+	@touch $@

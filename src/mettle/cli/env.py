@@ -1,0 +1,193 @@
+"""`mettle env`: make, list, describe and install environments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mettle.cli.groups import NounGroup
+from mettle.cli.terminal import json_option, print_json, print_next, print_table
+from mettle.errors import MettleError, ServiceError, UserError
+
+if TYPE_CHECKING:
+    from mettle.envs.registry import EnvironmentEntry
+
+ENVIRONMENTS = Path("environments")
+
+
+@click.group(cls=NounGroup)
+def env() -> None:
+    """Make, list and install environments."""
+
+
+@env.command()
+@click.argument("name")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=ENVIRONMENTS,
+    help="Where to make it.  [default: environments]",
+)
+def init(name: str, directory: Path) -> None:
+    """Make a new environment package that works, to be changed into yours."""
+    from mettle.envs.scaffold import create_environment
+
+    folder = create_environment(name, directory)
+    click.echo(f"made {folder}")
+    print_next(f"mettle env info {folder.name.replace('_', '-')}")
+
+
+@env.command("list")
+@json_option
+def list_environments(is_json: bool) -> None:
+    """List the environments that can be loaded here."""
+    from mettle.envs import registry
+
+    entries = registry.list_environments()
+    if is_json:
+        print_json([_entry(entry) for entry in entries])
+        return
+    if not entries:
+        click.echo("no environments installed, and none in ./environments")
+        print_next("mettle env init my-environment")
+        return
+    print_table(
+        ("environment", "version", "where", "description"),
+        [(e.name, e.version, _short(e.origin), e.description) for e in entries],
+    )
+    print_next(f"mettle env info {entries[0].name}")
+
+
+@env.command()
+@click.argument("name")
+@json_option
+def info(name: str, is_json: bool) -> None:
+    """Describe an environment: what it takes, how many tasks it has, how it scores. Loads it, so its code runs."""
+    from mettle.envs.loading import parse_environment_id
+    from mettle.envs.registry import find_environment
+
+    entry = find_environment(parse_environment_id(name).name)
+    facts = {**_entry(entry), **_described(entry)}
+    if is_json:
+        print_json(facts)
+        return
+    rows = [(key.replace("_", " "), _cell(value)) for key, value in facts.items() if value not in (None, "", [], {})]
+    print_table(("", ""), rows)
+    print_next(f"mettle eval run {entry.name} -m MODEL")
+
+
+@env.command()
+@click.argument("source", metavar="PATH|NAME")
+@click.option("--editable/--no-editable", default=True, help="Install a folder so that changes take effect at once.")
+def install(source: str, editable: bool) -> None:
+    """Install an environment: a folder, one under ./environments, or a package that pip can find."""
+    import subprocess
+
+    folder = _folder(source)
+    target = [source] if folder is None else [*(["-e"] if editable else []), str(folder)]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *target]
+    click.echo(f"installing {folder or source}")
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise ServiceError(f"pip could not install {folder or source}: {_pip_error(done.stderr)}")
+    name = _project_name(folder) if folder is not None else source.partition("=")[0].partition("@")[0]
+    click.echo(f"installed {name}")
+    print_next(f"mettle env info {name}")
+
+
+def _entry(entry: EnvironmentEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "description": entry.description,
+        "module": entry.module,
+        "origin": entry.origin,
+    }
+
+
+def _described(entry: EnvironmentEntry) -> dict[str, Any]:
+    """What the environment says about itself once it is loaded; why not, when it does not load."""
+    import inspect
+
+    from mettle.envs import load_environment
+
+    try:
+        loaded = load_environment(entry.name)
+    except (MettleError, RuntimeError, ValueError) as error:
+        return {"problem": str(error)}
+    loader = getattr(sys.modules[entry.module], "load_environment")  # noqa: B009
+    parameters = inspect.signature(loader).parameters.values()
+    arguments = {
+        p.name: None if p.default is p.empty else p.default
+        for p in parameters
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+    return {
+        "kind": type(loaded).__name__,
+        "arguments": arguments,
+        "train_tasks": _length(loaded.dataset),
+        "eval_tasks": _length(loaded.eval_dataset),
+        "rewards": _rewards(loaded.rubric),
+        "tools": [tool["name"] for tool in loaded.tool_defs],
+        "system_prompt": loaded.system_prompt,
+    }
+
+
+def _rewards(rubric: Any) -> dict[str, float]:
+    rubrics = getattr(rubric, "rubrics", None) or [rubric]
+    found: dict[str, float] = {}
+    for part in rubrics:
+        names = [getattr(func, "__name__", str(func)) for func in getattr(part, "funcs", [])]
+        found.update(zip(names, getattr(part, "weights", []), strict=False))
+    return found
+
+
+def _length(rows: Any) -> int | None:
+    return None if rows is None else len(rows)
+
+
+def _folder(source: str) -> Path | None:
+    """The folder that is meant; None for the name of a package.
+
+    Raises: UserError for a path that is no environment package.
+    """
+    candidates = [Path(source), Path("environments") / source.replace("-", "_"), Path("environments") / source]
+    for path in candidates:
+        if (path / "pyproject.toml").is_file():
+            return path.resolve()
+    if Path(source).exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise UserError(f"no environment package in {source}: it has no pyproject.toml")
+    return None
+
+
+def _project_name(folder: Path) -> str:
+    import tomllib
+
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project") or {}
+    return str(project.get("name") or folder.name)
+
+
+def _pip_error(text: str) -> str:
+    errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR:")]
+    lines = errors or text.strip().splitlines() or ["it said nothing"]
+    return lines[-1]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item!r}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return str(value)
+
+
+def _short(origin: str) -> str:
+    path = Path(origin)
+    try:
+        return str(path.relative_to(Path.cwd())) if path.is_absolute() else origin
+    except ValueError:
+        return origin

@@ -1,0 +1,168 @@
+"""The JSON API under /api/v1: read-only, typed, described by /api/v1/openapi.json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+
+import mettle
+from mettle.hub import models
+from mettle.hub.catalog import RunCatalog
+from mettle.hub.logs import log_names, read_tail
+from mettle.hub.metrics import align
+from mettle.hub.reader import RunReader
+from mettle.hub.rollouts import PAGE_SIZE, RolloutFilter, SortKey, find_rollouts, open_rollout
+from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
+
+router = APIRouter(
+    prefix="/api/v1",
+    responses={404: {"model": models.Problem}, 503: {"model": models.Problem}},
+)
+
+StepAfter = Annotated[int, Query(description="only steps after this one; ask again with the last step you have")]
+
+
+def catalog_of(request: Request) -> RunCatalog:
+    """The catalog of this server."""
+    catalog: RunCatalog = request.app.state.catalog
+    return catalog
+
+
+def open_run(name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> RunReader:
+    """The reader of the run in the path."""
+    return catalog.open(name)
+
+
+Run = Annotated[RunReader, Depends(open_run)]
+
+
+@router.get("/runs")
+def list_runs(catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> models.Runs:
+    """The runs in the folder, those that are live first, then the newest."""
+    return models.Runs(runs=catalog.cards())
+
+
+@router.get("/runs/{name}")
+def read_run(run: Run) -> models.RunSummary:
+    """The headline of a run."""
+    with run.lock:
+        return summarise(run)
+
+
+@router.get("/runs/{name}/metrics/names")
+def list_metrics(run: Run) -> models.MetricNames:
+    """The metrics that a run has recorded."""
+    with run.lock:
+        run.refresh()
+        return models.MetricNames(names=run.metrics.names)
+
+
+@router.get("/runs/{name}/metrics")
+def read_metrics(
+    run: Run,
+    metric: Annotated[list[str], Query(description="a metric's name; may be given several times")],
+    after_step: StepAfter = -1,
+) -> models.Metrics:
+    """Recorded metrics as columns over one axis of steps."""
+    with run.lock:
+        run.refresh()
+        unknown = [m for m in metric if m not in run.metrics.columns]
+        if unknown:
+            raise HTTPException(404, f"The run has no metric named {unknown[0]!r}.")
+        steps, columns = align((m, run.metrics.after(m, after_step)) for m in metric)
+    return models.Metrics(steps=steps, columns=columns)
+
+
+@router.get("/runs/{name}/evals")
+def list_evals(run: Run) -> models.Evaluations:
+    """Evaluations on held-out tasks, oldest first."""
+    return models.Evaluations(evals=evaluations_of(run))
+
+
+@router.get("/runs/{name}/events")
+def list_events(
+    run: Run,
+    after_id: int = 0,
+    kind: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> models.Events:
+    """Events after an id, oldest first."""
+    events = run.journal.events(after_id=after_id, kind=kind, limit=limit)
+    return models.Events(events=[models.Event(**asdict(event)) for event in events])
+
+
+@router.get("/runs/{name}/waits")
+def list_waits(run: Run) -> models.Waits:
+    """Who waits for whom now."""
+    return models.Waits(waits=waits_of(run))
+
+
+@router.get("/runs/{name}/processes")
+def list_processes(run: Run) -> models.Processes:
+    """The processes of a run."""
+    return models.Processes(processes=processes_of(run))
+
+
+@router.get("/runs/{name}/rollouts")
+def list_rollouts(
+    run: Run,
+    step: int | None = None,
+    kind: str | None = None,
+    env: str | None = None,
+    draw_id: int | None = None,
+    eval_id: int | None = None,
+    min_reward: float | None = None,
+    errors: Annotated[bool, Query(description="only rollouts that failed")] = False,
+    sort: SortKey = "newest",
+    page: Annotated[int, Query(ge=1)] = 1,
+    page_size: Annotated[int, Query(ge=1, le=500)] = PAGE_SIZE,
+) -> models.RolloutPage:
+    """A page of rollouts."""
+    chosen = RolloutFilter(step, kind, env, draw_id, eval_id, min_reward, errors, sort)
+    return find_rollouts(run.database, chosen, page, page_size)
+
+
+@router.get("/runs/{name}/rollouts/{rollout_id:path}")
+def read_rollout(run: Run, rollout_id: str) -> models.RolloutDetail:
+    """One rollout with its messages, its sampled tokens and its siblings."""
+    detail = open_rollout(run.run_dir, run.database, rollout_id)
+    if detail is None:
+        raise HTTPException(404, f"The run has no rollout named {rollout_id!r}.")
+    return detail
+
+
+@router.get("/runs/{name}/logs")
+def list_logs(run: Run) -> list[str]:
+    """The log files of a run."""
+    return log_names(run.run_dir.logs)
+
+
+@router.get("/runs/{name}/logs/{log}")
+def read_log(
+    run: Run,
+    log: str,
+    lines: Annotated[int, Query(ge=1, le=5000)] = 200,
+    level: str | None = None,
+    words: str = "",
+) -> models.LogTail:
+    """The end of a log file."""
+    if log not in log_names(run.run_dir.logs):
+        raise HTTPException(404, f"The run has no log named {log!r}.")
+    entries, is_cut = read_tail(run.run_dir.logs, log, max_lines=lines, level=level, words=words)
+    return models.LogTail(name=log, lines=entries, is_cut=is_cut)
+
+
+health_router = APIRouter()
+
+
+@health_router.get("/health")
+def health() -> models.Health:
+    """The server answers."""
+    return models.Health(status="ok", version=mettle.__version__)
+
+
+def problem(detail: str) -> dict[str, Any]:
+    """The body of an error."""
+    return models.Problem(detail=detail).model_dump()

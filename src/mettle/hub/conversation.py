@@ -1,0 +1,105 @@
+"""A rollout's conversation as it is shown: each assistant message with the tokens that were sampled for it.
+
+A turn belongs to the assistant message at the same place from the end: a prompt may hold examples of answers that
+nobody sampled. Turns without a message (a conversation rewritten on the way) are shown after the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mettle.hub.models import RolloutDetail, TurnDetail
+
+MAX_TOKENS_SHOWN = 12_000
+"""Tokens of one turn that are put on the page; the API has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """One sampled token. `new_version` is set where the policy version changes."""
+
+    text: str
+    token_id: int
+    logprob: float
+    version: int
+    new_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMessage:
+    """A message, or a turn that has none."""
+
+    role: str
+    text: str
+    reasoning: str
+    tool_calls: tuple[tuple[str, str], ...]
+    turn: TurnDetail | None = None
+
+    def tokens(self) -> Iterator[ShownToken]:
+        """The sampled tokens with their places."""
+        if self.turn is None:
+            return
+        columns = self.turn.tokens
+        before: int | None = None
+        for text, token_id, logprob, version in list(
+            zip(columns.texts, columns.ids, columns.logprobs, columns.versions, strict=True)
+        )[:MAX_TOKENS_SHOWN]:
+            changed = version if before is not None and version != before else None
+            before = version
+            yield ShownToken(text, token_id, logprob, version, changed)
+
+    @property
+    def num_hidden(self) -> int:
+        """Tokens that are not put on the page."""
+        return 0 if self.turn is None else max(0, len(self.turn.tokens.ids) - MAX_TOKENS_SHOWN)
+
+
+def shown_messages(detail: RolloutDetail) -> list[ShownMessage]:
+    """The conversation, prompt first."""
+    places = [i for i, message in enumerate(detail.messages) if message.get("role") == "assistant"]
+    matched = min(len(places), len(detail.turns))
+    turn_of = dict(zip(places[len(places) - matched :], detail.turns[len(detail.turns) - matched :], strict=True))
+    shown = [_shown(message, turn_of.get(i)) for i, message in enumerate(detail.messages)]
+    unmatched = detail.turns[: len(detail.turns) - matched]
+    return shown + [ShownMessage("sampled", "", "", (), turn) for turn in unmatched]
+
+
+def _shown(message: dict[str, Any], turn: TurnDetail | None) -> ShownMessage:
+    calls = message.get("tool_calls") or []
+    return ShownMessage(
+        role=str(message.get("role", "?")),
+        text=text_of(message.get("content")),
+        reasoning=text_of(message.get("reasoning_content")),
+        tool_calls=tuple(_call(call) for call in calls) if isinstance(calls, list) else (),
+        turn=turn,
+    )
+
+
+def text_of(content: Any) -> str:
+    """A message's content as text; parts that are no text by their type."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_part(part) for part in content)
+    return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, dict):
+        return str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"
+    return str(part)
+
+
+def _call(call: Any) -> tuple[str, str]:
+    if not isinstance(call, dict):
+        return "call", str(call)
+    function = call.get("function")
+    source = function if isinstance(function, dict) else call
+    arguments = source.get("arguments", "")
+    shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+    return str(source.get("name", "call")), shown

@@ -1,0 +1,161 @@
+"""Rollouts: a page of them by filter, and one opened with its tokens and its siblings."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mettle.errors import StorageError
+from mettle.hub.models import RolloutDetail, RolloutPage, RolloutRow, Sibling, TokenColumns, TurnDetail
+from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
+from mettle.records.tasks import RolloutRecord, Turn
+from mettle.storage.database import Database
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import BlockRef, read_group
+
+PAGE_SIZE = 50
+
+SortKey = Literal["newest", "oldest", "reward", "-reward", "tokens", "duration", "advantage"]
+
+ORDERS: dict[str, str] = {
+    "newest": "r.rowid DESC",
+    "oldest": "r.rowid",
+    "reward": "r.reward IS NULL, r.reward, r.rowid",
+    "-reward": "r.reward IS NULL, r.reward DESC, r.rowid",
+    "tokens": "r.num_tokens DESC, r.rowid",
+    "duration": "r.duration_s DESC, r.rowid",
+    "advantage": "r.advantage IS NULL, r.advantage DESC, r.rowid",
+}
+
+COLUMNS = (
+    "r.rollout_id, r.kind, r.env_id, r.draw_id, t.uid, r.eval_id, r.step, r.position, r.reward, r.advantage, r.metrics,"
+    " r.num_turns, r.num_tokens, r.version_min, r.version_max, r.stop_condition, r.is_truncated, r.error_kind, r.error,"
+    " r.duration_s, r.created_at"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to show. None leaves a condition out."""
+
+    step: int | None = None
+    kind: str | None = None
+    env_id: str | None = None
+    draw_id: int | None = None
+    eval_id: int | None = None
+    min_reward: float | None = None
+    is_error: bool = False
+    sort: SortKey = "newest"
+
+    def where(self) -> tuple[str, list[Any]]:
+        """The SQL condition and its parameters."""
+        conditions, parameters = ["1"], []
+        for column, value in (
+            ("r.step =", self.step), ("r.kind =", self.kind), ("r.env_id =", self.env_id),
+            ("r.draw_id =", self.draw_id), ("r.eval_id =", self.eval_id), ("r.reward >=", self.min_reward),
+        ):  # fmt: skip
+            if value is not None:
+                conditions.append(f"{column} ?")
+                parameters.append(value)
+        if self.step is not None and self.kind is None:
+            # The index begins with the kind; without it a look at one step would read the whole table.
+            conditions.append("r.kind IN ('train', 'eval')")
+        if self.is_error:
+            conditions.append("r.error_kind IS NOT NULL")
+        return " AND ".join(conditions), parameters
+
+
+def find_rollouts(database: Database, chosen: RolloutFilter, page: int, page_size: int = PAGE_SIZE) -> RolloutPage:
+    """One page; a page past the end is the last one."""
+    where, parameters = chosen.where()
+    total = int(database.value(f"SELECT count(*) FROM rollouts r WHERE {where}", parameters))
+    num_pages = max(1, -(-total // page_size))
+    page = min(max(1, page), num_pages)
+    rows = database.rows(
+        f"SELECT {COLUMNS} FROM rollouts r LEFT JOIN tasks t ON t.draw_id = r.draw_id WHERE {where}"
+        f" ORDER BY {ORDERS[chosen.sort]} LIMIT ? OFFSET ?",
+        [*parameters, page_size, (page - 1) * page_size],
+    )
+    return RolloutPage(rollouts=[_rollout_row(row) for row in rows], total=total, page=page, num_pages=num_pages)
+
+
+def steps_with_rollouts(database: Database, kind: str) -> tuple[int, int] | None:
+    """The first and the last step that have rollouts of a kind."""
+    row = database.row("SELECT min(step), max(step) FROM rollouts WHERE kind = ? AND step IS NOT NULL", (kind,))
+    return None if row is None or row[0] is None else (row[0], row[1])
+
+
+def environments_of(database: Database) -> list[str]:
+    """Environments that have tasks or evaluations."""
+    rows = database.rows("SELECT env_id FROM evals UNION SELECT DISTINCT env_id FROM tasks ORDER BY env_id")
+    return [row[0] for row in rows]
+
+
+def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> RolloutDetail | None:
+    """One rollout with its tokens; None when the ledger does not know it.
+
+    Raises: StorageError when its shard is missing or cut short.
+    """
+    row = database.row(
+        f"SELECT {COLUMNS}, r.shard, r.offset, r.length FROM rollouts r LEFT JOIN tasks t ON t.draw_id = r.draw_id"
+        " WHERE r.rollout_id = ?",
+        (rollout_id,),
+    )
+    if row is None:
+        return None
+    ref = BlockRef(row["shard"], row["offset"], row["length"])
+    try:
+        group = read_group(run_dir.rollouts, ref)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        # RuntimeError is a StopIteration from inside a generator: fewer turns than the header says.
+        raise StorageError(f"{run_dir.rollouts / ref.shard} is damaged at offset {ref.offset}: {error}") from error
+    record = next((r for r in group.rollouts if r.rollout_id == rollout_id), None)
+    if record is None:
+        return None
+    vocabulary = load_vocabulary(run_dir.model)
+    opened = _rollout_row(row)
+    opened.uid = opened.uid or group.draw.uid
+    return RolloutDetail(
+        row=opened,
+        messages=[dict(message) for message in record.messages],
+        turns=[_turn(turn, vocabulary) for turn in record.turns],
+        answer=record.answer,
+        siblings=[_sibling(position, r) for position, r in enumerate(group.rollouts)],
+        is_decoded=vocabulary is not None,
+    )
+
+
+def _rollout_row(row: sqlite3.Row) -> RolloutRow:
+    values = {key: row[key] for key in RolloutRow.model_fields}
+    values["metrics"] = json.loads(values["metrics"])
+    return RolloutRow(**values)
+
+
+def _turn(turn: Turn, vocabulary: Vocabulary | None) -> TurnDetail:
+    ids: list[int] = turn.completion_ids.tolist()
+    prompt: list[int] = turn.new_prompt_ids.tolist()
+    return TurnDetail(
+        prefix_length=turn.prefix_length,
+        num_prompt_tokens=len(prompt),
+        temperature=turn.temperature,
+        prompt_text=vocabulary.text(prompt) if vocabulary else " ".join(id_texts(prompt)),
+        tokens=TokenColumns(
+            ids=ids,
+            texts=vocabulary.texts(ids) if vocabulary else id_texts(ids),
+            logprobs=turn.logprobs.tolist(),
+            versions=turn.versions.tolist(),
+        ),
+    )
+
+
+def _sibling(position: int, record: RolloutRecord) -> Sibling:
+    return Sibling(
+        rollout_id=record.rollout_id,
+        position=position,
+        reward=record.reward,
+        advantage=record.advantage,
+        num_tokens=record.num_completion_tokens,
+        error_kind=record.error_kind,
+    )

@@ -1,0 +1,128 @@
+"""What the run page draws: charts, their series, and the columns behind them.
+
+A series comes from the ledger's own rows where they tell it (reward, staleness, throughput) and from a recorded metric
+otherwise; `METRICS` names the metrics that are looked for, the first that is there counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mettle.hub.metrics import MetricTable, align
+from mettle.hub.steps import StepFigures, StepTable
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "entropy": ("entropy/mean", "entropy/all/mean", "entropy"),
+    "mismatch_kl": ("mismatch_kl/mean", "mismatch_kl/all/mean", "mismatch_kl"),
+    "loss": ("loss/mean", "loss/total", "loss"),
+    "grad_norm": ("optim/grad_norm", "grad_norm"),
+}
+
+TIME_PREFIX = "time/"
+NOT_SPLIT = frozenset({"step", "total"})
+"""Times that are the sum of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of a chart. `tone` is a colour of the style sheet; `dash` is drawn dashed."""
+
+    key: str
+    label: str
+    tone: str
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of the run page. `hint` says in a sentence what is seen; `band` fills between two columns."""
+
+    id: str
+    title: str
+    hint: str
+    series: tuple[Series, ...]
+    unit: str = ""
+    is_log: bool = False
+    is_stacked: bool = False
+    floor: float | None = None
+    band: tuple[str, str] | None = None
+
+
+CHARTS = (
+    Chart(
+        "staleness", "Staleness", "Policy versions between the sampling of a token and its training.",
+        (Series("staleness_mean", "mean", "steel"), Series("staleness_max", "max", "faint", True)), "versions", floor=0,
+    ),
+    Chart(
+        "mismatch_kl", "Mismatch KL", "Divergence of the sampler's logprobs from the trainer's, on the tokens trained.",
+        (Series("mismatch_kl", "KL", "plum"),), "nats", is_log=True,
+    ),
+    Chart(
+        "entropy", "Entropy", "Mean entropy of the policy at the sampled tokens.",
+        (Series("entropy", "mean", "moss"),), "nats", floor=0,
+    ),
+    Chart(
+        "throughput", "Throughput", "Tokens a second of wall time: sampled by inference, and trained.",
+        (Series("inference_tokens_per_s", "sampled", "ember"), Series("training_tokens_per_s", "trained", "steel")),
+        "tokens/s", floor=0,
+    ),
+    Chart("loss", "Loss", "The policy loss of each step.", (Series("loss", "loss", "steel"),)),
+    Chart(
+        "grad_norm", "Gradient norm", "Before clipping.", (Series("grad_norm", "norm", "moss"),), floor=0,
+    ),
+)  # fmt: skip
+
+REWARD = Chart(
+    "reward", "Reward", "Mean over the rollouts scored for each step; the band is the 10th to the 90th percentile.",
+    (Series("reward_mean", "train mean", "ember"),), band=("reward_p10", "reward_p90"),
+)  # fmt: skip
+
+TIME_TONES = ("ember", "steel", "moss", "plum", "sand", "faint")
+
+FROM_STEPS: dict[str, Callable[[StepFigures], float | None]] = {
+    "reward_mean": lambda f: f.reward.mean if f.reward else None,
+    "reward_p10": lambda f: f.reward.p10 if f.reward else None,
+    "reward_p90": lambda f: f.reward.p90 if f.reward else None,
+    "staleness_mean": lambda f: f.staleness_mean,
+    "staleness_max": lambda f: float(f.staleness_max),
+    "inference_tokens_per_s": lambda f: f.inference_tokens_per_s,
+    "training_tokens_per_s": lambda f: f.training_tokens_per_s,
+}
+
+
+def time_parts(metrics: MetricTable) -> list[str]:
+    """Metrics that split the time of a training step."""
+    return [
+        name for name in metrics.names if name.startswith(TIME_PREFIX) and name[len(TIME_PREFIX) :] not in NOT_SPLIT
+    ][: len(TIME_TONES)]
+
+
+def charts_of(metrics: MetricTable) -> list[Chart]:
+    """The charts of a run below the reward, the time split with whatever parts it has."""
+    parts = time_parts(metrics)
+    split = Chart(
+        "time", "Where a step's time goes", "Seconds of a training step by part.",
+        tuple(
+            Series(name, name[len(TIME_PREFIX) :].replace("_", " "), tone)
+            for name, tone in zip(parts, TIME_TONES, strict=False)
+        ),
+        "s", is_stacked=True, floor=0,
+    )  # fmt: skip
+    return [*CHARTS, split]
+
+
+def columns_after(
+    steps: StepTable, metrics: MetricTable, after: int
+) -> tuple[list[int], dict[str, list[float | None]]]:
+    """Every column that the charts need, over the steps after `after`."""
+    figures = [f for f in steps.steps if f.step > after]
+    series: list[tuple[str, Sequence[tuple[int, float]]]] = []
+    for key, value_of in FROM_STEPS.items():
+        points = [(f.step, value) for f in figures if (value := value_of(f)) is not None]
+        series.append((key, points))
+    for key, candidates in METRICS.items():
+        name = metrics.find(candidates)
+        series.append((key, metrics.after(name, after) if name else []))
+    series += [(name, metrics.after(name, after)) for name in time_parts(metrics)]
+    return align(series)

@@ -1,0 +1,224 @@
+// Charts over uPlot: lines, a band, stacked areas, evaluations with error bars; one cursor for all charts of a page.
+"use strict";
+(() => {
+  const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const faded = (color, alpha) => color + Math.round(alpha * 255).toString(16).padStart(2, "0");
+  const element = (tag, className, text) => {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+
+  function figure(value) {
+    if (value === null || value === undefined) return "\u2013";
+    const size = Math.abs(value);
+    if (size >= 10000) return (value / 1000).toPrecision(3) + "k";
+    if (size >= 100) return value.toFixed(0);
+    if (size === 0) return "0";
+    if (size < 0.001) return value.toExponential(1);
+    return String(Number(value.toPrecision(3)));
+  }
+
+  const sync = uPlot.sync("steps");
+
+  // Average over `reach` values on either side, fewer at the ends (as many on both, so that it does not lag).
+  function smooth(column, reach) {
+    const places = column.map((_, i) => i).filter((i) => column[i] !== null && column[i] !== undefined);
+    const smoothed = column.map(() => null);
+    places.forEach((place, at) => {
+      const span = Math.min(reach, at, places.length - 1 - at);
+      let sum = 0;
+      for (let k = at - span; k <= at + span; k++) sum += column[places[k]];
+      smoothed[place] = sum / (2 * span + 1);
+    });
+    return smoothed;
+  }
+
+  // 1, 2 and 5 of each decade.
+  function decades(low, high) {
+    const marks = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
+      for (const m of [1, 2, 5]) if (m * 10 ** e >= low && m * 10 ** e <= high) marks.push(m * 10 ** e);
+    }
+    return marks;
+  }
+
+  class MettleChart {
+    constructor(holder, spec) {
+      this.holder = holder;
+      this.spec = spec;
+      this.plot = holder.querySelector("[data-plot]");
+      this.readout = holder.querySelector("[data-readout]");
+      this.evals = [];
+      this.data = null;
+      new ResizeObserver(() => this.resize()).observe(this.plot);
+      window.addEventListener("themechange", () => this.rebuild());
+    }
+
+    // `steps` and `columns` as the server sends them; `evals` as [step, mean, low, high, environment].
+    set(steps, columns, evals, maxSteps) {
+      this.evals = evals || [];
+      this.maxSteps = maxSteps;
+      this.values = this.spec.series.map((s) => columns[s.key] || []);
+      const known = this.values.some((column) => column.some((v) => v !== null));
+      this.data = known || this.evals.length ? this.columns(steps, columns) : null;
+      if (!this.data) return this.showEmpty();
+      if (this.chart) this.chart.setData(this.data); else this.rebuild();
+      this.tell(null);
+    }
+
+    columns(steps, columns) {
+      const kept = this.spec.series.map((s) => columns[s.key] || steps.map(() => null));
+      if (this.spec.is_stacked) {
+        const sum = steps.map(() => 0);
+        const stacked = kept.map((column) => column.map((v, i) => (sum[i] += v || 0)));
+        return [steps, ...stacked.reverse()];
+      }
+      const raw = this.spec.is_log ? kept.map((column) => column.map((v) => (v > 0 ? v : null))) : kept;
+      const reach = Math.min(12, Math.round(steps.length / 30));
+      const band = this.spec.band ? [columns[this.spec.band[1]], columns[this.spec.band[0]]] : [];
+      return [steps, ...raw, ...raw.map((column, i) => (this.spec.series[i].is_dashed ? column.map(() => null) : smooth(column, reach))), ...band];
+    }
+
+    showEmpty() {
+      if (!this.empty && !this.chart) this.plot.append(this.empty = element("div", "plot-empty", "nothing yet"));
+      this.readout.replaceChildren();
+    }
+
+    rebuild() {
+      if (!this.data) return;
+      if (this.empty) { this.empty.remove(); this.empty = null; }
+      if (this.chart) this.chart.destroy();
+      this.chart = new uPlot(this.options(), this.data, this.plot);
+      this.tell(null);
+    }
+
+    resize() {
+      if (this.chart && this.plot.clientWidth) this.chart.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight });
+    }
+
+    lines() {
+      const { spec } = this;
+      const drawn = spec.is_stacked ? [...spec.series].reverse() : spec.series;
+      const plain = { points: { show: false }, spanGaps: true };
+      const lines = drawn.map((s, i) => {
+        const color = tone(s.tone);
+        if (spec.is_stacked) return { ...plain, label: s.label, stroke: color, width: 1, fill: i === drawn.length - 1 ? faded(color, 0.6) : undefined };
+        if (s.is_dashed) return { ...plain, label: s.label, stroke: color, width: 1.2, dash: [4, 4] };
+        return { ...plain, label: s.label, stroke: faded(color, 0.42), width: 1 };
+      });
+      if (!spec.is_stacked) for (const s of drawn) lines.push({ ...plain, label: "", stroke: tone(s.tone), width: 2 });
+      if (spec.band) for (let i = 0; i < 2; i++) lines.push({ label: "", stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+      return lines;
+    }
+
+    options() {
+      const { spec } = this;
+      const axis = { stroke: tone("muted"), font: `11px ${tone("sans")}`, grid: { stroke: tone("line"), width: 1 }, ticks: { show: false } };
+      return {
+        width: this.plot.clientWidth, height: this.plot.clientHeight, padding: [10, 14, 0, 0],
+        legend: { show: false },
+        cursor: { y: false, sync: { key: sync.key, setSeries: false }, points: { size: 7 }, drag: { x: true, y: false, uni: 20 } },
+        scales: {
+          x: { time: false, range: (_, low, high) => this.xRange(low, high) },
+          y: spec.is_log ? { distr: 3, range: (_, low, high) => (low === null ? [1e-6, 1] : [low * 0.7, high * 1.4]) } : { range: (_, low, high) => this.yRange(low, high) },
+        },
+        axes: [
+          { ...axis, size: 28, gap: 4, space: 60, grid: { show: false } },
+          { ...axis, size: 50, gap: 6, space: 34, filter: spec.is_log ? (_, splits) => splits : undefined, splits: spec.is_log ? (_, index, low, high) => decades(low, high) : undefined, values: (_, ticks) => ticks.map((t) => (t === null ? null : figure(t))) },
+        ],
+        series: [{}, ...this.lines()],
+        bands: this.bands(),
+        hooks: { setCursor: [(u) => this.tell(u.cursor.idx)], draw: [(u) => this.drawEvals(u)] },
+      };
+    }
+
+    // The spread of a line, or the layers of a stack: each between its sum and the sum below.
+    bands() {
+      const { spec } = this;
+      const count = spec.series.length;
+      if (spec.is_stacked) {
+        const drawn = [...spec.series].reverse().slice(0, -1);
+        return drawn.map((s, i) => ({ series: [i + 1, i + 2], fill: faded(tone(s.tone), 0.6) }));
+      }
+      return spec.band ? [{ series: [2 * count + 1, 2 * count + 2], fill: faded(tone(spec.series[0].tone), 0.15) }] : [];
+    }
+
+    xRange(low, high) {
+      if (this.maxSteps && this.chart === undefined) return [0, this.maxSteps];
+      const steps = this.data[0];
+      const isWhole = low === null || (steps.length && low <= steps[0] && high >= steps[steps.length - 1]);
+      return this.maxSteps && isWhole ? [0, Math.max(this.maxSteps, high || 0)] : [low, high === low ? low + 1 : high];
+    }
+
+    yRange(low, high) {
+      for (const [, mean, below, above] of this.evals) {
+        low = Math.min(low ?? mean, below ?? mean);
+        high = Math.max(high ?? mean, above ?? mean);
+      }
+      if (low === null || high === null) return [0, 1];
+      if (this.spec.id === "reward" && low >= 0 && high <= 1) return [0, 1.02];
+      const room = (high - low || Math.abs(high) || 1) * 0.08;
+      return [this.spec.floor === 0 && low >= 0 ? 0 : low - room, high + room];
+    }
+
+    drawEvals(u) {
+      if (!this.evals.length) return;
+      const { ctx } = u;
+      const pixels = devicePixelRatio;
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = tone("ink");
+      ctx.lineWidth = 1.5 * pixels;
+      for (const [step, mean, low, high] of this.evals) {
+        const x = u.valToPos(step, "x", true);
+        if (x < u.bbox.left - 1 || x > u.bbox.left + u.bbox.width + 1) continue;
+        if (low !== null && high !== null) {
+          const cap = 4 * pixels;
+          ctx.beginPath();
+          for (const y of [low, high].map((v) => u.valToPos(v, "y", true))) { ctx.moveTo(x - cap, y); ctx.lineTo(x + cap, y); }
+          ctx.moveTo(x, u.valToPos(low, "y", true));
+          ctx.lineTo(x, u.valToPos(high, "y", true));
+          ctx.stroke();
+        }
+        ctx.beginPath();
+        ctx.arc(x, u.valToPos(mean, "y", true), 4 * pixels, 0, 7);
+        ctx.fill();
+        ctx.save(); ctx.strokeStyle = tone("surface"); ctx.stroke(); ctx.restore();
+      }
+      ctx.restore();
+    }
+
+    // Writes the values under the cursor, or the newest ones, beside the title.
+    tell(index) {
+      const steps = this.data ? this.data[0] : [];
+      const parts = [];
+      const entry = (toneName, label, value, isDot) => {
+        const part = element("span", isDot ? "dot" : "");
+        const key = element("i", `tone-line-${toneName}`);
+        part.append(key, `${label} `, element("b", "", figure(value)));
+        parts.push(part);
+      };
+      const isPointing = index !== null && index !== undefined;
+      if (isPointing) parts.push(element("span", "", `step ${steps[index]}`));
+      this.spec.series.forEach((s, i) => {
+        const column = this.values[i] || [];
+        const value = isPointing ? column[index] : column.findLast((v) => v !== null);
+        if (value !== undefined && (value !== null || isPointing)) entry(s.tone, s.label, value, false);
+      });
+      if (this.spec.band && this.values[0].length) {
+        const part = element("span", "band");
+        part.append(element("i", `tone-line-${this.spec.series[0].tone}`), "10th to 90th percentile");
+        parts.push(part);
+      }
+      if (this.evals.length) {
+        const done = isPointing ? this.evals.filter((e) => e[0] <= steps[index]) : this.evals;
+        if (done.length) entry("ink", "held out", done[done.length - 1][1], true);
+      }
+      this.readout.replaceChildren(...parts);
+    }
+  }
+
+  window.MettleChart = MettleChart;
+  window.readData = (id) => JSON.parse(document.getElementById(id).textContent);
+})();

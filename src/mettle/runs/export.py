@@ -1,0 +1,30 @@
+"""A trained policy as a model directory that anything can load: `RUN/policy`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from mettle.errors import UserError
+from mettle.storage.files import folder_aside, storage_errors
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.weights import WEIGHT_FILE
+
+
+def export_policy(run_dir: RunDir, ledger: Ledger) -> Path:
+    """Write the newest version with the config, tokenizer and chat template of the initial policy.
+
+    Raises: UserError when nothing has been published yet.
+    """
+    newest = ledger.newest_version()
+    if newest is None:
+        raise UserError(f"run {run_dir.name} has published no weights yet")
+    final = run_dir.path / "policy"
+    source = run_dir.model.resolve()
+    with storage_errors(final, "exporting the policy to"), folder_aside(final) as scratch:
+        for path in source.iterdir():
+            if path.is_file() and ".safetensors" not in path.name and path.suffix != ".bin":
+                shutil.copyfile(path, scratch / path.name)
+        shutil.copyfile(Path(newest.weights.path) / WEIGHT_FILE, scratch / WEIGHT_FILE)
+    return final

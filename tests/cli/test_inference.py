@@ -1,0 +1,92 @@
+"""`mettle inference`: chat with an endpoint, serve a model of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def test_one_question_is_answered(mettle, endpoint):
+    ended = mettle("inference", "chat", "-b", endpoint, "-p", "reverse badge")
+    assert (ended.code, ended.out) == (0, "egdab\n")
+
+
+def test_one_question_as_json(mettle, endpoint):
+    found = mettle("inference", "chat", "-b", endpoint, "-p", "reverse badge", "--json").json
+    assert found == {"model": "reverser", "prompt": "reverse badge", "answer": "egdab"}
+
+
+def test_a_conversation_goes_on_until_the_input_ends(endpoint):
+    done = subprocess.run(
+        [sys.executable, "-m", "mettle.cli", "inference", "chat", "-b", endpoint],
+        input="say abc\nsay def\n", capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["cba", "fed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("chat",), 2, "name a model directory or an endpoint"),
+        (("chat", "nowhere"), 2, "no model in nowhere: it has no config.json"),
+        (("serve", "nowhere"), 2, "no model in nowhere"),
+        (("chat", "-b", "http://127.0.0.1:9/v1", "-p", "x"), 3, "is a server running there?"),
+        (("chat", "-b", "http://127.0.0.1:9/v1", "-k", "NO_SUCH_KEY", "-p", "x"), 2, "NO_SUCH_KEY is not set"),
+        (("chat", "-b", "http://127.0.0.1:9/v1", "--json"), 2, "--json goes with -p"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(mettle, words, code, message):
+    ended = mettle("inference", *words)
+    assert ended.code == code
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_an_endpoints_own_error_is_told(mettle, endpoint):
+    ended = mettle("inference", "chat", "-b", endpoint, "-p", "break")
+    assert ended.code == 3
+    assert "status 500: it broke" in ended.err
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from mettle.trainer.policy import write_policy
+    from mettle.trainer.presets import preset
+
+    return write_policy(tmp_path_factory.mktemp("model") / "tiny", preset("tiny"))
+
+
+@pytest.mark.e2e
+def test_a_model_directory_is_served_asked_and_measured(mettle, model):
+    ended = mettle("inference", "chat", model, "-p", "hello", "-t", "4", "-T", "0", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["model"] == "policy"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_server_that_is_stopped_leaves_no_process(model, number, code):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mettle.cli", "inference", "serve", str(model), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("serving policy at http://127.0.0.1:")
+    (child,) = _children(process.pid)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == code
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]

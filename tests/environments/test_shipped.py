@@ -1,0 +1,62 @@
+"""Every environment in the repository: it loads by name, its gold answers score best, and its package is whole."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mettle.envs as vf
+
+FOLDER = Path(__file__).resolve().parents[2] / "environments"
+PACKAGES = sorted(path.parent.name for path in FOLDER.glob("*/pyproject.toml"))
+
+
+class Oracle(vf.Client):
+    """Says what it is given."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def get_response(self, prompt, model, sampling_args=None, tools=None, **_):
+        message = vf.ResponseMessage(content=self.text, finish_reason="stop", is_truncated=False)
+        return vf.Response(id="", created=0, model=model, usage=None, message=message)
+
+
+def test_there_are_environments():
+    assert {"arithmetic", "number_guess", "reverse_text"} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+async def test_the_gold_answer_is_rewarded_and_nonsense_is_not(package):
+    env = vf.load_environment(package.replace("_", "-"))
+    for row in list(env.get_eval_dataset(n=20)):
+        gold = await env.run_rollout(row, Oracle(row["answer"]), "gold")
+        nonsense = await env.run_rollout(row, Oracle("?"), "nonsense")
+        assert gold["error"] is None
+        assert gold["reward"] >= 1.0
+        assert nonsense["reward"] == 0.0
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rows_are_the_same_every_time(package):
+    name = package.replace("_", "-")
+    first, second = vf.load_environment(name), vf.load_environment(name)
+    assert first.get_dataset().to_list() == second.get_dataset().to_list()
+    assert first.get_eval_dataset().to_list() == second.get_eval_dataset().to_list()
+    assert len(first.get_dataset()) >= 1000
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_package_is_whole(package):
+    home = FOLDER / package
+    project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
+    assert project["name"] == package.replace("_", "-")
+    assert project["entry-points"]["mettle.envs"] == {project["name"]: f"{package}:load_environment"}
+    assert project["dependencies"] == ["mettle"]
+    assert (home / "tests" / f"test_{package}.py").is_file()
+    readme = (home / "README.md").read_text()
+    assert "reward" in readme
+    for function in vf.load_environment(project["name"]).rubric.get_reward_func_names():
+        assert f"`{function}`" in readme

@@ -1,0 +1,235 @@
+"""The pages: each is there without scripts, and a damaged run gives a sentence instead of a trace."""
+
+import re
+import shutil
+import sqlite3
+import threading
+
+import pytest
+
+from mettle.storage.ledger import Ledger
+
+RUN_PAGES = ["", "/rollouts", "/metrics", "/config", "/logs"]
+
+
+async def text(client, path, status=200, **kw):
+    answer = await client.get(path, **kw)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+async def test_every_page_is_a_whole_page(browse, runs):
+    client = browse(runs)
+    for path in ["/", *[f"/runs/{run}{page}" for run in ("done", "live") for page in RUN_PAGES]]:
+        html = await text(client, path)
+        assert html.startswith("<!doctype html>"), path
+        assert html.rstrip().endswith("</html>"), path
+        assert len(re.findall("<h1", html)) == 1, path
+        assert "None" not in re.sub(r"<script.*?</script>", "", html, flags=re.S), path
+
+
+async def test_overview_shows_the_figures_without_scripts(browse, runs):
+    client = browse(runs)
+    summary = (await client.get("/api/v1/runs/done")).json()
+    html = await text(client, "/runs/done")
+    for words in (
+        f"{summary['baselines'][0]['mean']:.3f}", f"{summary['finals'][0]['mean']:.3f}", "Step 10", "finished",
+        "reverse-text", "mettle-tiny-2m", "weights v10 served", "11 versions checked", "1 restart", "zero advantage"
+        if summary["tasks"]["dropped"] else "each counted once",
+    ):  # fmt: skip
+        assert words in html, words
+
+
+async def test_a_live_run_shows_who_waits_for_whom(browse, runs):
+    html = await text(browse(runs), "/runs/live")
+    assert "waits for batch 7" in html
+    assert "waits for 12 groups in flight" in html
+    assert "so far" in html
+
+
+async def test_a_wait_past_its_budget_is_told(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=4, groups=2)
+    writer.train_step(1)
+    writer.clock.now -= 700
+    writer.wait("trainer/rank-0", "batch", "batch 2", 600)
+    html = await text(browse(tmp_path), "/runs/run")
+    assert re.search(r'class="wait overdue"[^>]*>waits for batch 2', html)
+    writer.ledger.close()
+
+
+async def test_live_json_brings_only_what_is_new(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=9, groups=2)
+    for step in (1, 2, 3):
+        writer.train_step(step)
+    client = browse(tmp_path)
+    first = (await client.get("/runs/run/live.json")).json()
+    assert first["steps"] == [1, 2, 3]
+    writer.train_step(4)
+    second = (await client.get(f"/runs/run/live.json?after_step=3&change={first['change']}")).json()
+    assert second["steps"] == [4]
+    assert second["change"] > first["change"]
+    assert "Step 4" in second["fragments"]["header"]
+    writer.finish()
+    done = (await client.get("/runs/run/live.json?after_step=4")).json()
+    again = await client.get(f"/runs/run/live.json?after_step=4&change={done['change']}")
+    assert again.json() == {"change": done["change"], "is_live": False}
+
+
+async def test_a_restart_asks_the_page_to_read_all_steps_again(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=30, groups=2)
+    for step in (1, 2, 3):
+        writer.train_step(step)
+    client = browse(tmp_path)
+    before = (await client.get("/runs/run/live.json")).json()
+    writer.ledger.journal.record_process("trainer", "restarting", pid=1, restarts=1, exit_code=-9)
+    writer.ledger.journal.record_metrics(1, {"entropy/mean": 9.0})
+    after = (await client.get("/runs/run/live.json")).json()
+    assert after["revision"] != before["revision"]
+    assert after["columns"]["entropy"][0] == 9.0
+    writer.ledger.close()
+
+
+async def test_rollouts_page_filters_and_serves_parts(browse, runs):
+    client = browse(runs)
+    html = await text(client, "/runs/done/rollouts?step=4&sort=-reward&min_reward=&errors=")
+    assert "of step 4" in html
+    part = await text(client, "/runs/done/rollouts?step=4", headers={"hx-request": "true"})
+    assert part.startswith('<section id="rollouts">')
+    assert "step is a whole number" in await text(client, "/runs/done/rollouts?step=four", 422)
+
+
+async def test_rollout_page_marks_where_the_weights_changed(browse, runs):
+    client = browse(runs)
+    rows = (await client.get("/api/v1/runs/done/rollouts?step=6&kind=train")).json()["rollouts"]
+    row = next(r for r in rows if r["version_min"] < r["version_max"])
+    html = await text(client, f"/runs/done/rollouts/{row['rollout_id']}")
+    assert f">v{row['version_max']}</span>" in html
+    assert html.count('role="listitem"') == row["num_tokens"]
+    assert len(re.findall(r'class="place"', html)) == 8
+
+
+async def test_config_page_tells_sources(browse, runs):
+    html = await text(browse(runs), "/runs/done/config")
+    assert re.search(r"lr</td><td[^>]*>0.0003</td><td[^>]*>quickstart.toml:12", html)
+    assert re.search(r"schedule</td><td[^>]*>&#34;cosine&#34;</td><td[^>]*>default", html)
+    assert re.search(r"id</td><td[^>]*>&#34;reverse-text&#34;</td><td[^>]*>quickstart.toml", html)
+
+
+async def test_a_log_is_found_by_its_process(browse, runs):
+    html = await text(browse(runs), "/runs/done/logs/trainer")
+    assert "slow disk" in html
+    part = await text(browse(runs), "/runs/done/logs/trainer.log?level=warning", headers={"hx-request": "true"})
+    assert part.startswith('<section id="log"')
+    assert "stepped" not in part
+
+
+async def test_an_empty_folder_says_how_to_begin(browse, tmp_path):
+    assert "mettle quickstart" in await text(browse(tmp_path), "/")
+
+
+async def test_a_run_that_has_not_written_yet_is_listed(browse, tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "run.toml").write_text("max_steps = 3\n")
+    client = browse(tmp_path)
+    assert "has no run.db" in await text(client, "/")
+    assert "has no run.db" in await text(client, "/runs/new", 503)
+
+
+@pytest.fixture
+def damaged(runs, tmp_path):
+    return shutil.copytree(runs / "done", tmp_path / "runs" / "done")
+
+
+async def test_a_ledger_that_is_no_database_is_told(browse, damaged):
+    for name in ("run.db-wal", "run.db-shm"):
+        (damaged / name).unlink(missing_ok=True)
+    (damaged / "run.db").write_bytes(b"not a database" * 300)
+    client = browse(damaged.parent)
+    assert "file is not a database" in await text(client, "/")
+    for page in ("", "/rollouts", "/metrics"):
+        html = await text(client, f"/runs/done{page}", 503)
+        assert "This cannot be read" in html
+        assert "Traceback" not in html
+    assert "file is not a database" in (await client.get("/api/v1/runs/done")).json()["detail"]
+
+
+async def test_a_ledger_without_tables_is_told(browse, tmp_path):
+    (tmp_path / "run").mkdir()
+    sqlite3.connect(tmp_path / "run" / "run.db").close()
+    assert "no such table" in await text(browse(tmp_path), "/runs/run", 503)
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "changed"])
+async def test_a_damaged_shard_spoils_its_rollouts_only(browse, damaged, harm):
+    client = browse(damaged.parent)
+    row = (await client.get("/api/v1/runs/done/rollouts?kind=train&sort=newest")).json()["rollouts"][0]
+    shard = damaged / "rollouts" / "shard-00000.bin"
+    data = shard.read_bytes()
+    if harm == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(
+            data[: len(data) // 2] if harm == "cut" else data[: len(data) // 2] + b"\xff" * (len(data) // 2)
+        )
+    html = await text(client, f"/runs/done/rollouts/{row['rollout_id']}", 503)
+    assert "shard-00000.bin" in html
+    await text(client, "/runs/done")
+    await text(client, "/runs/done/rollouts")
+
+
+async def test_a_run_replaced_by_another_of_its_name_is_opened_anew(browse, tmp_path, run_writer):
+    client = browse(tmp_path)
+    writer = run_writer(tmp_path / "run", steps=5, groups=2)
+    writer.train_step(1)
+    writer.ledger.close()
+    assert (await client.get("/api/v1/runs/run")).json()["step"] == 1
+    shutil.rmtree(tmp_path / "run")
+    writer = run_writer(tmp_path / "run", steps=5, groups=2)
+    writer.train_step(1)
+    writer.train_step(2)
+    writer.ledger.close()
+    assert (await client.get("/api/v1/runs/run")).json()["step"] == 2
+
+
+async def test_a_run_whose_processes_are_gone_is_interrupted(browse, tmp_path, run_writer, monkeypatch):
+    writer = run_writer(tmp_path / "run", steps=5, groups=2, pid=2**22 + 1)
+    writer.train_step(1)
+    writer.ledger.close()
+    assert (await browse(tmp_path).get("/api/v1/runs/run")).json()["state"] == "running", "written a moment ago"
+    monkeypatch.setattr("mettle.hub.summary.QUIET_S", -1.0)
+    html = await text(browse(tmp_path), "/runs/run")
+    assert "interrupted" in html
+    assert "mettle rl resume run" in html
+
+
+async def test_reading_while_another_thread_writes(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=40, groups=2)
+    problems: list[BaseException] = []
+
+    def write():
+        try:
+            for step in range(1, 16):
+                writer.train_step(step)
+        except BaseException as error:
+            problems.append(error)
+
+    client, seen, rows = browse(tmp_path), [], {}
+    thread = threading.Thread(target=write)
+    thread.start()
+    while thread.is_alive() or not seen or seen[-1] < 15:
+        answer = (await client.get(f"/runs/run/live.json?after_step={max(rows, default=-1) - 3}")).json()
+        rows.update(zip(answer["steps"], answer["columns"]["reward_mean"], strict=True))
+        seen.append((await client.get("/api/v1/runs/run")).json()["step"])
+    thread.join()
+    assert not problems
+    assert seen == sorted(seen)
+    fresh = (await browse(tmp_path).get("/runs/run/live.json")).json()
+    assert rows == dict(zip(fresh["steps"], fresh["columns"]["reward_mean"], strict=True))
+    writer.ledger.close()
+
+
+def test_the_hub_leaves_a_run_as_it_was(runs):
+    ledger = Ledger(runs / "done" / "run.db", is_read_only=True)
+    with pytest.raises(Exception, match="readonly"):
+        ledger.journal.set_fact("state", "changed")
+    ledger.close()

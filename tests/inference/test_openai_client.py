@@ -1,0 +1,233 @@
+"""The official `openai` client against a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import torch
+from policies import END, picked_logprobs
+
+from mettle.clients.renderer import Renderer
+from mettle.inference.bridge import Bridge
+from mettle.inference.engine.mock import MockEngine
+from mettle.inference.server import Server, bind
+from mettle.inference.service import Service
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
+async def saying(renderer: Renderer) -> AsyncIterator[Any]:
+    """A client of a server whose policy says one given text, then the end token."""
+    opened: list[tuple[openai.AsyncOpenAI, Server]] = []
+
+    async def start(text: str) -> openai.AsyncOpenAI:
+        engine = MockEngine(lambda prompt, choice: [*renderer.encode(text), END])
+        server = Server(Service(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
+        await server.start()
+        opened.append((openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0), server))
+        return opened[-1][0]
+
+    yield start
+    for client, server in opened:
+        await client.close()
+        await server.stop(0)
+
+
+async def streamed(stream: Any) -> dict[str, Any]:
+    """What the deltas of choice 0 add up to."""
+    whole: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "reason": None, "usage": None}
+    async for chunk in stream:
+        whole["usage"] = chunk.usage or whole["usage"]
+        for choice in chunk.choices:
+            if choice.index == 0:
+                whole["content"] += choice.delta.content or ""
+                whole["reasoning"] += (choice.delta.model_extra or {}).get("reasoning_content") or ""
+                whole["calls"] += choice.delta.tool_calls or []
+                whole["reason"] = choice.finish_reason or whole["reason"]
+    return whole
+
+
+async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["policy"]
+    assert (await client.models.retrieve("policy")).id == "policy"
+    with pytest.raises(openai.NotFoundError, match="not served"):
+        await client.models.retrieve("gpt-4")
+
+
+async def test_chat_gives_choices_usage_logprobs_and_ids(client: openai.AsyncOpenAI, model: Any) -> None:
+    answer = await client.chat.completions.create(
+        model="policy",
+        messages=HI,
+        n=2,
+        max_tokens=5,
+        seed=1,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    prompt = answer.model_extra["prompt_token_ids"]
+    assert prompt == [259, 104, 105, END, 260]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 10)
+    for choice in answer.choices:
+        assert choice.finish_reason == "length"
+        assert choice.model_extra is not None
+        ids = choice.model_extra["token_ids"]
+        assert choice.model_extra["versions"] == [0] * 5
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2] * 5
+        found = torch.tensor([entry.logprob for entry in choice.logprobs.content])
+        assert torch.allclose(found, picked_logprobs(model, [*prompt, *ids])[4:], atol=1e-4)
+
+
+async def test_a_seed_repeats_itself_and_choices_of_n_differ(client: openai.AsyncOpenAI) -> None:
+    async def ask(seed: int, n: int = 2) -> list[Any]:
+        answer = await client.chat.completions.create(
+            model="policy", messages=HI, n=n, max_tokens=8, seed=seed, extra_body={"return_token_ids": True}
+        )
+        return [choice.model_extra["token_ids"] for choice in answer.choices if choice.model_extra]
+
+    first = await ask(5)
+    assert first == await ask(5)
+    assert first != await ask(6)
+    assert first[0] != first[1]
+    assert first[:1] == await ask(5, n=1)
+
+
+async def test_a_stream_says_what_the_whole_answer_says(client: openai.AsyncOpenAI) -> None:
+    common: dict[str, Any] = {"model": "policy", "messages": HI, "max_tokens": 40, "seed": 3}
+    whole = await client.chat.completions.create(**common)
+    stream = await client.chat.completions.create(**common, stream=True, stream_options={"include_usage": True})
+    told = await streamed(stream)
+    assert told["content"] == whole.choices[0].message.content
+    assert told["reason"] == whole.choices[0].finish_reason
+    assert told["usage"] == whole.usage
+
+
+async def test_tool_calls_are_parsed_when_tools_are_offered(saying: Any) -> None:
+    client = await saying(f"let me see\n{CALL}\n{CALL}")
+    answer = await client.chat.completions.create(model="policy", messages=HI, tools=TOOLS)
+    message = answer.choices[0].message
+    assert (message.content, answer.choices[0].finish_reason) == ("let me see", "tool_calls")
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == [("add", {"a": 1})] * 2
+    assert len({call.id for call in message.tool_calls}) == 2
+    back = [*HI, message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": "x", "content": "1"}]
+    assert (await client.chat.completions.create(model="policy", messages=back, tools=TOOLS)).choices
+
+
+async def test_tool_calls_are_left_alone_without_tools_or_when_not_wanted(saying: Any) -> None:
+    client = await saying(CALL)
+    assert (await client.chat.completions.create(model="policy", messages=HI)).choices[0].message.content == CALL
+    answer = await client.chat.completions.create(model="policy", messages=HI, tools=TOOLS, tool_choice="none")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALL, "stop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>\nhm\n\nso\n</think>\n\nlet me see\n{CALL}",
+        f"<think>hm</think>{CALL}{CALL}",
+        "<think>never closed",
+        f"{CALL} and <tool_call> that is broken",
+        "plain with a < and a <tool_ca in it\n",
+        "two bytes: é, four: \N{GRINNING FACE}",
+        "",
+    ],
+)
+async def test_a_stream_of_thoughts_and_calls_equals_the_whole(saying: Any, text: str) -> None:
+    client = await saying(text)
+    whole = (await client.chat.completions.create(model="policy", messages=HI, tools=TOOLS)).choices[0]
+    told = await streamed(await client.chat.completions.create(model="policy", messages=HI, tools=TOOLS, stream=True))
+    assert told["content"] == (whole.message.content or "")
+    assert told["reasoning"] == ((whole.message.model_extra or {}).get("reasoning_content") or "")
+    wanted = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert [(call.function.name, call.function.arguments) for call in told["calls"]] == wanted
+    assert told["reason"] == whole.finish_reason
+
+
+async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI) -> None:
+    common: dict[str, Any] = {"model": "policy", "prompt": "abc", "max_tokens": 40, "seed": 4}
+    text = (await client.completions.create(**common)).choices[0].text
+    stop = text[10:12]
+    stopped = (await client.completions.create(**common, stop=stop)).choices[0]
+    assert (stopped.text, stopped.finish_reason) == (text.partition(stop)[0], "stop")
+    stream = await client.completions.create(**common, stop=stop, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == stopped.text
+
+
+async def test_completions_take_token_ids_and_several_prompts(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model="policy", prompt=[[1, 2], [3]], n=2, max_tokens=3, extra_body={"return_token_ids": True}
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    extras = [choice.model_extra or {} for choice in answer.choices]
+    assert [extra["prompt_token_ids"] for extra in extras] == [[1, 2], [1, 2], [3], [3]]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+
+
+async def test_echo_scores_the_prompt(client: openai.AsyncOpenAI, model: Any) -> None:
+    answer = await client.completions.create(model="policy", prompt="abcd", max_tokens=0, echo=True, logprobs=1)
+    choice = answer.choices[0]
+    assert choice.text == "abcd"
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.tokens == ["a", "b", "c", "d"]
+    assert choice.logprobs.text_offset == [0, 1, 2, 3]
+    found = torch.tensor(choice.logprobs.token_logprobs[1:])
+    assert torch.allclose(found, picked_logprobs(model, list(b"abcd")), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"seed": 1.5}, "seed"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+    ],
+)
+async def test_a_bad_field_is_named(client: openai.AsyncOpenAI, fields: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        body = {"model": "policy", "messages": HI, "stream": stream, **fields}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.post("/chat/completions", body=body, cast_to=object)
+        assert caught.value.param == param
+
+
+async def test_a_long_prompt_has_the_code_that_clients_look_for(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model="policy", prompt="x" * 300)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+async def test_another_model_is_not_found(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.chat.completions.create(model="gpt-4", messages=HI)
+    assert caught.value.code == "model_not_found"

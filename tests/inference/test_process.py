@@ -1,0 +1,135 @@
+"""The command: its ready file, its exit statuses, its death."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mettle.errors import UserError
+from mettle.inference.process import main, read_config
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """The command sets up logging for its process; here that is the tests' own."""
+    logger = logging.getLogger("mettle")
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+
+
+@contextmanager
+def running(folder: Path, **config: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    config_path, ready_path = folder / "inference.json", folder / "endpoints" / "inference.json"
+    config_path.write_text(json.dumps(config, default=str))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mettle.inference", "--config", config_path, "--ready-file", ready_path],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not ready_path.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "the server was not ready in time"
+            time.sleep(0.02)
+        yield process, json.loads(ready_path.read_text())
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def call(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def failing(capsys: pytest.CaptureFixture[str], path: Path) -> str:
+    """The one line that the command leaves with status 2."""
+    assert main(["--config", str(path)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.e2e
+def test_it_serves_until_sigterm_and_leaves_with_0(policy_folder: Path, tmp_path: Path) -> None:
+    with running(tmp_path, model=policy_folder) as (process, ready):
+        assert ready["pid"] == process.pid
+        assert ready["base_url"] == f"http://127.0.0.1:{ready['port']}/v1"
+        assert call(f"{ready['base_url']}/generate", {"prompt_ids": [1], "max_tokens": 2})["prompt_tokens"] == 1
+        assert b"transformers" not in Path(f"/proc/{process.pid}/maps").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        assert not (tmp_path / "endpoints" / "inference.json").exists()
+
+
+@pytest.mark.e2e
+def test_after_a_kill_it_starts_again_on_the_same_port(policy_folder: Path, tmp_path: Path) -> None:
+    with running(tmp_path, model=policy_folder) as (process, ready):
+        process.kill()
+        process.wait()
+    os.unlink(tmp_path / "endpoints" / "inference.json")
+    with running(tmp_path, model=policy_folder, port=ready["port"], version=7) as (_, again):
+        assert again["port"] == ready["port"]
+        answer = call(f"{again['base_url']}/generate", {"prompt_ids": [1], "max_tokens": 2, "ignore_eos": True})
+        assert answer["choices"][0]["versions"] == [7, 7]
+
+
+def test_a_port_in_use_is_told_in_one_line(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tmp_path / "inference.json"
+        config.write_text(json.dumps({"model": str(policy_folder), "port": port}))
+        assert f"127.0.0.1:{port}" in failing(capsys, config)
+
+
+def test_a_missing_model_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "inference.json"
+    config.write_text(json.dumps({"model": str(tmp_path / "nowhere")}))
+    assert "nowhere" in failing(capsys, config)
+    assert "no_config.json" in failing(capsys, tmp_path / "no_config.json")
+
+
+def test_a_model_that_is_not_served_is_told_in_one_line(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((policy_folder / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    config = tmp_path / "inference.json"
+    config.write_text(json.dumps({"model": str(tmp_path)}))
+    assert "qwen3_moe" in failing(capsys, config)
+
+
+def test_a_config_that_is_wrong_names_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "inference.json"
+    path.write_text(json.dumps({"model": "x", "max_slot": 3}))
+    with pytest.raises(UserError, match="max_slot"):
+        read_config(path)
+
+
+def test_config_server_and_mock_load_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, mettle.inference.config, mettle.inference.server, mettle.inference.process;"
+        "import mettle.inference.engine.mock; assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

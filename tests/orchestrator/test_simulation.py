@@ -1,0 +1,240 @@
+"""Whole runs in simulated time: what the orchestrator promises, whatever the speeds and whoever dies.
+
+The numbers in the names of the helpers are those of the properties in the specification of training.
+"""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mettle.errors import ServiceError
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.simulator import Deadlock, World, run_virtually, simulate
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import BlockRef, read_group
+
+
+def config(**overrides):
+    values = {
+        "max_steps": 5,
+        "batch_size": 8,
+        "group_size": 4,
+        "envs": [{"id": "words"}, {"id": "sums", "ratio": 0.5}],
+        "eval": {"num_examples": 3, "interval": 2},
+        "retry": {"max_attempts": 3, "backoff_s": 0.1, "max_failed_groups": 50},
+        **overrides,
+    }
+    return OrchestratorConfig.model_validate(values)
+
+
+def played(options, world):
+    """Play a run; returns (simulated, ledger, run directory), the ledger open for reading."""
+    folder = tempfile.TemporaryDirectory()
+    simulated = run_virtually(simulate(Path(folder.name), options, world))
+    ledger = Ledger(RunDir(Path(folder.name)).ledger)
+    return simulated, ledger, folder
+
+
+def check_accounts(options, simulated, ledger):
+    """1, 2, 7: every draw ends once; trained at most once and none lost; one batch a step, all trained."""
+    counts = ledger.task_counts()
+    assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}
+    assert counts.get("trained", 0) == options.max_steps * options.groups_per_batch
+    trained = [draw for batch in simulated.trainer.batches.values() for draw in batch.draw_ids]
+    assert max(Counter(trained).values(), default=1) == 1
+    assert sorted(simulated.trainer.batches) == list(range(1, options.max_steps + 1))
+    assert sum(counts.values()) == ledger.database.value("SELECT max(draw_id) FROM tasks")
+
+
+def check_batches(options, simulated):
+    """3, 9: no token is staler than the bound; whole groups, always the same number; tokens are those of the draws."""
+    for step, batch in simulated.trainer.batches.items():
+        assert batch.step == step
+        assert len(batch.draw_ids) == options.groups_per_batch
+        marks = set()
+        for micro in batch.ranks[0]:
+            staleness = (step - 1) - micro.versions[micro.loss_mask]
+            assert staleness.max() <= options.max_staleness
+            assert staleness.min() >= 0
+            marks |= set(micro.token_ids[micro.loss_mask].tolist())
+        assert marks == set(batch.draw_ids)
+
+
+def check_evals(options, ledger):
+    """17: each evaluation is recorded once and comes from one version."""
+    rows = ledger.journal.evals()
+    keys = [(row.kind, row.step, row.env_id) for row in rows]
+    assert len(set(keys)) == len(keys)
+    for row in rows:
+        if row.num_errors < row.num_rollouts:
+            assert row.version_min == row.version_max == row.step
+    for env in options.eval_envs:
+        assert ("baseline", 0, env.name) in keys
+        assert ("final", options.max_steps, env.name) in keys
+
+
+worlds = st.builds(
+    World,
+    seed=st.integers(0, 2**16),
+    rollout_s=st.sampled_from([0.05, 0.5, 1.0, 5.0]),
+    train_s=st.sampled_from([0.01, 0.5, 2.0, 10.0]),
+    update_s=st.sampled_from([0.0, 0.05, 1.0]),
+    error_rate=st.sampled_from([0.0, 0.1, 0.4]),
+    equal_rate=st.sampled_from([0.0, 0.3, 0.6]),
+    engine_deaths=st.lists(st.floats(0.0, 40.0), max_size=2).map(tuple),
+    trainer_deaths=st.lists(st.integers(1, 4), max_size=2, unique=True).map(tuple),
+    refusals=st.integers(0, 2),
+    kills_at_transaction=st.lists(st.integers(1, 80), max_size=6).map(tuple),
+    kills_at=st.lists(st.floats(0.01, 40.0), max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    world=worlds,
+    lag=st.sampled_from([(0, 0), (0, 1), (1, 1), (1, 2), (2, 4)]),
+    inflight=st.sampled_from([None, 1, 5]),
+    sampler=st.sampled_from(["standard", "difficulty_pool"]),
+)
+def test_no_task_is_lost_or_trained_twice_whatever_dies(world, lag, inflight, sampler):
+    options = config(
+        max_lag=lag[0], max_staleness=lag[1], max_inflight_groups=inflight, curriculum={"sampler": sampler}
+    )
+    simulated, ledger, folder = played(options, world)
+    with folder:
+        check_accounts(options, simulated, ledger)
+        check_batches(options, simulated)
+        check_evals(options, ledger)
+        ledger.close()
+
+
+@pytest.mark.parametrize("transaction", range(1, 61))
+def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
+    options = config(max_steps=3)
+    world = World(seed=transaction, equal_rate=0.3, error_rate=0.1, kills_at_transaction=(transaction,))
+    simulated, ledger, folder = played(options, world)
+    with folder:
+        check_accounts(options, simulated, ledger)
+        check_batches(options, simulated)
+        check_evals(options, ledger)
+        ledger.close()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**16), rollout_s=st.sampled_from([0.2, 3.0]), train_s=st.sampled_from([0.1, 2.0]))
+def test_a_group_never_starts_on_weights_older_than_its_label(seed, rollout_s, train_s):
+    """4: the version that a new group sees has been acknowledged by the engine."""
+    options = config(max_lag=2, max_staleness=3)
+    _, ledger, folder = played(options, World(seed=seed, rollout_s=rollout_s, train_s=train_s, update_s=1.0))
+    with folder:
+        rows = ledger.database.rows("SELECT shard, offset, length FROM groups")
+        assert rows
+        for row in rows:
+            group = read_group(Path(folder.name) / "rollouts", BlockRef(*row))
+            oldest = min(r.version_range[0] for r in group.rollouts if r.num_completion_tokens)
+            assert oldest >= group.version_at_start
+        ledger.close()
+
+
+def test_with_lag_0_every_token_comes_from_the_policy_that_it_trains():
+    simulated, ledger, folder = played(config(max_lag=0, max_staleness=0), World(rollout_s=0.5, train_s=2.0))
+    with folder:
+        assert all(batch.staleness == (0.0, 0) for batch in simulated.trainer.batches.values())
+        ledger.close()
+
+
+def test_rollouts_go_on_while_the_trainer_steps():
+    """One version of lag hides the shorter of the two: 12 steps of 4 s of training are not held up by 3 s rollouts."""
+    world = World(rollout_s=1.0, train_s=4.0)
+    options = config(max_steps=12, eval={"num_examples": 0}, envs=[{"id": "words"}])
+    simulated, ledger, folder = played(options, world)
+    with folder:
+        assert simulated.duration_s < 12 * 4.0 * 1.25
+        ledger.close()
+
+
+def test_a_batch_is_not_shipped_before_the_policy_is_close_enough():
+    """6: batch s is shipped once v{s-1-max_lag} is acknowledged."""
+    options = config(max_lag=1, max_staleness=2, eval={"num_examples": 0})
+    _, ledger, folder = played(options, World(rollout_s=0.01, train_s=5.0))
+    with folder:
+        acked = {row.weights.version: row.acked_at for row in ledger.versions()}
+        for batch in ledger.batches():
+            needed = batch.step - 1 - options.max_lag
+            assert needed < 0 or acked[needed] <= batch.shipped_at
+        ledger.close()
+
+
+def test_an_engine_that_comes_back_with_old_weights_gets_the_new_ones_first():
+    world = World(engine_deaths=(6.0, 14.0), rollout_s=0.5, train_s=0.5)
+    simulated, ledger, folder = played(config(max_steps=8), world)
+    with folder:
+        kinds = Counter(event.kind for event in ledger.journal.events())
+        assert kinds["engine_lost"] + kinds["engine_changed"] >= 1
+        assert simulated.engine.version == 8
+        check_batches(config(max_steps=8), simulated)
+        ledger.close()
+
+
+def test_equal_rewards_for_ever_end_the_run_and_say_why():
+    with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), config(max_empty_batches=3), World(equal_rate=1.0)))
+    (error,) = flat(raised.value)
+    assert isinstance(error, ServiceError)
+    assert "6 groups (3 batches' worth) gave nothing to train on: 100% had equal rewards (mean 0.5)" in str(error)
+
+
+def test_an_environment_that_always_fails_ends_the_run_with_its_first_error():
+    options = config(retry={"max_failed_groups": 4}, eval={"num_examples": 0})
+    with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), options, World(error_rate=1.0)))
+    (error,) = flat(raised.value)
+    assert isinstance(error, ServiceError)
+    assert "failed every rollout of 4 groups in a row; the first error was environment: the tool broke" in str(error)
+
+
+def test_an_update_refused_again_and_again_ends_the_run():
+    with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), config(), World(refusals=9)))
+    (error,) = flat(raised.value)
+    assert isinstance(error, ServiceError)
+    assert "the canary of v0 does not match" in str(error)
+    assert "refused 3 times" in str(error)
+
+
+def test_an_engine_that_stays_away_is_a_stall_that_names_the_wait():
+    options = config(budgets={"inference_s": 20.0})
+    world = World(engine_deaths=(0.5,), engine_down_s=1e9)
+    with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), options, world))
+    (error,) = flat(raised.value)
+    assert isinstance(error, ServiceError)
+    assert "stalled: orchestrator/updater waited 20 s on inference for: engine answers /health" in str(error)
+    assert "orchestrator waits on rollouts" in str(error)
+
+
+def test_a_trainer_that_never_publishes_is_a_stall_that_names_the_wait():
+    options = config(budgets={"weights_s": 30.0}, eval={"num_examples": 0})
+    with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), options, World(train_s=1e9)))
+    (error,) = flat(raised.value)
+    assert isinstance(error, ServiceError)
+    assert "orchestrator waited 30 s on weights for: trainer publishes v1" in str(error)
+
+
+def test_the_simulator_reports_a_run_that_does_not_end():
+    options = config(budgets={"weights_s": 1e6}, eval={"num_examples": 0})
+    with pytest.raises(Deadlock, match="trainer publishes v1"), tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), options, World(train_s=1e9, limit_s=100.0)))
+
+
+def flat(error):
+    """The leaves of nested exception groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in flat(inner)]
+    return [error]

@@ -1,0 +1,62 @@
+"""The main job, as a person starts it, on a machine without a network."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from mettle.storage.ledger import Ledger
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+
+LOOPBACK_ONLY = """
+import fcntl, os, socket, struct, sys
+with socket.socket() as probe:
+    request = struct.pack("16sh14x", b"lo", 0x1 | 0x40)  # IFF_UP | IFF_RUNNING
+    fcntl.ioctl(probe, 0x8914, request)  # SIOCSIFFLAGS
+assert [name for _, name in socket.if_nameindex()] == ["lo"], socket.if_nameindex()
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def isolated(arguments):
+    """The command inside a network namespace in which there is nothing but loopback."""
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-rn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this host makes no network namespaces")
+    return [unshare, "-rn", sys.executable, "-c", LOOPBACK_ONLY, *arguments]
+
+
+def test_a_policy_learns_with_no_connection_leaving_the_machine(tmp_path):
+    folder = tmp_path / "run"
+    arguments = ["-m", "mettle.cli", "quickstart", "--seed", "7", "--dir", str(folder), "--no-browser", "--json"]
+    done = subprocess.run(isolated(arguments), capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    baseline, final = summary["baseline"]["mean"], summary["final"]["mean"]
+    assert 0.35 < baseline < 0.65
+    assert final >= baseline + 0.2
+    assert final >= 0.8
+    assert summary["state"] == "finished"
+    assert summary["canary_mean_abs_diff"] <= 1e-5
+    assert summary["staleness_max"] <= 2
+    assert summary["peak_memory_bytes"] < 2e9
+    assert summary["trained_more_than_once"] == 0
+    assert summary["restarts"] == 0
+    assert (folder / "policy" / "model.safetensors").exists()
+    check_ledger(folder, summary["steps"])
+
+
+def check_ledger(folder, steps):
+    ledger = Ledger(folder / "run.db", is_read_only=True)
+    try:
+        assert [batch.trainings for batch in ledger.batches()] == [1] * steps
+        counts = ledger.task_counts()
+        assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}
+        assert counts["trained"] == steps * 16
+        assert all(version.acked_at is not None for version in ledger.versions())
+    finally:
+        ledger.close()

@@ -1,0 +1,37 @@
+"""One pool per test module: starting one costs a tenth of a second, and every judgement has its own cell anyway."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from mettle.sandbox import IsolationReport, SandboxConfig, SandboxPool, probe
+
+sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
+
+
+@pytest.fixture(scope="session")
+def host_isolation() -> IsolationReport:
+    return probe(SandboxConfig(require="none"))
+
+
+@pytest.fixture(scope="session")
+def _needs_isolation(host_isolation: IsolationReport) -> None:
+    if not host_isolation.is_at_least("ns"):
+        pytest.skip("this host cannot isolate code: " + " / ".join(host_isolation.lines()))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(_needs_isolation: None) -> AsyncIterator[SandboxPool]:
+    async with SandboxPool(SandboxConfig(warm=2, timeout_s=2.0, memory_mb=256)) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unsafe_pool() -> AsyncIterator[SandboxPool]:
+    async with SandboxPool(SandboxConfig(backend="unsafe", warm=2, timeout_s=2.0, memory_mb=256)) as started:
+        yield started

@@ -1,0 +1,249 @@
+"""Values, frames, comparisons, the filter and the report, each on its own."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mettle.sandbox import IsolationReport, Layer, SandboxConfig
+from mettle.sandbox.comparators import outputs_match, values_match
+from mettle.sandbox.isolation import check, refused
+from mettle.sandbox.zygote import frames, seccomp, syscalls, values
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.booleans(), inner, max_size=4)
+        | st.sets(st.integers() | st.text() | st.tuples(st.integers(), st.text()), max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, with equal types at every depth, and nan the same as nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
+    return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+@given(plain)
+@settings(deadline=None)
+def test_a_value_comes_back_with_its_types(value: Any) -> None:
+    assert same(values.decode(values.encode(value)), value)
+
+
+@given(st.binary(max_size=200) | plain.map(lambda value: values.encode(value)[:-1]))
+@settings(deadline=None)
+def test_bytes_that_are_no_value_are_refused_and_nothing_else_happens(data: bytes) -> None:
+    try:
+        values.decode(data)
+    except values.UnencodableValue:
+        return
+    assert same(values.decode(values.encode(values.decode(data))), values.decode(data))
+
+
+@given(plain)
+@settings(deadline=None)
+def test_a_value_matches_itself_unless_it_is_nan(value: Any) -> None:
+    assert values_match(value, value, "typed", None) or "nan" in repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "rule", "tolerance", "matches"),
+    [
+        (1, 1, "typed", None, True),
+        (True, 1, "typed", None, False),
+        (True, 1, "numeric", None, False),
+        (1.0, 1, "typed", None, False),
+        (1.0, 1, "numeric", None, True),
+        ((1, [2]), [1, (2,)], "typed", None, True),
+        ([1, 2], [1], "typed", None, False),
+        (0.1 + 0.2, 0.3, "typed", None, False),
+        (0.1 + 0.2, 0.3, "typed", 1e-9, True),
+        (10**18 + 1, 10**18, "numeric", 1e-6, False),
+        (float("nan"), float("nan"), "typed", 1.0, False),
+        (float("inf"), float("inf"), "typed", None, True),
+        (float("inf"), 1e308, "typed", 1.0, False),
+        ({1: "a"}, {True: "a"}, "typed", None, False),
+        ({"a": 1.0}, {"a": 1}, "numeric", None, True),
+        ({1, 2}, {2, 1}, "typed", None, True),
+        (10**400, 1.5, "numeric", 0.1, False),
+        ("a", b"a", "typed", None, False),
+    ],
+)
+def test_values_are_compared_by_type(value: Any, expected: Any, rule: Any, tolerance: Any, matches: bool) -> None:
+    assert values_match(value, expected, rule, tolerance) is matches
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "rule", "matches"),
+    [
+        (b"1 2\n", b"1 2", "exact", False),
+        (b"1 2 \r\n\n", b"1 2", "trim", True),
+        (b"1  2\n", b"1 2", "trim", False),
+        (b"1\n2", b"1 2", "tokens", True),
+        (b"1.0", b"1", "tokens", False),
+        (b"1.0000001", b"1.0", "floats", True),
+        (b"1.1", b"1.0", "floats", False),
+        (b"50000000000000001", b"50000000000000000", "floats", False),
+        (b"50000000000000000.0", b"50000000000000001", "floats", False),
+        (b"nan", b"1.0", "floats", False),
+        (b"nan", b"nan", "floats", True),
+        (b"1e999", b"1.0", "floats", False),
+        (b"inf", b"1e308", "floats", False),
+        (b"0x1", b"1.0", "floats", False),
+        (b"1_0.0", b"10.0", "floats", False),
+        (b"1.0 2.0", b"1.0", "floats", False),
+        (b"", b"", "tokens", True),
+    ],
+)
+def test_outputs_are_compared_by_the_rule(output: bytes, expected: bytes, rule: Any, matches: bool) -> None:
+    assert outputs_match(output, expected, rule, 1e-6) is matches
+
+
+@given(st.dictionaries(st.text(), st.integers()), st.binary(max_size=1000))
+@settings(deadline=None)
+def test_a_frame_arrives_as_it_was_sent(header: dict[str, int], payload: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frames.encode(header, payload))
+        assert frames.receive(theirs) == (header, payload)
+        ours.sendall(frames.encode(header, payload)[:-1])
+        ours.shutdown(socket.SHUT_WR)
+        assert frames.receive(theirs) is None
+
+
+def test_a_frame_over_the_limit_is_refused_unread() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frames.PREFIX.pack(2, 1 << 31))
+        with pytest.raises(ValueError, match="over the limit"):
+            frames.receive(theirs, 1 << 20)
+
+
+def run_filter(program: bytes, number: int, arguments: tuple[int, ...] = (), arch: int = 0xC000003E) -> int:
+    """What the kernel would answer: an interpreter of the few instructions that the filter uses."""
+    data = struct.pack("=II Q 6Q", number, arch, 0, *(*arguments, *(0,) * (6 - len(arguments))))
+    lines = list(struct.iter_unpack("=HBBI", program))
+    position, register = 0, 0
+    while True:
+        code, if_true, if_false, constant = lines[position]
+        position += 1
+        if code == 0x06:
+            return int(constant)
+        if code == 0x20:
+            (register,) = struct.unpack_from("=I", data, constant)
+        elif code == 0x05:
+            position += constant
+        else:
+            holds = {0x15: register == constant, 0x35: register >= constant, 0x45: bool(register & constant)}[code]
+            position += if_true if holds else if_false
+
+
+FILTER = seccomp.build_filter()
+EPERM, ENOSYS = seccomp.refusal(1), seccomp.refusal(38)
+
+
+def test_the_filter_answers_every_number_as_the_table_says() -> None:
+    allowed = {*syscalls.PLAIN.values(), *syscalls.FORKS.values()}
+    for number in range(syscalls.LAST_KNOWN + 50):
+        if number in syscalls.CHECKED.values():
+            continue
+        wanted = seccomp.ALLOW if number in allowed else ENOSYS if number == 435 else EPERM
+        if number > syscalls.LAST_KNOWN:
+            wanted = ENOSYS
+        assert run_filter(FILTER, number) == wanted, number
+
+
+@given(st.integers(syscalls.LAST_KNOWN + 1, (1 << 32) - 1))
+@settings(deadline=None)
+def test_numbers_that_nobody_knows_do_not_exist(number: int) -> None:
+    assert run_filter(FILTER, number) == ENOSYS
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("clone", (0x01200011,), seccomp.ALLOW),  # fork, as the C library does it
+        ("clone", (0x003D0F00,), seccomp.ALLOW),  # a thread
+        *(("clone", (17 | 1 << bit,), EPERM) for bit in (17, 25, 26, 27, 28, 29, 30)),
+        ("socketpair", (1,), seccomp.ALLOW),
+        ("socketpair", (16,), EPERM),
+        ("ioctl", (0, 0x5401), seccomp.ALLOW),
+        ("ioctl", (0, 0x5412), seccomp.refusal(25)),
+        ("ioctl", (0, 0x541C), seccomp.refusal(25)),
+        ("prlimit64", (0,), seccomp.ALLOW),
+        ("prlimit64", (1,), EPERM),
+        ("setpriority", (0, 0), seccomp.ALLOW),
+        ("setpriority", (0, 1), EPERM),
+        ("setpriority", (2, 0), EPERM),
+        ("sched_setaffinity", (1,), EPERM),
+        ("prctl", (15,), seccomp.ALLOW),
+        ("prctl", (22,), EPERM),
+    ],
+)
+def test_checked_calls_depend_on_their_argument(name: str, arguments: tuple[int, ...], answer: int) -> None:
+    assert run_filter(FILTER, syscalls.CHECKED[name], arguments) == answer
+
+
+def test_without_forks_there_are_threads_and_nothing_else() -> None:
+    program = seccomp.build_filter(allow_fork=False)
+    assert run_filter(program, 56, (0x003D0F00,)) == seccomp.ALLOW
+    assert run_filter(program, 56, (0x01200011,)) == EPERM
+    assert run_filter(program, 57) == EPERM
+    assert run_filter(program, 58) == EPERM
+
+
+def test_calls_for_another_architecture_are_fatal() -> None:
+    assert run_filter(FILTER, 0, arch=0x40000003) == seccomp.KILL_PROCESS
+
+
+def test_the_numbers_are_the_kernels() -> None:
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not header.exists():
+        pytest.skip("the kernel's headers are not installed")
+    numbers = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", header.read_text())}
+    for table in (syscalls.PLAIN, syscalls.FORKS, syscalls.CHECKED, syscalls.PRETEND_MISSING):
+        assert {name: numbers[name] for name in table} == table
+
+
+def test_another_architecture_has_no_filter_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    why = seccomp.why_unsupported()
+    assert why is not None
+    assert "aarch64" in why
+
+
+def test_a_report_names_each_layer_and_what_would_help() -> None:
+    report = refused(SandboxConfig(), {"user": "unshare(0x10000000): No space left on device [ENOSPC]", "seccomp": ""})
+    text = "\n".join(report.lines())
+    assert "NO   user namespace" in text
+    assert "user.max_user_namespaces" in text
+    assert report.as_dict()["grade"] == "none"
+    with pytest.raises(Exception, match=r"user\.max_user_namespaces"):
+        check(report, SandboxConfig())
+
+
+def test_a_weaker_grade_is_taken_only_when_it_is_required() -> None:
+    report = IsolationReport(
+        "zygote", "ns-noseccomp", (Layer("seccomp", False, "old kernel", "new kernel"),), "", "", ""
+    )
+    with pytest.raises(Exception, match="old kernel"):
+        check(report, SandboxConfig())
+    check(report, SandboxConfig(require="ns-noseccomp"))

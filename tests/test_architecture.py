@@ -1,0 +1,63 @@
+"""The house plan: who may import whom, and what a file may look like."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted(ROOT.glob("src/mettle/**/*.py"))
+FORBIDDEN_NAMES = {"utils", "common", "helpers", "manager", "misc"}
+
+
+def test_rooms_import_in_one_direction_only():
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_no_module_has_a_name_that_says_nothing():
+    assert [p for p in SOURCES if FORBIDDEN_NAMES & {p.stem, *p.relative_to(ROOT).parts}] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src" / "mettle")))
+def test_a_module_with_code_says_what_it_is_for(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not tree.body or ast.get_docstring(tree), "a module docstring states purpose, parts, invariant"
+
+
+def test_the_version_stands_in_one_tune():
+    from mettle import __version__
+
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared is not None
+    assert declared[1] == __version__
+
+
+def test_nothing_in_the_project_names_a_package_registry_or_somebodys_home():
+    names = re.compile(
+        r"py" + r"pi\.org|pythonhosted|download\.pytorch|regis" + r"try\.npmjs|/(?:home|root|Users)/[a-z]"
+    )
+    found = []
+    for pattern in (
+        "src/**/*.py",
+        "docs/**/*.md",
+        "*.md",
+        "Makefile",
+        "pyproject.toml",
+        ".ci/*",
+        "environments/**/*.toml",
+    ):
+        for path in ROOT.glob(pattern):
+            if path.is_file() and names.search(path.read_text(encoding="utf-8", errors="replace")):
+                found.append(str(path.relative_to(ROOT)))
+    assert found == []
