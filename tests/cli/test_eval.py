@@ -149,9 +149,8 @@ def test_what_cannot_be_run_is_one_line_and_exit_2(mettle, environment, words, m
 
 
 def test_evaluations_are_listed_then_one_then_one_rollout(mettle, environment, endpoint):
-    path = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "--json").json[
-        "path"
-    ]
+    words = ("mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "-c", "1", "--json")
+    path = mettle("eval", "run", *words).json["path"]
     listed = mettle("eval", "view")
     assert re.search(rf"^mirror-words +reverser +1 +0% +2 +1 .* {re.escape(path)}$", listed.out, re.MULTILINE)
     assert [row["path"] for row in mettle("eval", "view", "--json").json] == [path]
