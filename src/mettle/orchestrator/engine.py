@@ -75,9 +75,7 @@ class Endpoint:
                 self._value = json.loads(self._path.read_text())
                 self._stamp = stamp
         except (OSError, ValueError) as error:
-            raise ProviderError(
-                f"the inference server has not said where it listens ({self._path}): {error}"
-            ) from error
+            raise ProviderError(f"no inference server has said where it listens ({self._path}): {error}") from error
         return self._value
 
     @property

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs import load_environment
-from mettle.errors import UserError
+from mettle.errors import RolloutTimeout, UserError
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.engine import Endpoint
 from mettle.orchestrator.rollouts import rollout_record
@@ -25,6 +25,9 @@ from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import RolloutRecord
 
 Rows = Sequence[Mapping[str, Any]]
+
+STRAGGLER_SHARE = 0.9
+"""Share of a group's time that one rollout may take."""
 
 
 class EnvironmentSource:
@@ -41,6 +44,7 @@ class EnvironmentSource:
         self._train = {env.name: _load(env, loaded) for env in config.envs}
         wants_eval = config.eval.num_examples != 0
         self._eval = {env.name: _load(env, loaded) for env in config.eval_envs} if wants_eval else {}
+        self._limited = _limit_time(loaded.values(), config.rollout_timeout_s)
         self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in self._train.items()}
         self._eval_rows: dict[str, Rows] = {name: env.get_eval_dataset() for name, env in self._eval.items()}
 
@@ -60,6 +64,8 @@ class EnvironmentSource:
         row = rows[request.example_id]
         inputs = [dict(row) for _ in range(request.size)]
         states = await env.run_group(inputs, self._connect(), self._model, sampling_args(request.sampling))
+        if id(env) in self._limited:
+            _blame_time(states)
         return tuple(
             rollout_record(state, f"{request.prefix}-{position}", request.sampling.temperature)
             for position, state in enumerate(states)
@@ -113,6 +119,26 @@ def _load(env: EnvConfig, loaded: dict[str, Any]) -> Any:
     if key not in loaded:
         try:
             loaded[key] = load_environment(env.id, **env.args)
-        except TypeError as error:
-            raise UserError(f"environment {env.id!r} does not take these arguments: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"environment {env.id!r} cannot be used: {error}") from error
     return loaded[key]
+
+
+def _limit_time(envs: Iterable[Any], timeout_s: float) -> set[int]:
+    """Give environments without a limit of their own one a little below the group's; returns which have got it.
+
+    So a straggler ends alone, and its siblings keep their rewards.
+    """
+    limited = set()
+    for env in envs:
+        if getattr(env, "timeout_seconds", 0) is None:
+            env.timeout_seconds = timeout_s * STRAGGLER_SHARE
+            limited.add(id(env))
+    return limited
+
+
+def _blame_time(states: Iterable[Any]) -> None:
+    """A rollout ended by our limit has failed by that, whatever became of scoring its remains."""
+    for state in states:
+        if state.get("stop_condition") == "timeout_reached":
+            state["error"] = RolloutTimeout("the rollout used up its share of rollout_timeout_s")

@@ -1,0 +1,136 @@
+"""What becomes of a group: trained, dropped with a reason, or tried again."""
+
+import numpy as np
+import pytest
+
+from mettle.errors import ServiceError
+from mettle.orchestrator.admission import FailureStreak, judge_group, main_error
+from mettle.orchestrator.algorithms import make_algorithm
+from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
+from mettle.orchestrator.config import RetryConfig
+from mettle.orchestrator.samples import group_samples
+from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
+
+
+def rollout(reward, error_kind=None, *, version=0, num_tokens=2, is_truncated=False):
+    turn = Turn(
+        0, np.array([1], np.int32), np.full(num_tokens, 5, np.int32), np.full(num_tokens, -0.5, np.float32),
+        np.full(num_tokens, version, np.int32),
+    )  # fmt: skip
+    error = f"{error_kind} broke" if error_kind else None
+    return RolloutRecord(
+        f"r{id(turn)}", reward, {}, [], (turn,), error_kind=error_kind, error=error, is_truncated=is_truncated
+    )
+
+
+def group(*rollouts, draw_id=1):
+    return GroupRecord(TaskDraw(draw_id, "words", "u", 0, 0), 0, rollouts)
+
+
+def judged(*rollouts, num_failures=0, keep_zero=False, algorithm="grpo"):
+    return judge_group(
+        group(*rollouts), make_algorithm(algorithm, {}), retry=RetryConfig(max_attempts=3), num_failures=num_failures,
+        filter_zero_advantages=not keep_zero,
+    )  # fmt: skip
+
+
+def test_a_group_with_one_errored_rollout_keeps_the_baseline_of_the_rest():
+    verdict = judged(rollout(1.0), rollout(0.0), rollout(None, "environment"), rollout(0.5))
+    assert verdict.is_admitted
+    assert [r.advantage for r in verdict.group.rollouts] == [0.5, -0.5, None, 0.0]
+
+
+def test_equal_rewards_are_dropped_unless_they_are_to_be_kept():
+    assert judged(rollout(1.0), rollout(1.0)).drop is DropReason.ZERO_ADVANTAGE
+    assert judged(rollout(1.0), rollout(1.0), keep_zero=True).is_admitted
+
+
+def test_a_group_that_sampled_nothing_is_dropped():
+    assert judged(rollout(1.0, num_tokens=0), rollout(0.0, num_tokens=0)).drop is DropReason.NO_TOKENS
+
+
+@pytest.mark.parametrize("kind", ["provider", "sandbox", "timeout"])
+def test_failures_of_the_surroundings_are_tried_again_until_the_attempts_are_used_up(kind):
+    failed = [rollout(None, kind) for _ in range(4)]
+    assert judged(*failed).is_retried
+    assert judged(*failed, num_failures=1).is_retried
+    assert judged(*failed, num_failures=2).drop is DropReason.ERRORS
+
+
+@pytest.mark.parametrize("kind", ["environment", "judge", "overlong"])
+def test_failures_of_the_task_itself_are_not_tried_again(kind):
+    assert judged(*(rollout(None, kind) for _ in range(4))).drop is DropReason.ERRORS
+
+
+def test_a_group_needs_half_of_its_rollouts():
+    one_left = [rollout(1.0), *(rollout(None, "environment") for _ in range(3))]
+    assert judged(*one_left).drop is DropReason.ERRORS
+    assert judged(rollout(1.0), rollout(0.0), rollout(None, "judge"), rollout(None, "judge")).is_admitted
+
+
+def test_a_single_rollout_trains_under_an_algorithm_without_siblings():
+    assert judged(rollout(1.0), algorithm="rae").is_admitted
+
+
+def test_a_streak_counts_groups_that_the_environment_failed_wholly():
+    streak = FailureStreak()
+    assert streak.observe(group(rollout(None, "judge"), rollout(None, "judge"))) == 1
+    assert streak.observe(group(rollout(None, "provider"), rollout(None, "provider"))) == 1
+    assert streak.observe(group(rollout(None, "environment"))) == 2
+    assert streak.first_error == "judge: judge broke"
+    assert streak.observe(group(rollout(0.0), rollout(None, "environment"))) == 0
+
+
+def test_the_main_error_is_the_most_frequent_kind():
+    rollouts = [rollout(None, "judge"), rollout(None, "timeout"), rollout(None, "timeout"), rollout(1.0)]
+    assert main_error(rollouts) == ("timeout", "timeout broke")
+    assert main_error([rollout(1.0)]) is None
+
+
+def ready(draw_id, version):
+    verdict = judge_group(
+        group(rollout(1.0, version=version), rollout(0.0, version=version + 1), draw_id=draw_id),
+        make_algorithm("grpo", {}), retry=RetryConfig(), num_failures=0, filter_zero_advantages=True,
+    )  # fmt: skip
+    return ReadyGroup.of(draw_id, group_samples(verdict.group, seq_len=9, keep_zero_advantages=False))
+
+
+def test_a_batch_takes_whole_groups_stalest_first():
+    batcher = Batcher(2, max_staleness=5)
+    for draw_id, version in ((1, 3), (2, 1), (3, 2)):
+        batcher.add(ready(draw_id, version))
+    assert batcher.is_full
+    assert [g.draw_id for g in batcher.take()] == [2, 3]
+    assert not batcher.is_full
+    with pytest.raises(AssertionError, match="wants 2 groups, 1 are ready"):
+        batcher.take()
+
+
+def test_a_sweep_removes_what_is_too_stale_by_its_oldest_token():
+    batcher = Batcher(2, max_staleness=2)
+    batcher.add(ready(1, 3))
+    batcher.add(ready(2, 4))
+    assert batcher.sweep(6) == []
+    assert [g.draw_id for g in batcher.sweep(7)] == [1]
+    assert batcher.num_ready == 1
+
+
+def test_starvation_warns_after_one_batch_and_ends_after_its_limit():
+    starvation = Starvation(2, 3)
+    failed = group(rollout(None, "environment"))
+    assert starvation.observe(failed, DropReason.ERRORS) is None
+    assert "100% failed" in starvation.observe(failed, DropReason.ERRORS)
+    for _ in range(3):
+        starvation.observe(failed, DropReason.ERRORS)
+    with pytest.raises(ServiceError, match=r"6 groups \(3 batches' worth\).*look at the errors"):
+        starvation.observe(failed, DropReason.ERRORS)
+
+
+def test_starvation_names_truncation_and_starts_again_after_a_good_group():
+    starvation = Starvation(1, 2)
+    cut = group(rollout(0.0, is_truncated=True), rollout(0.0, is_truncated=True))
+    assert "100% of the rollouts were cut at max_tokens" in starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
+    assert starvation.observe(group(rollout(1.0), rollout(0.0)), None) is None
+    starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
+    with pytest.raises(ServiceError, match=r"raise sampling\.max_tokens"):
+        starvation.observe(cut, DropReason.ZERO_ADVANTAGE)

@@ -1,0 +1,125 @@
+"""Real environments over real HTTP: what comes back is what was sampled."""
+
+import pytest
+
+from mettle.errors import ProviderError, UserError
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.engine import Endpoint, HttpEngine, UpdateRefused
+from mettle.orchestrator.environments import EnvironmentSource, row_uid, sampling_args
+from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.source import GroupRequest
+from mettle.records.sampling import SamplingParams
+from mettle.records.versions import WeightVersion
+
+
+@pytest.fixture
+async def source(run_dir, stand_in, settings):
+    config = OrchestratorConfig.model_validate(settings)
+    made = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    yield made
+    await made.close()
+
+
+def request(size=4, **values):
+    return GroupRequest("words", 0, "t1", size, SamplingParams(max_tokens=8), **values)
+
+
+async def test_a_group_is_one_request_and_its_records_hold_the_sampled_tokens(source, stand_in):
+    stand_in.version = 3
+    rollouts = await source.run_group(request())
+    assert [body["n"] for body in stand_in.requests] == [4]
+    assert stand_in.requests[0]["max_tokens"] == 8
+    assert [r.rollout_id for r in rollouts] == ["t1-0", "t1-1", "t1-2", "t1-3"]
+    for rollout in rollouts:
+        (turn,) = rollout.turns
+        assert turn.new_prompt_ids.tolist() == stand_in.requests[0]["prompt_ids"]
+        said = bytes(turn.completion_ids[:-1].tolist()).decode()
+        assert rollout.messages[-1]["content"] == said
+        assert rollout.version_range == (3, 3)
+        assert (rollout.reward == 1.0) == (said == rollout.answer)
+        assert rollout.error_kind is None
+
+
+async def test_training_and_evaluation_have_their_own_tasks(source):
+    assert source.num_tasks("words") == 50
+    assert source.num_tasks("words", is_eval=True) == 10
+    (rollout,) = await source.run_group(request(1, is_eval=True))
+    assert rollout.reward is not None
+
+
+async def test_an_engine_that_is_gone_gives_rollouts_with_a_provider_error(source, stand_in, monkeypatch):
+    stand_in.stop()
+    for client in [source._connect()]:
+        monkeypatch.setattr(client.transport, "_sleep", _no_sleep)
+    rollouts = await source.run_group(request(2))
+    assert {r.error_kind for r in rollouts} == {"provider"}
+    assert all(r.reward is None for r in rollouts)
+
+
+async def test_a_restarted_engine_is_found_at_its_new_address(source, stand_in):
+    await source.run_group(request(2))
+    stand_in.stop()
+    stand_in.start()
+    rollouts = await source.run_group(request(2))
+    assert all(r.error_kind is None for r in rollouts)
+
+
+async def test_a_straggler_times_out_and_is_not_scored(run_dir, stand_in, settings):
+    config = OrchestratorConfig.model_validate({**settings, "rollout_timeout_s": 0.2})
+    source = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    stand_in.delay_s = 5.0
+    rollouts = await source.run_group(request(2))
+    assert {(r.error_kind, r.reward) for r in rollouts} == {("timeout", None)}
+    await source.close()
+
+
+def test_an_unknown_argument_is_the_users_mistake(run_dir, settings):
+    settings["envs"][0]["args"] = {"num_trains": 3}
+    config = OrchestratorConfig.model_validate(settings)
+    with pytest.raises(UserError, match="num_trains"):
+        EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+
+
+def test_a_row_keeps_its_uid_when_the_data_is_reordered():
+    row = {"example_id": 3, "prompt": [{"role": "user", "content": "a"}], "answer": "b"}
+    assert row_uid(row) == row_uid({**row, "example_id": 9})
+    assert row_uid(row) != row_uid({**row, "answer": "c"})
+
+
+def test_sampling_arguments_leave_out_defaults():
+    assert sampling_args(SamplingParams()) == {"temperature": 1.0}
+    values = {"temperature": 0.5, "max_tokens": 3, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "seed": 1}
+    config = OrchestratorConfig.model_validate({"envs": [{"id": "x"}], "eval": {"sampling": values}})
+    assert sampling_args(sampling_params(config.eval_sampling)) == {
+        "temperature": 0.5, "max_tokens": 3, "top_p": 0.9, "seed": 1, "extra_body": {"top_k": 4, "min_p": 0.1},
+    }  # fmt: skip
+
+
+async def test_the_engine_is_updated_and_asked_over_http(run_dir, stand_in):
+    engine = HttpEngine(Endpoint(run_dir.endpoint("inference")))
+    before = await engine.health()
+    stand_in.canary_diff = 1e-7
+    update = await engine.update(WeightVersion(2, "weights/v2", "d"))
+    assert (update.version, update.canary.mean_abs_diff, update.canary.num_tokens) == (2, 1e-7, 64)
+    after = await engine.health()
+    assert (before.version, after.version) == (0, 2)
+    assert before.incarnation == after.incarnation
+    await engine.close()
+
+
+async def test_refused_weights_say_why(run_dir, stand_in):
+    engine = HttpEngine(Endpoint(run_dir.endpoint("inference")))
+    stand_in.canary_diff = 0.3
+    with pytest.raises(UpdateRefused, match=r"refused v2 \(409\): canary differs by 0.3"):
+        await engine.update(WeightVersion(2, "weights/v2", "d"))
+    await engine.close()
+
+
+async def test_an_engine_that_never_came_up_is_a_provider_error(run_dir):
+    engine = HttpEngine(Endpoint(run_dir.endpoint("inference")))
+    with pytest.raises(ProviderError, match="no inference server has said where it listens"):
+        await engine.health()
+
+
+async def _no_sleep(_):
+    return
