@@ -43,6 +43,14 @@ class TerminalFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class _FileHandler(logging.FileHandler):
+    """A disk that is full costs log lines and nothing else; whoever stores something that matters says so in one line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def setup_logging(path: Path | None = None, *, level: str = "INFO", is_terminal: bool = True) -> None:
     """Send Mettle's log to `path` as JSON lines, to standard error for people, or to both."""
     root = logging.getLogger("mettle")
@@ -53,7 +61,7 @@ def setup_logging(path: Path | None = None, *, level: str = "INFO", is_terminal:
     root.propagate = False
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file_handler = logging.FileHandler(path, encoding="utf-8")
+        file_handler = _FileHandler(path, encoding="utf-8")
         file_handler.setFormatter(JsonFormatter())
         root.addHandler(file_handler)
     if is_terminal:

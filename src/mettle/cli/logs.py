@@ -102,6 +102,8 @@ def log_files(folder: Path, process: str | None, *, is_raw: bool) -> list[Path]:
         return list(found.values())
     if process not in found:
         known = ", ".join(found) or "none yet"
+        if not is_raw and (folder / f"{process}.out").exists():
+            raise UserError(f"{process} keeps no log; `--raw` shows what it printed (there are logs of {known})")
         raise UserError(f"no log of a process {process!r} in {folder}; there are {known}")
     return [found[process]]
 

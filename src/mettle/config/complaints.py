@@ -26,6 +26,7 @@ class Complaint:
     path: KeyPath
     source: str
     text: str
+    is_missing: bool = False
 
 
 def explain(error: ValidationError, model: type[BaseModel], layer: Layer, files: Sequence[str]) -> UserError:
@@ -39,7 +40,10 @@ def explain(error: ValidationError, model: type[BaseModel], layer: Layer, files:
             complaints[path] = complaint
         elif complaint.text not in known.text:  # the members of a union complain one by one
             complaints[path] = Complaint(path, known.source, f"{known.text}, or {_message(dict(entry))}")
-    ordered = sorted(complaints.values(), key=lambda complaint: _order(complaint.source, files))
+    # A value that a rule put into other places is wrong there too; it was set in one.
+    given = [found for found in complaints.values() if shape.value_at(layer.tree, found.path) is not shape.MISSING]
+    missing = [found for found in complaints.values() if found.is_missing]
+    ordered = sorted(given + missing or complaints.values(), key=lambda found: _order(found.source, files))
     line = f"{ordered[0].source}: {ordered[0].text}"
     others = [dotted(complaint.path) or "the whole" for complaint in ordered[1:]]
     return UserError(line + (f" (also wrong: {', '.join(others[:5])})" if others else ""))
@@ -62,7 +66,7 @@ def _complaint(
     if entry["type"] == "extra_forbidden":
         return Complaint(path, source, _unknown_key(path, model, layer))
     if entry["type"] == "missing":
-        return Complaint(path, source, f"{name} is missing and has no default; {_how_to_set(path)}")
+        return Complaint(path, source, f"{name} is missing and has no default; {_how_to_set(path)}", True)
     if entry["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return Complaint(path, _place((*path, "type"), layer, files), _bad_type(path, entry, model, layer))
     value = entry.get("input")

@@ -47,13 +47,7 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
     Raises: UserError when there is none, when another version is here, or when an argument is unknown; MissingKeyError
     from the environment itself; RuntimeError for anything else that it raises while it is made.
     """
-    wanted = parse_environment_id(env_id)
-    entry = find_environment(wanted.name)
-    if wanted.version is not None and entry.version != wanted.version:
-        raise UserError(
-            f"{env_id}: version {entry.version} is here ({entry.origin}), not {wanted.version}; "
-            f"install that version, or ask for {wanted.name!r} without one"
-        )
+    entry = resolve_environment(env_id)
     install_verifiers_alias()
     module = _import(entry)
     loader = getattr(module, "load_environment", None)
@@ -66,10 +60,25 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
         raise
     except Exception as error:
         raise RuntimeError(f"failed to load environment {env_id!r}: {type(error).__name__}: {error}") from error
-    env.env_id = env.env_id or wanted.name
+    env.env_id = env.env_id or parse_environment_id(env_id).name
     env.env_args = env.env_args or dict(env_args)
     env.env_version = entry.version
     return env
+
+
+def resolve_environment(env_id: str) -> EnvironmentEntry:
+    """Where the environment that `env_id` names is; none of its code runs.
+
+    Raises: UserError when there is none, or when another version is here.
+    """
+    wanted = parse_environment_id(env_id)
+    entry = find_environment(wanted.name)
+    if wanted.version is not None and entry.version != wanted.version:
+        raise UserError(
+            f"{env_id}: version {entry.version} is here ({entry.origin}), not {wanted.version}; "
+            f"install that version, or ask for {wanted.name!r} without one"
+        )
+    return entry
 
 
 def _import(entry: EnvironmentEntry) -> ModuleType:

@@ -32,7 +32,10 @@ class ModelConfig(BaseModel):
     @model_validator(mode="after")
     def _exists(self) -> ModelConfig:
         if self.path is not None and not (self.path / "config.json").exists():
-            raise ValueError(f"there is no model at {str(self.path)!r}: it has no config.json")
+            raise ValueError(
+                f"path {str(self.path)!r} holds no model: it has no config.json; name a directory in the Hugging Face"
+                " layout, or leave it out and a small policy is made"
+            )
         if self.path is None and self.preset not in PRESETS:
             raise ValueError(f"there is no preset {self.preset!r}; there are {', '.join(sorted(PRESETS))}")
         return self

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mettle.config import Loaded
 from mettle.envs import load_environment
+from mettle.envs.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
@@ -37,6 +38,7 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     run_dir = RunDir(path.resolve())
     if run_dir.ledger.exists():
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
+    _check_environments(config)
     _check_place(path)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     _write_configs(run_dir, loaded)
@@ -53,6 +55,12 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
 def read_run_config(run_dir: RunDir) -> RunConfig:
     """The config that a run was made with."""
     return RunConfig.model_validate(json.loads(run_dir.config("run").read_text()))
+
+
+def _check_environments(config: RunConfig) -> None:
+    """A name that nothing answers to is told before anything is made. None of their code is run for that."""
+    for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
+        resolve_environment(spec.id)
 
 
 def _check_place(path: Path) -> None:

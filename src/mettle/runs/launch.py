@@ -13,6 +13,7 @@ from typing import Any
 
 from mettle.config import Loaded, load_config
 from mettle.errors import MettleError, ServiceError, UserError
+from mettle.log import setup_logging
 from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
@@ -64,6 +65,7 @@ def drive(run_dir: RunDir, *, is_quiet: bool = False) -> Outcome:
     """Supervise a run to its end, its failure, or a person's wish to stop."""
     config = read_run_config(run_dir)
     with RunLock(run_dir):
+        setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
         try:
             return _supervise(run_dir, ledger, config, is_quiet=is_quiet)
@@ -116,6 +118,7 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         specs.append(ProcessSpec(name, module, (path,)))
         prepared = (name,)
     inference = ("--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")))
+    inference += ("--log-file", str(run_dir.logs / "inference.log"))
     specs += [
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,

@@ -126,7 +126,10 @@ class ManagedProcess:
 
     def last_line(self) -> str:
         """The last thing the process printed: the one line that says why it ended."""
-        return last_line(self._output)
+        line = last_line(self._output)
+        for prefix in ("error: ", f"{self.spec.module}: ", f"{self.spec.module.replace('.', ' ')}: "):
+            line = line.removeprefix(prefix)
+        return line
 
     def memory_bytes(self) -> int:
         """Proportional set size of the process (its share of what it shares); 0 when it is gone."""

@@ -53,8 +53,12 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
         rewards=[value for _, value in journal.metric("reward/mean")],
         evals=evals,
         figures=latest,
-        troubles=[e for e in journal.events() if e.kind in ("restart", "stall", "recovery", "failed")][-3:],
+        troubles=_troubles(ledger)[-3:],
     )
+
+
+def _troubles(ledger: Ledger) -> list[Event]:
+    return [e for e in ledger.journal.events() if e.kind in ("restart", "stall", "recovery", "failed")]
 
 
 def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
@@ -87,6 +91,7 @@ class RunProgress:
         self._next_update = 0.0
         self._last_line = ("", -1)
         self._next_line = 0.0
+        self._last_trouble = max((event.event_id for event in _troubles(ledger)), default=0)
 
     def __enter__(self) -> RunProgress:
         if not self._is_quiet and self._console.is_terminal:
@@ -115,6 +120,10 @@ class RunProgress:
             self._print_line(snapshot, now)
 
     def _print_line(self, snapshot: Snapshot, now: float) -> None:
+        for event in snapshot.troubles:
+            if event.event_id > self._last_trouble and event.kind != "failed":  # the error line says that
+                print(f"[{now - self._started:5.0f} s] note: {event.message}", file=sys.stderr, flush=True)
+                self._last_trouble = event.event_id
         is_new_stage = snapshot.stage != self._last_line[0]
         if not is_new_stage and (now < self._next_line or snapshot.step == self._last_line[1]):
             return

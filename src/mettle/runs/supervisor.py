@@ -13,9 +13,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from mettle.errors import StorageError
 from mettle.runs.process import ManagedProcess, ProcessSpec, explain_exit, process_memory_bytes
 from mettle.runs.watchdog import Watchdog, wait_graph
 from mettle.storage.ledger import Ledger
@@ -151,7 +153,8 @@ class Supervisor:
 
     def _end_all(self) -> None:
         if self._slots[self._main].state != "done":
-            self._ledger.journal.set_fact("state", "stopping" if self.failure is None else "failed")
+            with self._writing():
+                self._ledger.journal.set_fact("state", "stopping" if self.failure is None else "failed")
         running = [slot for slot in self._slots.values() if slot.process.exit_code() is None and slot.process.pid]
         for slot in running:
             slot.process.signal(signal.SIGTERM)
@@ -160,15 +163,27 @@ class Supervisor:
             if slot.process.wait(max(0.1, deadline - time.monotonic())) is None:
                 slot.process.signal(signal.SIGKILL)
                 slot.process.wait(5.0)
-            self._ledger.journal.forget_waits(slot.process.pid or -1)
-        for name, slot in self._slots.items():
-            if slot.state not in ("done", "failed"):
-                self._set_state(name, slot, "stopped", slot.process.exit_code())
+        with self._writing():
+            for slot in running:
+                self._ledger.journal.forget_waits(slot.process.pid or -1)
+            for name, slot in self._slots.items():
+                if slot.state not in ("done", "failed"):
+                    self._set_state(name, slot, "stopped", slot.process.exit_code())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Processes end also where the disk no longer takes a word about it."""
+        try:
+            yield
+        except StorageError as error:
+            logger.error("%s", error)
+            self.failure = self.failure or str(error)
+            self.failure_code = StorageError.exit_code
 
     def _set_state(self, name: str, slot: Slot, state: str, code: int | None = None) -> None:
         slot.state = state
         self._ledger.journal.record_process(name, state, pid=slot.process.pid, restarts=slot.restarts, exit_code=code)
-        logger.info("process", extra={"process": name, "state": state, "pid": slot.process.pid, "exit_code": code})
+        logger.info("%s is %s", name, state, extra={"pid": slot.process.pid, "exit_code": code})
 
     def _event(self, kind: str, message: str, **data: object) -> None:
         logger.warning(message, extra={"kind": kind})

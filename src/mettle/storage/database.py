@@ -6,6 +6,7 @@ may be missing, never half of one.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError
+from mettle.storage.files import FULL_BYTES
 
 BUSY_TIMEOUT_S = 30.0
 
@@ -106,7 +108,9 @@ class Database:
             yield
         except sqlite3.OperationalError as error:
             text = str(error)
-            if "full" in text:
+            # Where the disk is full, writing the index of the WAL fails as an input/output error.
+            is_io_error = "I/O" in text and shutil.disk_usage(self.path.parent).free < FULL_BYTES
+            if "full" in text or is_io_error:
                 raise StorageError(
                     f"no space left while writing {self.path}; nothing committed is lost: "
                     "free some space and resume the run"

@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mettle.errors import StorageError
+from mettle.errors import MettleError, StorageError
+
+FULL_BYTES = 64 * 2**10
+"""A disk with less than this is full."""
 
 
 @contextmanager
@@ -21,14 +24,28 @@ def storage_errors(path: Path, doing: str) -> Iterator[None]:
     """Turn an operating system's refusal into one line that names the path and says what to do."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(_existing(path)).free
+    except MettleError:
+        raise
+    except Exception as error:
+        if is_disk_full(error):
             raise StorageError(
-                f"no space left while {doing} {path} ({free / 2**20:.0f} MiB free); nothing is lost: "
-                "free some space and resume the run"
+                f"no space left while {doing} {path}; nothing is lost: free some space and resume the run"
             ) from error
-        raise StorageError(f"{doing} {path}: {error.strerror or error}") from error
+        if isinstance(error, OSError):
+            raise StorageError(f"{doing} {path}: {error.strerror or error}") from error
+        raise
+
+
+def is_disk_full(error: BaseException, place: Path | None = None) -> bool:
+    """True when an error comes from a full disk.
+
+    Writers outside Python (safetensors, torch) keep the kernel's words at best and an unrelated complaint at worst, so
+    that it also counts when there is nothing free at `place` right now.
+    """
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    is_said = os.strerror(errno.ENOSPC) in str(error)
+    return is_said or (place is not None and shutil.disk_usage(place).free < FULL_BYTES)
 
 
 def write_atomic(path: Path, data: bytes, *, is_durable: bool = False) -> None:
@@ -70,8 +87,12 @@ def folder_aside(final: Path) -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 os.replace(scratch, final)
-        except BaseException:
+        except BaseException as error:
+            # Asked before the scratch folder goes, which frees what it took.
+            is_full = not isinstance(error, MettleError) and is_disk_full(error, scratch)
             shutil.rmtree(scratch, ignore_errors=True)
+            if is_full and isinstance(error, Exception) and not isinstance(error, OSError):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             raise
 
 
@@ -88,9 +109,3 @@ def sha256_file(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
