@@ -3,8 +3,8 @@
     python benchmarks/trainer_step.py [--rounds 8] [--json FILE]
 
 The batch is that of the quickstart: 16 prompts x 16 rollouts, prompts of 12 to 15 tokens, answers of 4 to 8, the tiny
-policy, one thread. Compared in one process, rounds interleaved: a plain transformers loop (all logits of right-padded rows
-in two micro batches of 128, the same loss formula, AdamW), this trainer without shared prompts, and this trainer. The
+policy, one thread. Compared in one process, rounds interleaved: a plain transformers loop (all logits of right-padded
+rows in micro batches of 128, the same loss formula, AdamW), this trainer without shared prompts, and this trainer. The
 number that matters is the ratio to the plain loop; the gradient of all three is checked to be the same first.
 """
 
@@ -83,7 +83,9 @@ class PlainLoop:
         for first in range(0, len(spans), MICRO_ROWS):
             rows = spans[first : first + MICRO_ROWS]
             shape = (len(rows), max(n for _, n in rows))
-            padded = {name: np.zeros(shape, DTYPES[name]) for name in ("token_ids", "logprobs", "advantages", "loss_mask")}
+            padded = {
+                name: np.zeros(shape, DTYPES[name]) for name in ("token_ids", "logprobs", "advantages", "loss_mask")
+            }
             for row, (start, number) in enumerate(rows):
                 for name, array in padded.items():
                     array[row, :number] = getattr(micro, name)[start : start + number]
@@ -169,7 +171,9 @@ def report(seconds: dict[str, list[float]], num_tokens: int, difference: float, 
         )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"num_tokens": num_tokens, "rows": rows, "torch": torch.__version__}, indent=2) + "\n")
+        path.write_text(
+            json.dumps({"num_tokens": num_tokens, "rows": rows, "torch": torch.__version__}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Writes the reference pages that can be read off the code: `python docs/generate.py` (or `make docs`).
 
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config.py, read and not
-imported). `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
+imported), `hub_api_page` (from the Hub's OpenAPI document).
+`--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
 the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
 
@@ -61,7 +62,11 @@ def main() -> int:
 
 def pages() -> dict[Path, str]:
     """Every generated page and what it should hold."""
-    return {REFERENCE / "cli.md": cli_page(), REFERENCE / "config.md": config_page()}
+    return {
+        REFERENCE / "cli.md": cli_page(),
+        REFERENCE / "config.md": config_page(),
+        REFERENCE / "hub-api.md": hub_api_page(),
+    }
 
 
 def cli_page() -> str:
@@ -70,6 +75,57 @@ def cli_page() -> str:
     for path, command in _commands(cli, "mettle"):
         lines += [f"## `{path}`", "", *_command(path, command), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def hub_api_page() -> str:
+    """Every call of the Hub's API and what it answers with."""
+    # Imported here: the other pages can be written without the web server's packages.
+    from mettle.hub.app import create_app
+
+    document = create_app(ROOT).openapi()
+    lines = [NOTE, "", "# The Hub's API", ""]
+    lines += [
+        "Every call reads and none changes anything. The same as OpenAPI: `/api/v1/openapi.json` of a running Hub.",
+        'A call that cannot be answered gives `{"detail": "<one sentence>"}`: 404 when there is no such thing,',
+        "422 when the question is wrong, 503 when a file of the run cannot be read.",
+        "",
+    ]
+    for path, calls in document["paths"].items():
+        call = calls["get"]
+        answer = _api_type(call["responses"]["200"]["content"]["application/json"]["schema"])
+        lines += [f"## `GET {path}`", "", f"{call['description']} Answers with {answer}.", ""]
+        asked = [p for p in call.get("parameters", []) if p["in"] == "query"]
+        if asked:
+            lines += ["| parameter | type | default | meaning |", "|---|---|---|---|"]
+            for p in asked:
+                default = p["schema"].get("default", "" if p.get("required") else None)
+                shown = "required" if p.get("required") else "" if default is None else f"`{default}`"
+                lines.append(f"| `{p['name']}` | {_api_type(p['schema'])} | {shown} | {p.get('description', '')} |")
+            lines.append("")
+    lines += ["# Answers", ""]
+    for name, model in document["components"]["schemas"].items():
+        if name in ("HTTPValidationError", "ValidationError"):
+            continue
+        lines += [f"## {name}", "", model.get("description", ""), "", "| field | type | meaning |", "|---|---|---|"]
+        for field, schema in model.get("properties", {}).items():
+            lines.append(f"| `{field}` | {_api_type(schema)} | {schema.get('description', '')} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _api_type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_api_type(option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_api_type(schema['items'])}"
+    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_api_type(schema['additionalProperties'])}"
+    return str(schema.get("type", "any"))
 
 
 def config_page() -> str:

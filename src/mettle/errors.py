@@ -11,15 +11,24 @@ from contextlib import contextmanager
 
 
 class MettleError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose. A process that it ends exits with `exit_code`."""
+
+    exit_code = 3
 
 
 class UserError(MettleError):
-    """Bad input. The message says what happened, with which value, and what to do; exit status 2."""
+    """Bad input. The message says what happened, with which value, and what to do."""
+
+    exit_code = 2
 
 
 class StorageError(MettleError):
-    """The disk or the database refused: full, read-only, corrupt. Names the path and what is safe."""
+    """The disk or the database refused: full, read-only, corrupt. Names the path and what is safe.
+
+    A person has to act before it makes sense to go on, as with bad input.
+    """
+
+    exit_code = 2
 
 
 class ServiceError(MettleError):

@@ -115,3 +115,13 @@ def endpoint() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The directory of a tiny model with nothing learned."""
+    pytest.importorskip("torch")
+    from mettle.trainer.policy import write_policy
+    from mettle.trainer.presets import preset
+
+    return write_policy(tmp_path_factory.mktemp("model") / "tiny", preset("tiny"))

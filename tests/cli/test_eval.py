@@ -60,6 +60,14 @@ def test_the_summary_as_json(mettle, environment, endpoint):
     assert Path(found["path"]).is_dir()
 
 
+@pytest.mark.e2e
+def test_a_model_directory_is_measured_by_a_server_for_the_time_being(mettle, environment, model):
+    ended = mettle("eval", "run", "mirror-words", "-m", model, "-n", "2", "-r", "2", "-t", "4", "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["model"], ended.json["avg_error"]) == ("tiny", 0.0)
+    assert len(read_rollouts(Path(ended.json["path"]))) == 4
+
+
 def test_a_named_endpoint_stands_for_model_and_address(mettle, environment, endpoint, tmp_path):
     (tmp_path / "configs").mkdir()
     text = f'[[endpoint]]\nendpoint_id = "mine"\nmodel = "reverser"\nurl = "{endpoint}"\n'
@@ -141,9 +149,8 @@ def test_what_cannot_be_run_is_one_line_and_exit_2(mettle, environment, words, m
 
 
 def test_evaluations_are_listed_then_one_then_one_rollout(mettle, environment, endpoint):
-    path = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "--json").json[
-        "path"
-    ]
+    words = ("mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "-c", "1", "--json")
+    path = mettle("eval", "run", *words).json["path"]
     listed = mettle("eval", "view")
     assert re.search(rf"^mirror-words +reverser +1 +0% +2 +1 .* {re.escape(path)}$", listed.out, re.MULTILINE)
     assert [row["path"] for row in mettle("eval", "view", "--json").json] == [path]

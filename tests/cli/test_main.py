@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -162,3 +163,33 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     )  # fmt: skip
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_the_help_page_is_this(capsys):
+    main.run(["--help"])
+    expected = Path(__file__).with_name("help.txt").read_text()
+    assert capsys.readouterr().out.split() == expected.split(), "write the new page to tests/cli/help.txt"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete(shell):
+    done = subprocess.run(
+        [sys.executable, "-c", "from mettle.cli.main import main; main()"],
+        env={**os.environ, "_METTLE_COMPLETE": f"{shell}_source"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "_METTLE_COMPLETE" in done.stdout
+
+
+def test_quickstart_hands_its_options_on(monkeypatch, tmp_path):
+    from mettle.runs import quickstart
+
+    given = []
+    monkeypatch.setattr(quickstart, "quickstart", lambda options: given.append(options) or {"state": "stopped"})
+    words = ["quickstart", "--seed", "3", "--steps", "5", "--dir", str(tmp_path), "--no-browser", "--hard", "--json"]
+    assert main.run(words) == 130, "a person stopped it"
+    assert given == [
+        quickstart.QuickstartOptions(
+            seed=3, steps=5, dir=tmp_path, is_browser=False, is_json=True, is_hard=True, port=None
+        )
+    ]

@@ -6,7 +6,10 @@ import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mettle.cli.logs import follow, tail
 from mettle.cli.rl import split_arguments
 
 
@@ -159,3 +162,34 @@ def test_a_group_of_one_is_refused(mettle, config_file):
     assert ended.code == 2
     assert "group_size" in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_hosted_fields_without_an_effect_are_named(mettle, config_file):
+    config_file.write_text("trajectory_strategy = 'interleaved'\n" + config_file.read_text())
+    ended = mettle("rl", "run", config_file, "--dry-run")
+    assert ended.code == 0, ended.err
+    assert re.match(r"note: trajectory_strategy \(.*run\.toml:1\) is accepted and has no effect here\n$", ended.err)
+
+
+def test_following_shows_new_lines_and_new_processes(run_dir):
+    folder = run_dir / "logs"
+    trainer = folder / "trainer.log"
+    lines = follow(folder, None, {path: path.stat().st_size for path in folder.glob("*.log")}, is_raw=False)
+    with trainer.open("a") as file:
+        file.write("half a ")
+    with (folder / "hub.log").open("w") as file:
+        file.write("first\n")
+    assert next(lines) == (folder / "hub.log", "first")
+    with trainer.open("a") as file:
+        file.write("line\n")
+    assert next(lines) == (trainer, "half a line")
+
+
+@given(
+    st.lists(st.text(st.characters(codec="ascii", exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e"), max_size=900)),
+    st.integers(1, 9),
+)
+def test_a_tail_is_the_end_of_the_whole(tmp_path_factory, lines, count):
+    path = tmp_path_factory.mktemp("tail") / "x.log"
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    assert tail(path, path.stat().st_size, count) == lines[-count:]

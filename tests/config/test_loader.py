@@ -259,7 +259,7 @@ def test_overrides_that_are_wrong_are_refused_in_one_line(tokens, message):
         ("tags = [\n  'a',\n  1,\n]", "run.toml:3: tags.1 = 1: input should be a valid string"),
         ("[trainer]\nseq_len = 0", "run.toml:2: trainer.seq_len = 0: a sequence has at least one token; set it to 1"),
         ("[trainer.optim]\nlr = -1.0", "run.toml:2: trainer.optim.lr = -1.0: input should be greater than 0"),
-        ("group_size = 1", "run.toml: group_size = 1 leaves nothing to compare; set it to 2 or more"),
+        ("name = 'x'\ngroup_size = 1", "run.toml:2: group_size = 1 leaves nothing to compare; set it to 2 or more"),
         (
             "[[envs]]\nweight = 1",
             "run.toml:1: envs.0.id is missing and has no default; set it in a file or with --envs.0.id",

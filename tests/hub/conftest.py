@@ -74,9 +74,11 @@ class RunWriter:
         journal = self.ledger.journal
         for key, value in {
             "state": "running", "started_at": started_at, "max_steps": steps,
-            "model": "mettle-tiny-2m", "env_ids": [ENV],
+            "model": "tiny", "envs": [ENV],
         }.items():  # fmt: skip
             journal.set_fact(key, value)
+        for warm in range(10, 70, 10):
+            journal.record_metrics(warm, {"sft/loss": 3.0 / warm, "sft/reward": 0.5 * warm / 70})
         for name in ("inference", "orchestrator", "trainer", "hub"):
             journal.record_process(name, "starting", pid=self.pid, restarts=0, exit_code=None)
             journal.record_process(name, "running", pid=self.pid, restarts=0, exit_code=None)
@@ -156,7 +158,7 @@ class RunWriter:
         for draw in draws[:12]:
             self.ledger.dispatch(draw.draw_id)
         self.clock.now = time.time()
-        self.wait("trainer", "batch", f"batch {next_step}", 600)
+        self.wait("trainer", "batch", f"orchestrator ships step {next_step}", 600)
         self.clock.now -= 2.4
         self.wait("orchestrator", "rollouts", "12 groups in flight", 120)
 
@@ -181,14 +183,12 @@ class RunWriter:
         values = {
             "entropy/mean": 1.25 - self.skill(step) + r.gauss(0, 0.02),
             "mismatch_kl/mean": math.exp(r.gauss(-8.6, 0.35)),
-            "loss/mean": r.gauss(0, 0.015) - 0.02 * (1 - self.skill(step)),
+            "loss/total": r.gauss(0, 0.015) - 0.02 * (1 - self.skill(step)),
             "optim/grad_norm": abs(r.gauss(0.55, 0.12)) * (1.4 - self.skill(step)),
             "optim/lr": 3e-4 * 0.5 * (1 + math.cos(math.pi * step / self.steps)),
-            "time/wait_for_batch": wait,
-            "time/forward_backward": 0.3 + r.gauss(0, 0.02),
-            "time/optimizer": 0.05 + abs(r.gauss(0, 0.004)),
-            "time/publish_weights": 0.04 + abs(r.gauss(0, 0.004)),
-            "time/step": 0.39 + wait,
+            "time/wait_for_batch_s": wait,
+            "time/step_s": 0.3 + r.gauss(0, 0.02),
+            "time/publish_s": 0.04 + abs(r.gauss(0, 0.004)),
             "clip/fraction_high": abs(r.gauss(0.01, 0.004)),
             "rollouts/solved_all": self.skill(step) ** 6,
         }
@@ -249,7 +249,7 @@ class RunWriter:
         self.dir.model.mkdir(parents=True)
         (self.dir.model / "tokenizer.json").write_text(json.dumps(tokenizer_document()))
         (path / "run.toml").write_text(
-            f'max_steps = {self.steps}\nseed = 0\n\n[model]\nname = "mettle-tiny-2m"\n\n[trainer]\nmax_staleness = 2\n'
+            f'max_steps = {self.steps}\nseed = 0\n\n[model]\nname = "tiny"\n\n[orchestrator]\nmax_staleness = 2\n'
             f'\n[trainer.optim]\nlr = 3e-4\nschedule = "cosine"\n\n[[env]]\nid = "{ENV}"\n'
         )
         (path / "sources.json").write_text(
@@ -316,7 +316,7 @@ def go_live(path: Path, *, steps: int, done: int, seconds: float) -> None:
     journal = writer.ledger.journal
     while time.time() < end and step < steps:
         step += 1
-        with journal.waiting("trainer", "batch", f"batch {step}", budget_s=600):
+        with journal.waiting("trainer", "batch", f"orchestrator ships step {step}", budget_s=600):
             time.sleep(0.6)
         writer.clock.now = time.time() - 0.8
         writer.train_step(step)

@@ -65,11 +65,11 @@ async def test_step_rewards_count_dropped_groups_too(browse, tmp_path, run_write
 async def test_metrics_are_columns_and_go_on_after_a_step(browse, runs):
     client = browse(runs)
     assert "entropy/mean" in (await get(client, "/runs/done/metrics/names"))["names"]
-    every = await get(client, "/runs/done/metrics?metric=entropy/mean&metric=loss/mean")
-    later = await get(client, "/runs/done/metrics?metric=entropy/mean&metric=loss/mean&after_step=7")
+    every = await get(client, "/runs/done/metrics?metric=entropy/mean&metric=loss/total")
+    later = await get(client, "/runs/done/metrics?metric=entropy/mean&metric=loss/total&after_step=7")
     assert every["steps"] == list(range(1, 11))
     assert later["steps"] == [8, 9, 10]
-    assert later["columns"]["loss/mean"] == every["columns"]["loss/mean"][7:]
+    assert later["columns"]["loss/total"] == every["columns"]["loss/total"][7:]
     problem = await get(client, "/runs/done/metrics?metric=no/such", 404)
     assert problem["detail"] == "The run has no metric named 'no/such'."
 
@@ -84,7 +84,7 @@ async def test_events_go_on_after_an_id(browse, runs):
 async def test_waits_and_processes_say_who_waits_for_whom(browse, runs):
     waits = (await get(browse(runs), "/runs/live/waits"))["waits"]
     assert {(w["owner"], w["edge"], w["awaits"]) for w in waits} == {
-        ("trainer", "batch", "batch 7"),
+        ("trainer", "batch", "orchestrator ships step 7"),
         ("orchestrator", "rollouts", "12 groups in flight"),
     }
     assert all(w["waited_s"] >= 0 and not w["is_overdue"] for w in waits)

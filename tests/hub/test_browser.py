@@ -81,7 +81,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    playwright.expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     dark = page.evaluate(ground)
     assert light != dark
     page.get_by_role("button", name="Switch between light and dark").click()

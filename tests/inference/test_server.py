@@ -14,6 +14,7 @@ from policies import END, make_model, picked_logprobs, publish, tiny_config
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
+from mettle.inference import admin, chat, completions, generate, tokens
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.embedded import EmbeddedEngine, start_engine
@@ -234,6 +235,13 @@ async def test_pausing_keeps_requests_and_draining_finishes_them(server: Server,
     await post(http, f"{url}/admin/resume", {})
     assert (await second)[0] == 200
     assert (await post(http, f"{url}/admin/pause", {"mode": "never"}))[0] == 400
+
+
+def test_the_documentation_names_every_route() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "inference.md").read_text()
+    routes = [route for room in (admin, chat, completions, generate, tokens) for route in room.ROUTES]
+    named = {f"`{route.method} {route.path.replace(':.+', '')}`" for route in routes}
+    assert {line.split("|")[1].strip() for line in page.splitlines() if line.startswith(("| `POST", "| `GET"))} == named
 
 
 async def test_health_and_metrics(server: Server, http: aiohttp.ClientSession) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.errors import ServiceError
+from mettle.errors import ServiceError, UserError
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.simulator import Deadlock, World, run_virtually, simulate
 from mettle.storage.ledger import Ledger
@@ -197,7 +197,7 @@ def test_equal_rewards_for_ever_end_the_run_and_say_why():
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
         run_virtually(simulate(Path(folder), config(max_empty_batches=3), World(equal_rate=1.0)))
     (error,) = flat(raised.value)
-    assert isinstance(error, ServiceError)
+    assert isinstance(error, UserError)
     assert "6 groups (3 batches' worth) gave nothing to train on: 100% had equal rewards (mean 0.5)" in str(error)
 
 
@@ -206,7 +206,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_its_first_error():
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
         run_virtually(simulate(Path(folder), options, World(error_rate=1.0)))
     (error,) = flat(raised.value)
-    assert isinstance(error, ServiceError)
+    assert isinstance(error, UserError)
     assert "failed every rollout of 4 groups in a row; the first error was environment: the tool broke" in str(error)
 
 

@@ -130,7 +130,7 @@ def test_a_service_that_ends_well_is_started_again_and_a_stalled_one_is_replaced
         from mettle.storage.ledger import Ledger
         ledger = Ledger(pathlib.Path(sys.argv[1]) / "run.db")
         mark = pathlib.Path(sys.argv[1]) / "answered"
-        with ledger.journal.waiting("trainer", "batch", "orchestrator ships step 1", budget_s=0.3):
+        with ledger.journal.waiting("trainer", "batch", "orchestrator ships step 1", budget_s=0.6):
             while not mark.exists(): time.sleep(0.02)
     """
     # The first life hangs, the second answers: only a watchdog that ends the first gets the run to its end.

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent))  # for the data modules beside the t
 
 @pytest.fixture(scope="session")
 def host_isolation() -> IsolationReport:
-    return probe(SandboxConfig(require="none"))
+    return probe(SandboxConfig())
 
 
 @pytest.fixture(scope="session")

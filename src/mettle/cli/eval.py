@@ -35,7 +35,9 @@ def evaluations() -> None:
 @click.option("-C", "--state-columns", help="State keys to save with each rollout, separated by commas.")
 @click.option("-o", "--output-dir", type=click.Path(path_type=Path), help="Where to save.  [default: outputs/evals]")
 @click.option("-R", "--resume", type=click.Path(path_type=Path), help="Continue the evaluation saved here.")
-@click.option("--max-retries", type=click.IntRange(min=0), default=3, help="Tries again.  [default: 3]")
+@click.option(
+    "--max-retries", type=click.IntRange(min=0), default=3, help="Of a request and of a rollout.  [default: 3]"
+)
 @click.option("--shuffle", is_flag=True, help="Take tasks in a random order.")
 @click.option("--shuffle-seed", type=int, help="Seed of that order.")
 @json_option

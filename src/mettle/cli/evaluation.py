@@ -106,16 +106,17 @@ def _target(request: EvalRequest) -> Iterator[Target]:
     base_url, key = request.api_base_url, request.api_key_var
     named = read_endpoints().get(request.model)
     if base_url is not None:
-        yield Target(ClientConfig(api_base_url=base_url, api_key_var=key), request.model)
+        yield Target(ClientConfig(base_url, key, max_retries=request.max_retries), request.model)
     elif Path(request.model).is_dir():
         with local_server(Path(request.model), served_model_name=_name_of(Path(request.model))) as server:
-            yield Target(ClientConfig(api_base_url=server.base_url), server.model)
+            yield Target(ClientConfig(server.base_url, max_retries=request.max_retries), server.model)
     elif named is not None:
         config = ClientConfig(
             api_base_url=named.base_url,
             api_key_var=key or named.api_key_var,
             client_type=named.client_type,
             extra_headers=named.headers,
+            max_retries=request.max_retries,
         )
         yield Target(config, named.model)
     else:

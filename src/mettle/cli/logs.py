@@ -27,7 +27,7 @@ def show_logs(
 
     Raises: UserError when there is no such log; it names those there are.
     """
-    paths = _paths(folder, process, is_raw=is_raw)
+    paths = log_files(folder, process, is_raw=is_raw)
     ends = {path: path.stat().st_size for path in paths}
     lines = [(path, line) for path in paths for line in tail(path, ends[path], num_lines)]
     if not is_raw:
@@ -35,7 +35,7 @@ def show_logs(
     for path, line in lines[-num_lines:] if num_lines else []:
         _print(path, line, is_raw=is_raw, is_json=is_json)
     if is_following:
-        for path, line in follow(ends):
+        for path, line in follow(folder, process, ends, is_raw=is_raw):
             _print(path, line, is_raw=is_raw, is_json=is_json)
 
 
@@ -53,11 +53,14 @@ def tail(path: Path, end: int, num_lines: int) -> list[str]:
             span *= 2
 
 
-def follow(ends: dict[Path, int]) -> Iterator[tuple[Path, str]]:
-    """Lines as they are written after the given ends of the files, until interrupted."""
+def follow(folder: Path, process: str | None, ends: dict[Path, int], *, is_raw: bool) -> Iterator[tuple[Path, str]]:
+    """Lines as they are written after the given ends of the files, and in files that appear, until interrupted."""
     rest = dict.fromkeys(ends, b"")
     while True:
         is_quiet = True
+        for path in log_files(folder, process, is_raw=is_raw):
+            if path not in ends:
+                ends[path], rest[path] = 0, b""
         for path, end in ends.items():
             size = path.stat().st_size if path.exists() else end
             if size < end:  # started anew
@@ -86,7 +89,11 @@ def readable(entry: dict[str, Any]) -> str:
     return f"{line}\n{entry['traceback']}" if entry.get("traceback") else line
 
 
-def _paths(folder: Path, process: str | None, *, is_raw: bool) -> list[Path]:
+def log_files(folder: Path, process: str | None, *, is_raw: bool) -> list[Path]:
+    """The logs of a run's processes, or of one.
+
+    Raises: UserError when there is none.
+    """
     suffix = ".out" if is_raw else ".log"
     found = {path.stem: path for path in sorted(folder.glob(f"*{suffix}"))}
     if process is None:

@@ -15,11 +15,10 @@ import click
 from mettle import __version__
 from mettle.cli.groups import Lazy, LazyGroup
 from mettle.cli.terminal import take_how_to_go_on
-from mettle.errors import MettleError, UserError
+from mettle.errors import MettleError
 
 EXIT_FAILED = 1
 EXIT_USER = 2
-EXIT_CANNOT_GO_ON = 3
 EXIT_STOPPED = 130
 
 NOUNS = {
@@ -99,7 +98,7 @@ def _say_error(error: MettleError) -> int:
     if os.environ.get("METTLE_DEBUG"):
         _print_traceback(error)
     _say(f"error: {error}")
-    return EXIT_USER if isinstance(error, UserError) else EXIT_CANNOT_GO_ON
+    return error.exit_code
 
 
 def _say_crash(error: Exception) -> int:

@@ -8,6 +8,8 @@ import click
 
 from mettle.cli.terminal import going_on
 
+STOPPED = 130
+
 
 @click.command()
 @click.option("--seed", default=0, show_default=True, help="Seed of the model, the data and the sampling.")
@@ -25,7 +27,7 @@ def quickstart(
     is_hard: bool,
     port: int | None,
     is_json: bool,
-) -> None:
+) -> int:
     """Watch a small model learn a task, on this machine, now.
 
     Makes a small policy, warms it up, trains it with reinforcement learning while its page shows how, and measures it
@@ -44,4 +46,5 @@ def quickstart(
         port=port,
     )
     with going_on("`mettle rl list` shows the run, and `mettle rl resume RUN` continues it"):
-        run_quickstart(options)
+        summary = run_quickstart(options)
+    return STOPPED if summary.get("state") == "stopped" else 0

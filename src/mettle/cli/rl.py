@@ -36,11 +36,14 @@ def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json
     mettle rl run base.toml mine.toml --trainer.optim.lr 3e-6 --no-deployment.hub
     """
     from mettle.runs import launch
+    from mettle.runs.hosted import ignored_fields
 
     files, overrides = split_arguments(arguments)
     if not files:
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
     loaded = launch.load_run_config(files, overrides)
+    for name in ignored_fields(loaded.config.model_dump()):
+        click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
         if is_json:
             print_json({"config": loaded.config.model_dump(mode="json"), "sources": loaded.sources})

@@ -24,7 +24,7 @@ _INCOMPLETE = "\ufffd"
 
 
 def _byte_of_character() -> dict[str, int]:
-    # Byte-level vocabularies (GPT-2's alphabet) write printable Latin-1 bytes as themselves and the rest from U+0100 on.
+    # Byte-level vocabularies (GPT-2's alphabet) write printable Latin-1 bytes as themselves, the rest from U+0100 on.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}

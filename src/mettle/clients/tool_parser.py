@@ -69,7 +69,7 @@ def split_thought(text: str) -> Thought:
 
 
 def parse_tool_calls(text: str, new_id: Callable[[], str] = new_call_id) -> tuple[str, tuple[ParsedToolCall, ...]]:
-    """The content without the tool calls in it, and the calls in order."""
+    """The content without the tool calls in it (nor newlines at its end, if there were any), and the calls in order."""
     calls: list[ParsedToolCall] = []
 
     def take(match: re.Match[str]) -> str:
@@ -80,7 +80,7 @@ def parse_tool_calls(text: str, new_id: Callable[[], str] = new_call_id) -> tupl
         return ""
 
     content = _TOOL_CALL.sub(take, text)
-    return (content.strip("\n") if calls else content), tuple(calls)
+    return (content.rstrip("\n") if calls else content), tuple(calls)
 
 
 def _read_call(body: str, new_id: Callable[[], str]) -> ParsedToolCall | None:

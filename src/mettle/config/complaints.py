@@ -57,7 +57,7 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
 def _complaint(
     path: KeyPath, entry: dict[str, Any], model: type[BaseModel], layer: Layer, files: Sequence[str]
 ) -> Complaint:
-    source = _place(path, layer, files)
+    source = _mentioned(path, str(entry["msg"]), layer) or _place(path, layer, files)
     name = dotted(path)
     if entry["type"] == "extra_forbidden":
         return Complaint(path, source, _unknown_key(path, model, layer))
@@ -133,6 +133,21 @@ def _tree_path(loc: tuple[int | str, ...], model: type[BaseModel], tree: Any, *,
         tree = inner
         path.append(key)
     return tuple(path)
+
+
+def _mentioned(path: KeyPath, message: str, layer: Layer) -> str | None:
+    """The source of the key that a rule about a whole table complains of, when its message names one."""
+    if not isinstance(shape.value_at(layer.tree, path), dict):
+        return None
+    found: list[tuple[int, int, str]] = []
+    for key, source in layer.sources.items():
+        if key[: len(path)] != path or key == path:
+            continue
+        for name in (dotted(key[len(path) :]), str(key[-1])):
+            place = re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", message)
+            if place is not None:
+                found.append((place.start(), -len(name), source))
+    return min(found)[2] if found else None
 
 
 def _place(path: KeyPath, layer: Layer, files: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mettle.errors import MettleError, UserError
+from mettle.errors import MettleError
 from mettle.hub.config import HubConfig
 from mettle.log import setup_logging
 
@@ -29,7 +29,7 @@ def main(runs: Path, host: str, port: int, ready_file: Path | None) -> None:
         serve(HubConfig(runs=runs, host=host, port=port, ready_file=ready_file))
     except MettleError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(2 if isinstance(error, UserError) else 3)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ otherwise; `METRICS` names the metrics that are looked for, the first that is th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mettle.hub.metrics import MetricTable, align
 from mettle.hub.steps import StepFigures, StepTable
@@ -19,9 +19,15 @@ METRICS: dict[str, tuple[str, ...]] = {
     "grad_norm": ("optim/grad_norm", "grad_norm"),
 }
 
-TIME_PREFIX = "time/"
-NOT_SPLIT = frozenset({"step", "total"})
-"""Times that are the sum of the others."""
+TIMES = (
+    ("time/step_s", "training", "ember"),
+    ("time/publish_s", "publishing weights", "moss"),
+    ("time/wait_for_batch_s", "waiting for a batch", "faint"),
+)
+"""What a trainer's step is made of: metric, label, colour."""
+
+WARM_UP = (("sft/reward", "reward", "ember"), ("sft/loss", "loss", "steel"))
+"""Metrics of the warm-up, whose steps are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,18 @@ REWARD = Chart(
     (Series("reward_mean", "train mean", "ember"),), band=("reward_p10", "reward_p90"),
 )  # fmt: skip
 
-TIME_TONES = ("ember", "steel", "moss", "plum", "sand", "faint")
+TIME = Chart(
+    "time", "Where the trainer's time goes", "Seconds of each step by part.",
+    tuple(Series(*part) for part in TIMES), "s", is_stacked=True, floor=0,
+)  # fmt: skip
+
+WARM_UP_CHART = Chart(
+    "warm_up", "Warm-up", "Supervised steps on demonstrations, before the first policy version is published.",
+    tuple(Series(*part) for part in WARM_UP), floor=0,
+)  # fmt: skip
+
+WARM_UP_LARGE = replace(WARM_UP_CHART, id="warm_up_large")
+"""The same in the place of the reward, until there is a reward."""
 
 FROM_STEPS: dict[str, Callable[[StepFigures], float | None]] = {
     "reward_mean": lambda f: f.reward.mean if f.reward else None,
@@ -91,25 +108,24 @@ FROM_STEPS: dict[str, Callable[[StepFigures], float | None]] = {
 }
 
 
-def time_parts(metrics: MetricTable) -> list[str]:
-    """Metrics that split the time of a training step."""
-    return [
-        name for name in metrics.names if name.startswith(TIME_PREFIX) and name[len(TIME_PREFIX) :] not in NOT_SPLIT
-    ][: len(TIME_TONES)]
+def charts_of(metrics: MetricTable, *, is_warming: bool = False) -> list[Chart]:
+    """The charts of a run below the reward; the warm-up when there was one, or may still be one."""
+    has_warm_up = is_warming or metrics.find([name for name, _, _ in WARM_UP]) is not None
+    return [*CHARTS, TIME, *([WARM_UP_CHART] if has_warm_up else [])]
 
 
-def charts_of(metrics: MetricTable) -> list[Chart]:
-    """The charts of a run below the reward, the time split with whatever parts it has."""
-    parts = time_parts(metrics)
-    split = Chart(
-        "time", "Where a step's time goes", "Seconds of a training step by part.",
-        tuple(
-            Series(name, name[len(TIME_PREFIX) :].replace("_", " "), tone)
-            for name, tone in zip(parts, TIME_TONES, strict=False)
-        ),
-        "s", is_stacked=True, floor=0,
-    )  # fmt: skip
-    return [*CHARTS, split]
+def warm_up_columns(metrics: MetricTable) -> tuple[list[int], dict[str, list[float | None]]]:
+    """The columns of the warm-up, over its own steps."""
+    return align((name, metrics.after(name, -1)) for name, _, _ in WARM_UP)
+
+
+def warm_up_now(metrics: MetricTable) -> dict[str, float] | None:
+    """The newest figures of the warm-up by label, and its step; None when there was none."""
+    known = {label: column for name, label, _ in WARM_UP if (column := metrics.columns.get(name))}
+    if not known:
+        return None
+    figures = {label: column[next(reversed(column))] for label, column in known.items()}
+    return {"step": max(max(column) for column in known.values()), **figures}
 
 
 def columns_after(
@@ -124,5 +140,8 @@ def columns_after(
     for key, candidates in METRICS.items():
         name = metrics.find(candidates)
         series.append((key, metrics.after(name, after) if name else []))
-    series += [(name, metrics.after(name, after)) for name in time_parts(metrics)]
+    # The trainer writes the times of a step when it has taken it; until then they are not its own.
+    trained = {f.step for f in figures if f.trained_at is not None}
+    for name, _, _ in TIMES:
+        series.append((name, [point for point in metrics.after(name, after) if point[0] in trained]))
     return align(series)

@@ -20,7 +20,7 @@ from mettle.hub.series import METRICS
 from mettle.hub.steps import StepFigures
 from mettle.records.tasks import TaskState
 
-LIVE_STATES = frozenset({"starting", "running", "restarting", "resuming", "stopping"})
+LIVE_STATES = frozenset({"preparing", "starting", "running", "restarting", "resuming", "stopping"})
 RATE_STEPS = 8
 """Throughput now, and the time left, are taken over this many steps."""
 

@@ -43,12 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         renderer = Renderer.from_directory(config.model)
         listener = bind(config.host, config.port)
         return asyncio.run(serve(config, renderer, listener, arguments.ready_file))
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
     except MettleError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 3
+        return error.exit_code
 
 
 def read_config(path: Path) -> InferenceConfig:

@@ -80,7 +80,7 @@ class TurnSplitter:
 
     @property
     def tail(self) -> str:
-        """Text from the first tool call's mark on."""
+        """Text from the first tool call's mark on, and the newlines before it."""
         return self._buffer if self._state == "tools" else ""
 
     def add(self, delta: str) -> list[Part]:
@@ -141,8 +141,9 @@ class TurnSplitter:
             return self._take(len(self._buffer), "content")
         before, mark, _ = self._buffer.partition(TOOL_OPEN)
         if mark:
-            self._buffer, self._state = self._buffer[len(before) :], "tools"
-            return Part("content", before.rstrip("\n"))
+            shown = before.rstrip("\n")
+            self._buffer, self._state = self._buffer[len(shown) :], "tools"
+            return Part("content", shown)
         if is_last:
             return self._take(len(before), "content")
         keep = len(before) - _overlap(before, TOOL_OPEN)

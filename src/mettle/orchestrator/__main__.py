@@ -25,7 +25,7 @@ from mettle.storage.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 
-EXIT_USER, EXIT_SERVICE = 2, 3
+EXIT_USER = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"mettle orchestrator: {error}", file=sys.stderr)
         logger.error("%s", error)
-        return EXIT_USER if isinstance(error, UserError) else EXIT_SERVICE
+        return error.exit_code
     return 0
 
 

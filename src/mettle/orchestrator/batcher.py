@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mettle.errors import ServiceError
+from mettle.errors import UserError
 from mettle.records.tasks import DropReason, GroupRecord
 from mettle.records.tokens import Sample
 from mettle.records.versions import staleness
@@ -87,7 +87,7 @@ class Starvation:
     def observe(self, group: GroupRecord, drop: DropReason | None) -> str | None:
         """Take a finished group into account. Returns a warning when a whole batch's worth came to nothing.
 
-        Raises: ServiceError at the limit.
+        Raises: UserError at the limit.
         """
         if drop is None:
             self._reset()
@@ -99,7 +99,7 @@ class Starvation:
         self._rewards_sum += sum(group.rewards)
         self._num_rewards += len(group.rewards)
         if self._num_groups >= self._max_groups:
-            raise ServiceError(f"{self._why()}, so there is nothing to learn from: {self._advice()}")
+            raise UserError(f"{self._why()}, so there is nothing to learn from: {self._advice()}")
         return f"{self._why()}: {self._advice()}" if self._num_groups == self._groups_per_batch else None
 
     def _why(self) -> str:

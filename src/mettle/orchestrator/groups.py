@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from mettle.errors import RolloutTimeout, ServiceError
+from mettle.errors import RolloutTimeout, UserError
 from mettle.orchestrator.admission import FailureStreak, Verdict, judge_group, main_error
 from mettle.orchestrator.algorithms import Algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
@@ -207,7 +207,7 @@ class GroupRunner:
 
     def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
         if self._streak.observe(group) >= self._config.retry.max_failed_groups:
-            raise ServiceError(
+            raise UserError(
                 f"environment {group.draw.env_id!r} failed every rollout of {self._streak.length} groups in a row; "
                 f"the first error was {self._streak.first_error}"
             )

@@ -157,7 +157,8 @@ def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: 
     _record_costs(ledger, before, supervisor.peak_memory_bytes)
     if supervisor.failure is not None:
         journal.set_fact("state", "failed")
-        raise ServiceError(
+        kind = UserError if supervisor.failure_code == UserError.exit_code else ServiceError
+        raise kind(
             f"{supervisor.failure} (logs in {run_dir.logs}; `mettle rl resume {run_dir.path}` continues the run)"
         )
     if signals.is_interrupted:

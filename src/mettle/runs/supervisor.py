@@ -58,6 +58,7 @@ class Supervisor:
         self._is_stopping = False
         self.peak_memory_bytes = 0
         self.failure: str | None = None
+        self.failure_code = 1
 
     def process(self, name: str) -> ManagedProcess:
         """One of the run's processes."""
@@ -123,6 +124,7 @@ class Supervisor:
         slot.quick_crashes = slot.quick_crashes + 1 if is_quick else 0
         if code in FINAL_CODES or slot.restarts >= self._max_restarts or slot.quick_crashes >= MAX_QUICK_CRASHES:
             self.failure = slot.process.last_line() if code in FINAL_CODES else f"{sentence}; {slot.restarts} restarts"
+            self.failure_code = code
             self._set_state(name, slot, "failed", code)
             self._event("failed", sentence)
             return

@@ -1,7 +1,8 @@
-"""The watchdog: every wait has an owner, an edge and a budget, and a wait past its budget is a stall.
+"""The watchdog: every wait has an owner, an edge and a budget, and a wait that uses up its budget is a stall.
 
-Pure decisions over the waits in the journal. A stall is told once as a wait graph; if it lasts `patience` times its
-budget, the process that is waited for is named for a restart, and after that restart the wait gets a fresh budget.
+Pure decisions over the waits in the journal. A wait that has used a quarter of its budget is told as a wait graph; at
+half of it the awaited process is named for a restart, once, which leaves the other half for recovery. At the end of
+the budget the owner gives up by itself, cleanly. So a stall ends in recovery or in an exit, and never in silence.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from mettle.storage.journal import Wait
 AWAITED_PROCESS = {"batch": "orchestrator", "weights": "trainer", "inference": "inference", "rollouts": "inference"}
 """Which process an edge waits for."""
 
+TOLD_AT = 0.25
+RESTARTED_AT = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A wait past its budget. `restart` names the process to restart, or is None while there is still patience."""
+    """A wait that is running out of its budget. `restart` names the process to restart, or is None for now."""
 
     wait: Wait
     waited_s: float
@@ -28,24 +32,23 @@ class Stall:
 class Watchdog:
     """Remembers which stalls were told and acted on. One a supervisor."""
 
-    patience: float = 2.0
     _told: set[tuple[str, float]] = field(default_factory=set)
-    _acted: dict[tuple[str, float], float] = field(default_factory=dict)
+    _acted: set[tuple[str, float]] = field(default_factory=set)
 
     def check(self, waits: Sequence[Wait], now: float) -> list[Stall]:
-        """New stalls, and those whose patience has just run out. Each wait is told once and acted on once a budget."""
+        """Stalls that are new since the last call. Each wait is told once and acted on once."""
         stalls: list[Stall] = []
         for wait in waits:
             key = (wait.owner, wait.since)
-            waited = now - self._acted.get(key, wait.since)
-            if waited <= wait.budget_s:
-                continue
-            if waited > wait.budget_s * self.patience:
-                self._acted[key] = now
-                stalls.append(Stall(wait, now - wait.since, AWAITED_PROCESS.get(wait.edge)))
-            elif key not in self._told:
+            waited = now - wait.since
+            awaited = AWAITED_PROCESS.get(wait.edge)
+            if waited > wait.budget_s * RESTARTED_AT and awaited is not None and key not in self._acted:
+                self._acted.add(key)
                 self._told.add(key)
-                stalls.append(Stall(wait, now - wait.since, None))
+                stalls.append(Stall(wait, waited, awaited))
+            elif waited > wait.budget_s * TOLD_AT and key not in self._told:
+                self._told.add(key)
+                stalls.append(Stall(wait, waited, None))
         return stalls
 
 

@@ -62,6 +62,7 @@ class TestReport:
     stdout: bytes
     stderr: bytes
     value: bytes
+    is_worn: bool  # the test has touched the cell's files, so that the cell has ended
 
     __test__ = False
 
@@ -108,7 +109,7 @@ class Cell:
             report = _read_report(answer, number)
         except (KeyError, TypeError, ValueError) as error:
             raise CellLost(f"a cell's answer is not an answer: {type(error).__name__}") from error
-        self.is_finished = is_last
+        self.is_finished = is_last or report.is_worn
         return report
 
     def close(self) -> None:
@@ -157,4 +158,5 @@ def _read_report(frame: frames.Frame, number: int) -> TestReport:
         stdout=payload[:out],
         stderr=payload[out : out + err],
         value=payload[out + err :],
+        is_worn=header["is_worn"] is True,
     )

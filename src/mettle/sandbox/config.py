@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Backend = Literal["zygote", "unsafe"]
 Grade = Literal["none", "ns-noseccomp", "ns"]
+RequiredGrade = Literal["ns-noseccomp", "ns"]
 
 
 class SandboxConfig(BaseModel):
@@ -19,8 +20,8 @@ class SandboxConfig(BaseModel):
     backend: Backend = "zygote"
     """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same processes with no isolation at all."""
 
-    require: Grade = "ns"
-    """The least isolation that will do; a host that gives less is refused. Judged only for isolating backends."""
+    require: RequiredGrade = "ns"
+    """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""

@@ -36,6 +36,11 @@ class Job:
     orders: tuple[TestOrder, ...]
     should_stop_early: bool
 
+    def is_over(self, results: Sequence[TestResult]) -> bool:
+        """Whether these results are all that there will be."""
+        has_failed = bool(results) and not results[-1].has_passed
+        return len(results) == len(self.tests) or (self.should_stop_early and has_failed)
+
 
 def make_job(
     config: SandboxConfig,

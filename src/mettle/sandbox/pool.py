@@ -194,12 +194,12 @@ class SandboxPool:
         """All tests, across as many cells as it takes."""
         results: list[TestResult] = []
         num_lost, num_templates_lost = 0, 0
-        while len(results) < len(job.tests):
+        while not job.is_over(results):
             num_before = len(results)
             async with self._cell() as cell:
                 try:
                     await self._run_in(cell, job, results)
-                    return results
+                    continue
                 except CellLost as error:
                     lost = error
             self._stats = replace(self._stats, num_cells_lost=self._stats.num_cells_lost + 1)
@@ -212,18 +212,16 @@ class SandboxPool:
             elif num_lost >= _MAX_CELLS_PER_TEST:
                 results.append(killed_result(job.tests[len(results)], f"its cell was lost {num_lost} times: {lost}"))
                 num_lost = 0
-                if job.should_stop_early:
-                    break
         return results
 
     async def _run_in(self, cell: Cell, job: Job, results: list[TestResult]) -> None:
-        """The tests that have no result yet, in one cell."""
+        """The tests that have no result yet, in one cell, until one of them wears it out."""
         await cell.load(job.source)
         for number in range(len(results), len(job.tests)):
             order, is_last = job.orders[number], number == len(job.tests) - 1
             report = await cell.run(number, order, is_last=is_last)
             results.append(judge_report(job.tests[number], order, report))
-            if job.should_stop_early and not results[-1].has_passed:
+            if report.is_worn or job.is_over(results):
                 return
 
     @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mettle.storage.files import folder_aside, sha256_file, write_json
+from mettle.storage.files import folder_aside, sha256_file, sync_folder, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,14 @@ def write_checkpoint(
     with folder_aside(final) as scratch:
         (scratch / "trainer").mkdir()
         save_trainer(scratch / "trainer")
-        write_json(scratch / "orchestrator.json", orchestrator_state)
+        write_json(scratch / "orchestrator.json", orchestrator_state, is_durable=True)
         files = {
             str(path.relative_to(scratch)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
             for path in sorted(scratch.rglob("*"))
             if path.is_file()
         }
         write_json(scratch / "manifest.json", {"step": step, "files": files}, is_durable=True)
+    sync_folder(root)
     return Checkpoint(step, final)
 
 

@@ -1,7 +1,7 @@
 """The initial policy of a run: `RUN/model`, made from a preset or linked from a model that is there.
 
-`python -m mettle.trainer.initial RUN_DIR` reads RUN/config/policy.json. Invariant: a model that stands in RUN/model is left
-alone, so that a second call, or one after a kill, changes nothing.
+`python -m mettle.trainer.initial RUN_DIR` reads RUN/config/policy.json. Invariant: a model that stands in RUN/model
+is left alone, so that a second call, or one after a kill, changes nothing.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def plan_layouts(
 ) -> list[Layout]:
     """Cut one rank's sequences into forward passes.
 
-    `attention_cost` is the price of one query-key pair in tokens (see `model.attention_cost`).
+    `attention_cost` is the price of one query-key pair in tokens (see `model.Traits`).
     """
     trained = np.flatnonzero(sequences.num_members)
     if is_packed:

@@ -19,7 +19,7 @@ from mettle.records.tokens import Batch, MicroBatch
 from mettle.trainer.config import LossConfig, MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.layout import ComponentCounts, Layout, Sequences, count_components, empty_layout, plan_layouts
 from mettle.trainer.loss import SUM_NAMES, TargetTensors, total_loss
-from mettle.trainer.model import Policy, attention_cost
+from mettle.trainer.model import Policy, Traits
 from mettle.trainer.optim import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 from mettle.trainer.world import World
 
@@ -43,7 +43,7 @@ class Learner:
         self.recipe = recipe
         self.world = world
         self.optimizer = build_optimizer(policy, recipe.optim)
-        self._attention_cost = attention_cost(policy)
+        self._traits = Traits.of(policy)
 
     def train(self, batch: Batch, step: int) -> dict[str, float]:
         """Take step `step` on `batch` and return its metrics, alike on every rank."""
@@ -73,10 +73,11 @@ class Learner:
         layouts: list[Layout] = []
         if micro_batches:
             sequences = Sequences.of(micro_batches)
-            is_packed = self.world.device.type == "cuda"
-            layouts = plan_layouts(
-                sequences, self.recipe.micro_batch, attention_cost=self._attention_cost, is_packed=is_packed
-            )
+            is_packed = self._traits.can_pack and self.world.device.type == "cuda"
+            config = self.recipe.micro_batch
+            if not self._traits.can_share:
+                config = config.model_copy(update={"share_prompts": False})
+            layouts = plan_layouts(sequences, config, attention_cost=self._traits.attention_cost, is_packed=is_packed)
         most = int(self.world.largest(torch.tensor(len(layouts), device=self.world.device)).item())
         return layouts + [empty_layout()] * (max(most, 1) - len(layouts))
 

@@ -14,6 +14,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,7 +63,8 @@ class Trainer:
         self.learner = Learner(policy, _recipe(config), world)
         self._saved_at = 0
         if config.compile:
-            policy.compile(dynamic=True)
+            body: Any = policy.network.base_model
+            body.compile(dynamic=True)
 
     @property
     def policy(self) -> Policy:

@@ -8,6 +8,7 @@ Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from mettle.trainer.world import World
 
 LOGITS_AT_ONCE = 2**26
 """Logits held at a time (256 MiB in float32); more are computed in chunks and again in the backward pass."""
+ATTENTION_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Models of attention alone whose config may not list its layers' kinds."""
 PAIR_PRICE = 2.0
 """Attention runs at about half the speed of matrix products on a CPU (docs/explanation/training.md has the figures)."""
 
@@ -107,14 +110,16 @@ def load_policy(folder: Path, world: World, *, dtype: torch.dtype) -> Policy:
 def _shard(policy: Policy, dtype: torch.dtype) -> None:
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
-    body: Any = policy.network.base_model
-    for layer in body.layers:
+    for layer in _blocks(policy):
         fully_shard(layer, **options)
     fully_shard(policy, **options)
 
 
 def full_state(policy: Policy) -> dict[str, Tensor]:
-    """All weights on the CPU under their Hugging Face names, tied ones once. Every rank calls it; rank 0 has them."""
+    """All weights on the CPU under their Hugging Face names, tied ones once. Every rank calls it; rank 0 has them.
+
+    On one CPU rank these are the live weights themselves, not copies: use them before the next step.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -132,11 +137,40 @@ def full_state(policy: Policy) -> dict[str, Tensor]:
     return reverted
 
 
-def attention_cost(policy: Policy) -> float:
-    """The price of one query-key pair, in tokens: operations for the pair over those for a token, a layer each."""
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What layouts a model allows, and the price of one query-key pair in tokens.
+
+    A prompt is shared by way of a mask of its own, which only layers of full attention obey. Packing is told to the
+    model by restarting positions, which every kind of attention obeys and a recurrent layer does not.
+    """
+
+    can_share: bool
+    can_pack: bool
+    attention_cost: float
+
+    @classmethod
+    def of(cls, policy: Policy) -> Traits:
+        config: Any = policy.network.config
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if not kinds and config.model_type in ATTENTION_MODELS:
+            kinds = {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
+        can_pack = bool(kinds) and kinds <= {"full_attention", "sliding_attention"}
+        return cls(kinds == {"full_attention"}, can_pack, _pair_price(policy) if can_pack else 1.0)
+
+
+def _pair_price(policy: Policy) -> float:
+    """Operations for a query-key pair over those for a token, a layer each."""
     config: Any = policy.network.config
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    body: Any = policy.network.base_model
-    per_layer: int = sum(parameter.numel() for parameter in body.layers[0].parameters())
+    per_layer = sum(parameter.numel() for parameter in _blocks(policy)[0].parameters())
     return float(PAIR_PRICE * 4 * heads * head_dim / (2 * per_layer))
+
+
+def _blocks(policy: Policy) -> nn.ModuleList:
+    """The model's repeated layers, whatever its author called them."""
+    body: Any = policy.network.base_model
+    lists = [module for module in body.children() if isinstance(module, nn.ModuleList)]
+    assert lists, f"{type(policy.network).__name__} has no list of layers"
+    return max(lists, key=len)

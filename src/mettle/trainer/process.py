@@ -13,7 +13,7 @@ from types import FrameType
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from mettle.errors import MettleError, UserError
+from mettle.errors import MettleError
 from mettle.log import setup_logging
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -40,7 +40,7 @@ def guarded(program: str, arguments: Sequence[str], work: Callable[[RunDir], Non
     except MettleError as error:
         logger.error(str(error))
         sys.stderr.write(f"{program}: {error}\n")
-        return 2 if isinstance(error, UserError) else 3
+        return error.exit_code
     return 0
 
 

@@ -23,9 +23,11 @@ from mettle.records.sampling import SamplingParams
 CPU = torch.device("cpu")
 
 
-def make_scheduler(model: Any, *, max_slots: int = 8, max_model_len: int = 200, **more: Any) -> Scheduler:
+def make_scheduler(
+    model: Any, *, max_slots: int = 8, max_model_len: int = 200, dtype: torch.dtype = torch.float32, **more: Any
+) -> Scheduler:
     shape = shape_from_config(model.config.to_dict())
-    decoder = Decoder(shape, fuse(shape, model.state_dict(), CPU, torch.float32), max_model_len)
+    decoder = Decoder(shape, fuse(shape, model.state_dict(), CPU, dtype), max_model_len)
     limits = Limits(max_slots, max_model_len, more.pop("max_prefill_tokens", 8192))
     return Scheduler(decoder, limits, **{"seed": 0, **more})
 
@@ -286,6 +288,17 @@ def test_token_events_tell_the_same_story_as_the_generation(model: Any) -> None:
         mine = [event for event in heard.events if event.choice == choice.index]
         assert [event.token_id for event in mine] == choice.token_ids
         assert [event.finish_reason for event in mine] == [None] * 4 + ["length"]
+
+
+def test_bfloat16_samples_near_float32(model: Any) -> None:
+    requests = [ask("a", [1, 2, 3], n=4, max_tokens=20, ignore_eos=True), ask("b", [5], max_tokens=9, ignore_eos=True)]
+    for request, generation in zip(
+        requests, run_requests(make_scheduler(model, dtype=torch.bfloat16), requests), strict=True
+    ):
+        for choice in generation.choices:
+            expected = picked_logprobs(model, [*request.prompt_ids, *choice.token_ids])[len(request.prompt_ids) - 1 :]
+            difference = (expected - torch.tensor(choice.logprobs)).abs().mean()
+            assert 0 < difference < 0.1
 
 
 def test_a_longer_model_grows_its_cache_in_both_directions() -> None:

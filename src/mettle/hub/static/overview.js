@@ -16,9 +16,13 @@ document.addEventListener("DOMContentLoaded", () => {
     steps.forEach((step, i) => rows.set(step, Object.fromEntries(names.map((name) => [name, columns[name][i]]))));
   }
 
-  function draw({ evals, max_steps: maxSteps }) {
+  function draw({ evals, max_steps: maxSteps, warm_up: warmUp }) {
     const steps = [...rows.keys()].sort((a, b) => a - b);
     for (const [spec, chart] of charts) {
+      if (spec.id.startsWith("warm_up")) {
+        if (warmUp) chart.set(warmUp.steps, warmUp.columns, null, null);
+        continue;
+      }
       const wanted = [...spec.series.map((s) => s.key), ...(spec.band || [])];
       const columns = Object.fromEntries(wanted.map((key) => [key, steps.map((step) => rows.get(step)[key] ?? null)]));
       chart.set(steps, columns, spec.id === "reward" ? evals : null, maxSteps);
@@ -28,6 +32,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function take(answer) {
     state.change = answer.change;
     state.isLive = answer.is_live;
+    if ("is_warming" in answer) page.dataset.stage = answer.is_warming ? "warming" : "training";
     if (!answer.fragments) return;
     for (const [name, html] of Object.entries(answer.fragments)) {
       // The server's own template, escaped there as on the page itself.

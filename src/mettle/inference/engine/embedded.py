@@ -25,6 +25,7 @@ from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import (
+    Engine,
     EngineBusy,
     EngineStatus,
     EngineStopped,
@@ -363,3 +364,6 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not has_gpu:
         raise UserError("device is 'cuda' and torch finds no GPU here; use 'cpu' or 'auto'")
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+_KEEPS_THE_PROTOCOL: type[Engine] = EmbeddedEngine

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from mettle.errors import StorageError
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.protocol import (
+    Engine,
     EngineBusy,
     EngineStatus,
     EngineStopped,
@@ -174,3 +175,6 @@ class MockEngine:
                         TokenEvent(choice.index, token_id, LOGPROB, self._version, top, reason, None)
                     )
         running.finish()
+
+
+_KEEPS_THE_PROTOCOL: type[Engine] = MockEngine

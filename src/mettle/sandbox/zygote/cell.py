@@ -2,23 +2,25 @@
 
 Inside the cell nobody can signal, trace or read process 1, and when it ends the kernel ends everything else in the
 cell. Messages: `load` (the source), `run` (one test: limits, input) answered by `done`; the end of the connection ends
-the cell. The next child is forked while the owner looks at the last answer.
-Invariant: when `done` is sent, no process of that test is alive, and its files are gone with its mount namespace.
+the cell. The next child is forked while the owner looks at the last answer. Process 1 itself holds no capability and
+is behind the filter before the first untrusted byte arrives.
+Invariant: when `done` is sent, no process of that test is alive; a cell whose files a test has touched says that it is
+worn and ends, so that no test finds what another has written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, kernel, seccomp, watch
+from mettle.sandbox.zygote import child, frames, kernel, rootfs, seccomp, watch
 from mettle.sandbox.zygote.settings import Settings
 
 _POLL_S: Final = 0.02
@@ -45,10 +47,13 @@ def live(channel: socket.socket, settings: Settings, program: bytes | None) -> N
 def _live(channel: socket.socket, settings: Settings, program: bytes | None) -> None:
     try:
         has_proc = _enter(settings)
+        extra_program = None
         if program is not None and not has_proc:
-            # Nothing could be seen through /proc, so one process with hard limits is all that a test gets.
-            program = seccomp.build_filter(allow_fork=False)
-        cell = Cell(channel, settings, program)
+            # Nothing can be seen through /proc, so one process with hard limits is all that a test gets; its filter
+            # is its own, because process 1 must fork.
+            program, extra_program = None, seccomp.build_filter(allow_fork=False)
+        _confine(settings, program)
+        cell = Cell(channel, settings, extra_program)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
@@ -83,9 +88,32 @@ def _enter(settings: Settings) -> bool:
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("500")  # if the host runs out of memory, this goes first
     has_proc = _mount_proc()
-    kernel.set_dumpable(False)
-    kernel.die_with_parent()
+    rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
+    os.chdir("/work")
     return has_proc
+
+
+def _confine(settings: Settings, program: bytes | None) -> None:
+    """Give up everything that process 1 does not need; its children inherit that."""
+    _lower(resource.RLIMIT_FSIZE, settings.max_file_bytes)
+    _lower(resource.RLIMIT_NOFILE, settings.max_open_files)
+    _lower(resource.RLIMIT_MEMLOCK, 1 << 16)
+    _lower(resource.RLIMIT_CORE, 1)  # 1 and not 0: a core_pattern that is a pipe ignores 0
+    if not settings.is_jailed:
+        return
+    _lower(resource.RLIMIT_NPROC, settings.max_processes + 1)  # counted per user namespace; process 1 counts
+    kernel.set_dumpable(False)
+    kernel.drop_capabilities()
+    kernel.renounce_new_privileges()
+    kernel.die_with_parent()
+    if program is not None:
+        kernel.install_filter(program)
+
+
+def _lower(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
 
 
 def map_user(inside: int, outside: int) -> None:
@@ -130,21 +158,21 @@ class Spent(NamedTuple):
     peak_bytes: int
 
 
-@dataclass(slots=True)
 class Attempt:
-    """One test while it runs."""
+    """One test while it runs. The clocks start when it is made."""
 
-    child: Child
-    stdin: memoryview
-    wall_s: float
-    cpu_s: float
-    memory_bytes: int
-    output_bytes: int
-    started: float = field(default_factory=time.monotonic)
-    spent_before_s: float = 0.0
-    inherited_bytes: int = 0
-    written: dict[int, bytearray] = field(default_factory=dict)
-    ended: str = ""
+    def __init__(self, child: Child, header: dict[str, Any], stdin: bytes) -> None:
+        self.child = child
+        self.stdin = memoryview(stdin)
+        self.wall_s: float = header["wall_s"]
+        self.cpu_s: float = header["cpu_s"]
+        self.memory_bytes: int = header["memory_bytes"]
+        self.output_bytes: int = header["output_bytes"]
+        self.spent_before_s = watch.process_cpu_s(child.pid)
+        self.inherited_bytes = watch.process_resident_bytes(child.pid)
+        self.written = {descriptor: bytearray() for descriptor in child[4:]}
+        self.ended = ""
+        self.started = time.monotonic()
 
     def num_written(self) -> int:
         return sum(len(data) for data in self.written.values())
@@ -158,7 +186,7 @@ class Cell:
         self._settings = settings
         self._program = program
         self._source = b""
-        self._scratch = "" if settings.is_jailed else f"/tmp/mettle-unsafe-{os.getpid()}"
+        self._scratch = "" if settings.is_jailed else f"{settings.scratch}/{os.getpid()}"
         self._child: Child | None = None
 
     def serve(self) -> None:
@@ -167,11 +195,11 @@ class Cell:
             if "load" in frame.header:
                 self._source = frame.payload
                 continue
-            answer = self._run(frame)
-            if frame.header["is_last"]:
-                self._channel.sendall(answer)
+            done, payload = self._run(frame)
+            is_worn = self._settings.is_jailed and not rootfs.are_private_directories_untouched()
+            self._channel.sendall(frames.encode({**done, "is_worn": is_worn}, payload))
+            if is_worn or frame.header["is_last"]:
                 return
-            self._channel.sendall(answer)
             self.prepare_child()
 
     def prepare_child(self) -> None:
@@ -183,7 +211,7 @@ class Cell:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            child.live(theirs, streams, self._settings, self._program, self._scratch)
+            child.live(theirs, streams, self._program, self._scratch)
         theirs.close()
         for descriptor in streams:
             os.close(descriptor)
@@ -208,7 +236,7 @@ class Cell:
             command = ["rm", "-rf", "--one-file-system", "--", self._scratch]
             os.waitpid(os.posix_spawnp("rm", command, {"PATH": "/usr/bin:/bin"}), 0)
 
-    def _run(self, frame: frames.Frame) -> bytes:
+    def _run(self, frame: frames.Frame) -> frames.Frame:
         """Run one test in the waiting child, and describe how it went."""
         assert self._child is not None, "a child waits between tests"
         header, attempt = frame.header, self._start(frame)
@@ -231,25 +259,16 @@ class Cell:
             "memory_bytes": spent.peak_bytes,
             "lengths": [len(piece) for piece in pieces],
         }
-        return frames.encode(done, b"".join(pieces))
+        return frames.Frame(done, b"".join(pieces))
 
     def _start(self, frame: frames.Frame) -> Attempt:
         """Hand the job over; the clocks start here."""
         header, waiting = frame.header, self._child
         assert waiting is not None, "a child waits between tests"
         is_call = header["mode"] == "call"
-        limits = {key: header[key] for key in ("cpu_s", "memory_bytes")}
-        attempt = Attempt(
-            child=waiting,
-            stdin=memoryview(b"" if is_call else frame.payload),
-            wall_s=header["wall_s"],
-            output_bytes=header["output_bytes"],
-            spent_before_s=watch.process_cpu_s(waiting.pid),
-            inherited_bytes=watch.process_resident_bytes(waiting.pid),
-            written={descriptor: bytearray() for descriptor in waiting[4:]},
-            **limits,
-        )
-        job = {**limits, "mode": header["mode"], "function": header.get("function"), "code_bytes": len(self._source)}
+        attempt = Attempt(waiting, header, b"" if is_call else frame.payload)
+        job = {key: header[key] for key in ("mode", "function", "cpu_s", "memory_bytes")}
+        job["code_bytes"] = len(self._source)
         with contextlib.suppress(BrokenPipeError):  # it died while it waited; its exit status tells
             waiting.job.sendall(frames.encode(job, self._source + (frame.payload if is_call else b"")))
         return attempt

@@ -1,8 +1,8 @@
-"""The process that becomes the judged code: it shuts every door behind itself, waits for its job, and runs it.
+"""The process that becomes the judged code: it shuts the last doors behind itself, waits for its job, and runs it.
 
-It is forked ahead of time and shuts the doors before any untrusted byte reaches it. Afterwards it holds its three
-standard streams (and, in a function-call test, descriptor 3, which accepts the one value that it returns), an empty
-file system of its own, and no capability. It never holds an expected output.
+It is forked ahead of time by a process 1 that has already confined itself, so that it has no capability from its first
+instruction. It holds its three standard streams (and, in a function-call test, descriptor 3, which accepts the one
+value that it returns) and never an expected output.
 Invariant: if a door does not shut, the child says so and ends; it never runs code behind an open one.
 """
 
@@ -21,8 +21,7 @@ import traceback
 import types
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import frames, kernel, rootfs, values
-from mettle.sandbox.zygote.settings import Settings
+from mettle.sandbox.zygote import frames, kernel, values
 
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
@@ -33,26 +32,22 @@ _ROOM_TO_REPORT_BYTES: Final = 32 << 20
 _THREAD_STACKS_BYTES: Final = 64 << 20
 
 
-def live(
-    job: socket.socket, streams: tuple[int, int, int, int], settings: Settings, program: bytes | None, scratch: str
-) -> NoReturn:
-    """The child's whole life. `streams` become descriptors 0 to 3; `program` is the seccomp filter; `scratch` is where
-    it works when there is no jail with a /work of its own.
+def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
+    """The child's whole life. `streams` become descriptors 0 to 3; `program` is a seccomp filter to add to process
+    1's; `scratch` is where it works when there is no jail with a /work of its own.
 
     Nothing that goes wrong returns to process 1's code, and none of it looks like a good end.
     """
     try:
-        _live(job, streams, settings, program, scratch)
+        _live(job, streams, program, scratch)
     finally:
         _leave(_HARNESS_FAILED)
 
 
-def _live(
-    job: socket.socket, streams: tuple[int, int, int, int], settings: Settings, program: bytes | None, scratch: str
-) -> None:
+def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> None:
     try:
         job = _arrange_descriptors(job, streams)
-        _shut_doors(settings, program, scratch)
+        _shut_doors(program, scratch)
         job.sendall(frames.encode({"ready": True}))
     except OSError as error:
         job.sendall(frames.encode({"failed": str(error)}))
@@ -81,33 +76,14 @@ def _above(descriptors: tuple[int, ...], highest: int) -> list[int]:
     return list(descriptors)
 
 
-def _shut_doors(settings: Settings, program: bytes | None, scratch: str) -> None:
+def _shut_doors(program: bytes | None, scratch: str) -> None:
     os.setsid()
-    if settings.is_jailed:
-        kernel.unshare(kernel.CLONE_NEWNS)
-        rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
-        os.chdir("/work")
-        # Counts every process of the cell's user namespace, process 1 included.
-        _lower(resource.RLIMIT_NPROC, settings.max_processes + 1)
-    else:
+    kernel.set_dumpable(True)  # its own /proc/self must be its own; process 1 stays closed
+    if scratch:
         kernel.die_with_parent()
         os.chdir(scratch)
-    _lower(resource.RLIMIT_FSIZE, settings.max_file_bytes)
-    _lower(resource.RLIMIT_NOFILE, settings.max_open_files)
-    _lower(resource.RLIMIT_MEMLOCK, 1 << 16)
-    _lower(resource.RLIMIT_CORE, 1)  # 1 and not 0: a core_pattern that is a pipe ignores 0
-    kernel.set_dumpable(True)  # its own /proc/self must be its own; process 1 stays closed
-    if settings.is_jailed:
-        kernel.drop_capabilities()
-        kernel.renounce_new_privileges()
-        if program is not None:
-            kernel.install_filter(program)
-
-
-def _lower(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
+    if program is not None:
+        kernel.install_filter(program)
 
 
 def _limit(header: dict[str, Any]) -> None:

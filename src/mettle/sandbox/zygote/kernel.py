@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -24,6 +23,7 @@ MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
+MS_NOATIME: Final = 1024
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
@@ -77,7 +77,7 @@ def _syscall(number: int, what: str, *arguments: int | ctypes.Array[ctypes.c_cha
 
 
 def _number(name: str) -> int:
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in _NUMBERS:
         raise OSError(38, f"{name}: no system call numbers for {machine}")
     return _NUMBERS[machine][name]

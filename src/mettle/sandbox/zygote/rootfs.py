@@ -1,7 +1,7 @@
 """The file system that judged code sees: the system's programs and the interpreter, read-only, and nothing else.
 
 Homes, /root, /run, /var, /opt and the host's /tmp and /etc do not exist in it. /tmp, /work and /dev/shm are empty
-directories here; every test mounts its own tmpfs over them. /proc is the host's until a cell covers it with its own,
+directories here; every cell mounts its own tmpfs over them. /proc is the host's until a cell covers it with its own,
 because the kernel only lets a user namespace mount a fresh /proc where it can already see a whole one.
 """
 
@@ -14,6 +14,8 @@ from typing import Final
 from mettle.sandbox.zygote import kernel
 
 SANDBOX_UID: Final = 1000  # as seen from inside
+WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
+_changed_ns: dict[str, int] = {}  # of this cell's own directories
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _LINKS: Final = {
     "dev/fd": "/proc/self/fd",
@@ -49,10 +51,25 @@ def build_root() -> None:
 
 def mount_private_directories(disk_bytes: int, max_files: int) -> None:
     """Cover the writable directories with empty ones that only this mount namespace has."""
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    for path in ("/tmp", "/work", "/dev/shm"):
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
+    for path in WRITABLE:
         options = f"mode=1777,size={disk_bytes},nr_inodes={max_files},uid={SANDBOX_UID},gid={SANDBOX_UID}"
         kernel.mount("tmpfs", path, "tmpfs", flags, options)
+        os.utime(path, (0, 0))
+        _changed_ns[path] = os.stat(path).st_ctime_ns
+
+
+def are_private_directories_untouched() -> bool:
+    """Whether no file was made, nor anything else changed, in any of them since they were mounted.
+
+    A file that comes or goes changes the modification time, which was set to 1970; setting it back, like a change of
+    mode or owner, changes the inode's own time, which nobody can set.
+    """
+    for path in WRITABLE:
+        found = os.stat(path)
+        if found.st_mtime_ns != 0 or found.st_ctime_ns != _changed_ns[path] or os.listdir(path):
+            return False
+    return True
 
 
 def _interpreter_directories() -> list[str]:

@@ -8,7 +8,7 @@ in `syscalls.py` fails.
 from __future__ import annotations
 
 import errno
-import platform
+import os
 import struct
 from typing import Final
 
@@ -34,8 +34,8 @@ _AF_UNIX: Final = 1
 _NEW_NAMESPACE_FLAGS: Final = 0x7E020000
 _CLONE_THREAD: Final = 0x00010000
 _IOCTLS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
-# PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, SET and GET_NO_NEW_PRIVS, SET_VMA
-_PRCTLS: Final = (1, 3, 15, 16, 21, 23, 38, 39, 0x53564D41)
+# PDEATHSIG, GET and SET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, SET and GET_NO_NEW_PRIVS, SET_VMA
+_PRCTLS: Final = (1, 3, 4, 15, 16, 21, 23, 38, 39, 0x53564D41)
 
 Instruction = tuple[int, int, int, int]
 Block = list[Instruction]
@@ -43,7 +43,7 @@ Block = list[Instruction]
 
 def why_unsupported() -> str | None:
     """Why this machine cannot have the filter, or None if it can."""
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine == "x86_64":
         return None
     return f"the system call table is for x86_64 and has not been tested on {machine}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """Plain data, passed as JSON on the template's command line; it holds nothing about any task."""
 
     control_fd: int
@@ -19,9 +18,10 @@ class Settings:
     max_file_bytes: int
     disk_bytes: int
     max_disk_files: int
+    scratch: str  # where tests without a jail get their directories
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str) -> Settings:

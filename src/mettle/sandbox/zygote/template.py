@@ -25,7 +25,7 @@ from mettle.sandbox.zygote.settings import Settings
 MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
 _PRELOADED: Final[tuple[str, ...]] = (
-    *("bisect", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions"),
+    *("bisect", "collections", "collections.abc", "copy", "datetime", "decimal", "enum", "fractions"),
     *("functools", "heapq", "io", "itertools", "json", "math", "operator", "re", "string", "textwrap", "time"),
     *("traceback", "typing"),
 )
