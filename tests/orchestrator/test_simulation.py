@@ -139,6 +139,17 @@ def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
         ledger.close()
 
 
+def test_tasks_in_flight_at_a_kill_are_the_first_to_be_rolled_out_again():
+    options = config(max_steps=6, eval={"num_examples": 0})
+    _, ledger, folder = played(options, World(rollout_s=1.0, kills_at=(0.4,)))
+    with folder:
+        query = "SELECT attempts, reason FROM tasks ORDER BY draw_id LIMIT ?"
+        rows = ledger.database.rows(query, (options.inflight_groups,))
+        assert [row["attempts"] for row in rows] == [2] * options.inflight_groups
+        assert "run_ended" not in {row["reason"] for row in rows}
+        ledger.close()
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**16), rollout_s=st.sampled_from([0.2, 3.0]), train_s=st.sampled_from([0.1, 2.0]))
 def test_a_group_never_starts_on_weights_older_than_its_label(seed, rollout_s, train_s):
