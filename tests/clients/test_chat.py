@@ -9,8 +9,9 @@ import pytest
 
 from mettle.clients.chat import OpenAIChatCompletionsClient, wire_message, wire_tool
 from mettle.clients.completions import OpenAICompletionsClient
-from mettle.clients.config import ClientConfig, client_from
+from mettle.clients.config import ClientConfig
 from mettle.clients.errors import EmptyModelResponseError, InvalidModelResponseError, ModelError, OverlongPromptError
+from mettle.clients.factory import client_from
 from mettle.errors import UserError
 from mettle.records.messages import AssistantMessage, Tool, ToolMessage, UserMessage
 
@@ -140,7 +141,7 @@ def test_a_key_goes_to_the_host_it_belongs_to(monkeypatch):
         ClientConfig("https://api.openai.com/v1"),
         ClientConfig("http://a/v1", "MINE"),
     ):
-        keys.append(OpenAIChatCompletionsClient(config).transport._headers.get("Authorization"))
+        keys.append(OpenAIChatCompletionsClient(config).endpoint.transport._headers.get("Authorization"))
     assert keys == [None, "Bearer secret", "Bearer mine"]
 
 

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mettle.clients.config import client_from
+from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import (
     RETRIED_ERRORS,

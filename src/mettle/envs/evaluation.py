@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mettle.clients.config import client_from
+from mettle.clients.factory import client_from
 from mettle.envs.results import ResultsFolder, output_of
 from mettle.envs.summary import Summary
 from mettle.errors import UserError
