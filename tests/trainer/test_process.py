@@ -46,14 +46,14 @@ def test_the_config_imports_without_torch():
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_exit_codes_tell_a_mistake_from_a_dead_end(make_run, tmp_path):
+def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path):
     assert finish(tmp_path / "nowhere")[0] == 2
     run_dir = make_run(shipped=1, max_steps=1)
     code, errors = finish(run_dir.path)
     assert (code, errors) == (0, "")
     run_dir.config("trainer").write_text('{"max_stepz": 3}')
     code, errors = finish(run_dir.path)
-    assert code == 2
+    assert code == 2, errors
     assert len(errors.splitlines()) == 1
     assert "max_stepz" in errors
 
@@ -61,12 +61,12 @@ def test_exit_codes_tell_a_mistake_from_a_dead_end(make_run, tmp_path):
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_dead_end_is_exit_code_3_and_one_line(make_run):
+def test_a_replay_without_its_batches_is_one_line_for_a_person(make_run):
     run_dir = make_run(shipped=1, max_steps=1)
     for path in run_dir.batches.glob("*.npz"):
         path.unlink()
     code, errors = finish(run_dir.path)
-    assert code == 3
+    assert code == 2, errors
     assert len(errors.splitlines()) == 1
     assert "is gone" in errors
 
