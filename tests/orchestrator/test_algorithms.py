@@ -67,7 +67,7 @@ def test_an_unknown_algorithm_names_those_there_are():
 
 
 def test_an_unknown_option_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match="'grpo' does not take these options.*clip"):
+    with pytest.raises(ValueError, match=r"'grpo' does not take these options.*clip"):
         make_algorithm("grpo", {"clip": 1})
 
 
