@@ -86,8 +86,8 @@ def hub_api_page() -> str:
     lines = [NOTE, "", "# The Hub's API", ""]
     lines += [
         "Every call reads and none changes anything. The same as OpenAPI: `/api/v1/openapi.json` of a running Hub.",
-        'A call that cannot be answered gives `{"detail": "<one sentence>"}`: 404 when there is no such thing, 422',
-        "when the question is wrong, 503 when a file of the run cannot be read.",
+        'A call that cannot be answered gives `{"detail": "<one sentence>"}`: 404 when there is no such thing,',
+        "422 when the question is wrong, 503 when a file of the run cannot be read.",
         "",
     ]
     for path, calls in document["paths"].items():

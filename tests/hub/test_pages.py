@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
 
 RUN_PAGES = ["", "/rollouts", "/metrics", "/config", "/logs"]
@@ -55,6 +56,26 @@ async def test_a_wait_past_its_budget_is_told(browse, tmp_path, run_writer):
     html = await text(browse(tmp_path), "/runs/run")
     assert re.search(r'class="wait overdue"[^>]*>waiting [^:]+: orchestrator ships step 2', html)
     writer.ledger.close()
+
+
+async def test_the_warm_up_is_shown_until_there_is_a_policy(browse, tmp_path):
+    (tmp_path / "run").mkdir()
+    ledger = Ledger(tmp_path / "run" / "run.db")
+    ledger.journal.set_fact("state", "running")
+    client = browse(tmp_path)
+    assert 'data-stage="warming"' in await text(client, "/runs/run")
+    ledger.journal.record_metrics(7, {"sft/loss": 2.0})
+    ledger.journal.record_metrics(8, {"sft/loss": 1.5, "sft/reward": 0.25})
+    answer = (await client.get("/runs/run/live.json")).json()
+    assert answer["is_warming"]
+    assert answer["warm_up"] == {"steps": [7, 8], "columns": {"sft/reward": [None, 0.25], "sft/loss": [2.0, 1.5]}}
+    assert "Warm-up reward" in answer["fragments"]["headline"]
+    assert "0.250" in answer["fragments"]["headline"]
+    weights = WeightVersion(0, "weights/v0", "abc")
+    ledger.publish(weights)
+    ledger.acknowledge(weights, None, 1.0)
+    assert not (await client.get("/runs/run/live.json")).json()["is_warming"]
+    ledger.close()
 
 
 async def test_live_json_brings_only_what_is_new(browse, tmp_path, run_writer):
@@ -214,15 +235,21 @@ async def test_reading_while_another_thread_writes(browse, tmp_path, run_writer)
             problems.append(error)
 
     client, seen, rows = browse(tmp_path), [], {}
-    thread = threading.Thread(target=write)
-    thread.start()
-    while thread.is_alive() or not seen or seen[-1] < 15:
+
+    async def poll():
         answer = (await client.get(f"/runs/run/live.json?after_step={max(rows, default=-1) - 3}")).json()
         rows.update(zip(answer["steps"], answer["columns"]["reward_mean"], strict=True))
         seen.append((await client.get("/api/v1/runs/run")).json()["step"])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while thread.is_alive():
+        await poll()
     thread.join()
+    await poll()
     assert not problems
     assert seen == sorted(seen)
+    assert seen[-1] == 15
     fresh = (await browse(tmp_path).get("/runs/run/live.json")).json()
     assert rows == dict(zip(fresh["steps"], fresh["columns"]["reward_mean"], strict=True))
     writer.ledger.close()

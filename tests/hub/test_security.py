@@ -1,11 +1,15 @@
 """Hostile text, hostile addresses, hostile names."""
 
+import hashlib
 import json
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mettle.hub.app import STATIC
 from mettle.hub.security import HEADERS
 from mettle.records.tasks import GroupRecord, RolloutRecord, Turn
 
@@ -153,3 +157,20 @@ async def test_nothing_can_be_changed(browse, runs, method):
     client = browse(runs)
     for path in ("/", "/runs/done", "/api/v1/runs/done", "/runs/done/rollouts"):
         assert (await client.request(method, path)).status_code == 405
+
+
+def test_vendored_files_are_the_ones_that_were_written_down():
+    vendor = STATIC / "vendor"
+    told = dict(re.findall(r"\| `([^`]+)` \|.*\| `([0-9a-f]{64})` \|", (vendor / "VENDORED.md").read_text()))
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in vendor.iterdir()
+        if path.suffix not in (".LICENSE", ".md")
+    }
+    assert told == found
+
+
+def test_no_file_that_is_served_names_another_host():
+    for path in [*STATIC.glob("*.*"), *(Path(STATIC).parent / "templates").iterdir()]:
+        addresses = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", path.read_text()))
+        assert addresses <= {"http://www.w3.org"}, path

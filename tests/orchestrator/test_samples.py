@@ -1,4 +1,4 @@
-"""Turns to samples: extended where they continue, branched where they were rewritten, each sampled token trained once."""
+"""Turns to samples: extended where they continue, branched where rewritten, each sampled token trained once."""
 
 import numpy as np
 import pytest

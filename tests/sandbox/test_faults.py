@@ -59,6 +59,18 @@ async def test_a_killed_template_takes_its_cells_along_and_another_takes_over() 
 
 
 @pytest.mark.usefixtures("_isolating_host")
+async def test_a_pool_without_isolation_leaves_no_files_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with SandboxPool(SandboxConfig(backend="unsafe", warm=1)) as pool:
+        code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.kill(os.getppid(), 9)"
+        await pool.judge(code, [StdioTest()])
+        assert os.listdir(tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_isolating_host")
 async def test_a_closed_pool_leaves_no_process() -> None:
     pool = SandboxPool(SandboxConfig(warm=3))
     async with pool:
@@ -85,9 +97,11 @@ asyncio.run(main())
 
 @pytest.mark.usefixtures("_isolating_host")
 @pytest.mark.parametrize("backend", ["zygote", "unsafe"])
-async def test_a_killed_owner_leaves_no_process(backend: str) -> None:
+async def test_a_killed_owner_leaves_no_process(backend: str, tmp_path: Path) -> None:
     owner = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", OWNER, backend], stdout=subprocess.PIPE, env=ENVIRONMENT
+        [sys.executable, "-c", OWNER, backend],
+        stdout=subprocess.PIPE,
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
     )
     with owner:
         assert owner.stdout is not None

@@ -96,4 +96,4 @@ async def test_a_daemon_that_holds_the_output_delays_nothing(pool: SandboxPool) 
     code = "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(30)\n"
     result = (await pool.judge(code, [StdioTest("", "1")])).tests[0]
     assert result.has_passed
-    assert result.wall_s < 2
+    assert result.wall_s < 10

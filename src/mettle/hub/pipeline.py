@@ -56,10 +56,10 @@ def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[Wait]
     return Pipeline(
         nodes=tuple(_node(name, known.get(name), waits, summary) for name in MAIN),
         others=tuple(_node(name, known.get(name), waits, summary) for name in others),
-        tokens=f"{wording.compact(summary.inference_tokens_per_s)} tokens/s",
+        tokens=_tokens(summary),
         batches=f"batch {summary.shipped_step}" if summary.shipped_step else "no batch yet",
         weights=_weights(summary),
-        is_moving=summary.is_live and summary.state == "running",
+        is_moving=summary.state == "running" and summary.acked_version is not None,
     )
 
 
@@ -80,6 +80,12 @@ def _node(name: str, process: Process | None, waits: list[Wait], summary: RunSum
 def owner_process(owner: str) -> str:
     """The process that a wait belongs to: `trainer`, `trainer/rank-0` and `trainer.loop` are the trainer's."""
     return owner.replace(".", "/").replace(":", "/").partition("/")[0]
+
+
+def _tokens(summary: RunSummary) -> str:
+    if summary.inference_tokens_per_s is None:
+        return "no tokens yet"
+    return f"{wording.compact(summary.inference_tokens_per_s)} tokens/s"
 
 
 def _weights(summary: RunSummary) -> str:

@@ -7,7 +7,7 @@ otherwise; `METRICS` names the metrics that are looked for, the first that is th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mettle.hub.metrics import MetricTable, align
 from mettle.hub.steps import StepFigures, StepTable
@@ -94,6 +94,9 @@ WARM_UP_CHART = Chart(
     tuple(Series(*part) for part in WARM_UP), floor=0,
 )  # fmt: skip
 
+WARM_UP_LARGE = replace(WARM_UP_CHART, id="warm_up_large")
+"""The same in the place of the reward, until there is a reward."""
+
 FROM_STEPS: dict[str, Callable[[StepFigures], float | None]] = {
     "reward_mean": lambda f: f.reward.mean if f.reward else None,
     "reward_p10": lambda f: f.reward.p10 if f.reward else None,
@@ -105,15 +108,24 @@ FROM_STEPS: dict[str, Callable[[StepFigures], float | None]] = {
 }
 
 
-def charts_of(metrics: MetricTable) -> list[Chart]:
-    """The charts of a run below the reward; the warm-up when there was one."""
-    has_warm_up = metrics.find([name for name, _, _ in WARM_UP]) is not None
+def charts_of(metrics: MetricTable, *, is_warming: bool = False) -> list[Chart]:
+    """The charts of a run below the reward; the warm-up when there was one, or may still be one."""
+    has_warm_up = is_warming or metrics.find([name for name, _, _ in WARM_UP]) is not None
     return [*CHARTS, TIME, *([WARM_UP_CHART] if has_warm_up else [])]
 
 
 def warm_up_columns(metrics: MetricTable) -> tuple[list[int], dict[str, list[float | None]]]:
     """The columns of the warm-up, over its own steps."""
     return align((name, metrics.after(name, -1)) for name, _, _ in WARM_UP)
+
+
+def warm_up_now(metrics: MetricTable) -> dict[str, float] | None:
+    """The newest figures of the warm-up by label, and its step; None when there was none."""
+    known = {label: column for name, label, _ in WARM_UP if (column := metrics.columns.get(name))}
+    if not known:
+        return None
+    figures = {label: column[next(reversed(column))] for label, column in known.items()}
+    return {"step": max(max(column) for column in known.values()), **figures}
 
 
 def columns_after(

@@ -21,7 +21,7 @@ class SandboxConfig(BaseModel):
     """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same processes with no isolation at all."""
 
     require: RequiredGrade = "ns"
-    """The least isolation that will do; a host that gives less is refused. Backend `unsafe` is asked for nothing."""
+    """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""

@@ -15,6 +15,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +51,8 @@ _MAX_HELLO_BYTES: Final = 1 << 16
 _MAX_LOG_LINE: Final = 500
 _MAX_DISK_FILES: Final = 1024
 _ORDER_RETRY_S: Final = 0.002
+_MAX_REMOVALS: Final = 5
+_REMOVAL_PAUSE_S: Final = 0.1
 
 
 class Template:
@@ -61,6 +64,7 @@ class Template:
         self.layers: dict[str, str] = {}
         self.is_ready = False
         self._num_spawned = 0
+        self._scratch = tempfile.mkdtemp(prefix="mettle-unsafe-") if config.backend == "unsafe" else ""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._log, log_end = os.pipe()
@@ -129,6 +133,19 @@ class Template:
         except TimeoutError:
             self._process.kill()
             await self._exited.wait()
+        await self._remove_scratch()
+
+    async def _remove_scratch(self) -> None:
+        """Delete the directories of cells that were killed; others delete their own, perhaps at this moment.
+
+        By a program of its own, because judged code decides how deep the tree is.
+        """
+        for _ in range(_MAX_REMOVALS if self._scratch else 0):
+            remove = ("rm", "-rf", "--one-file-system", "--", self._scratch)
+            process = await asyncio.create_subprocess_exec(*remove, stderr=asyncio.subprocess.DEVNULL)
+            if await process.wait() == 0:
+                return
+            await asyncio.sleep(_REMOVAL_PAUSE_S)
 
     def _execute(self, control: socket.socket, log_end: int) -> subprocess.Popen[bytes]:
         config = self._config
@@ -142,6 +159,7 @@ class Template:
             max_file_bytes=config.disk_mb << 20,
             disk_bytes=(config.disk_mb << 20) // 3,
             max_disk_files=_MAX_DISK_FILES,
+            scratch=self._scratch,
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]

@@ -19,7 +19,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function draw({ evals, max_steps: maxSteps, warm_up: warmUp }) {
     const steps = [...rows.keys()].sort((a, b) => a - b);
     for (const [spec, chart] of charts) {
-      if (spec.id === "warm_up") {
+      if (spec.id.startsWith("warm_up")) {
         if (warmUp) chart.set(warmUp.steps, warmUp.columns, null, null);
         continue;
       }
@@ -32,6 +32,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function take(answer) {
     state.change = answer.change;
     state.isLive = answer.is_live;
+    if ("is_warming" in answer) page.dataset.stage = answer.is_warming ? "warming" : "training";
     if (!answer.fragments) return;
     for (const [name, html] of Object.entries(answer.fragments)) {
       // The server's own template, escaped there as on the page itself.

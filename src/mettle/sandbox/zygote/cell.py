@@ -186,7 +186,7 @@ class Cell:
         self._settings = settings
         self._program = program
         self._source = b""
-        self._scratch = "" if settings.is_jailed else f"/tmp/mettle-unsafe-{os.getpid()}"
+        self._scratch = "" if settings.is_jailed else f"{settings.scratch}/{os.getpid()}"
         self._child: Child | None = None
 
     def serve(self) -> None:

@@ -18,6 +18,7 @@ class Settings(NamedTuple):
     max_file_bytes: int
     disk_bytes: int
     max_disk_files: int
+    scratch: str  # where tests without a jail get their directories
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())
