@@ -10,7 +10,6 @@ import time
 from mettle.errors import UserError
 from mettle.storage.run_dir import RunDir
 
-
 PATIENCE_S = 0.5
 """Somebody who asks for the supervisor's pid holds the lock for an instant; that is no other supervisor."""
 
