@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mettle.errors import ServiceError
+from mettle.errors import UserError
 from mettle.orchestrator.admission import FailureStreak, judge_group, main_error
 from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
@@ -122,7 +122,7 @@ def test_starvation_warns_after_one_batch_and_ends_after_its_limit():
     assert "100% failed" in starvation.observe(failed, DropReason.ERRORS)
     for _ in range(3):
         starvation.observe(failed, DropReason.ERRORS)
-    with pytest.raises(ServiceError, match=r"6 groups \(3 batches' worth\).*look at the errors"):
+    with pytest.raises(UserError, match=r"6 groups \(3 batches' worth\).*look at the errors"):
         starvation.observe(failed, DropReason.ERRORS)
 
 
@@ -132,5 +132,5 @@ def test_starvation_names_truncation_and_starts_again_after_a_good_group():
     assert "100% of the rollouts were cut at max_tokens" in starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
     assert starvation.observe(group(rollout(1.0), rollout(0.0)), None) is None
     starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
-    with pytest.raises(ServiceError, match=r"raise sampling\.max_tokens"):
+    with pytest.raises(UserError, match=r"raise sampling\.max_tokens"):
         starvation.observe(cut, DropReason.ZERO_ADVANTAGE)

@@ -102,6 +102,7 @@ class Evaluator:
         self._pulse = pulse
         self._sampling = sampling_params(config.eval_sampling)
         self._num_waiting = 0
+        self.num_finished = 0
 
     @property
     def has_priority(self) -> bool:
@@ -173,6 +174,8 @@ class Evaluator:
                         self._pulse.fire()
                 incarnation = self._policy.incarnation
                 rollouts = await self._roll_out(request)
+            self.num_finished += 1
+            self._pulse.fire()
             if not await self._is_void(rollouts, version, incarnation):
                 kinds = {r.error_kind for r in rollouts if r.reward is None}
                 failures += 1

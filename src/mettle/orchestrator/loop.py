@@ -127,12 +127,16 @@ class Orchestrator:
         await self._ship(step, groups, waited_s)
 
     async def _collect(self, step: int) -> None:
-        """Until there are enough groups for a batch. The budget is for any group to finish, not for all of them."""
+        """Until there are enough groups for a batch. Any group that finishes renews the budget, an evaluation's too."""
+
+        def progress() -> int:
+            return self._groups.num_finished + self._evaluator.num_finished
+
         while not self._batcher.is_full:
-            seen = self._groups.num_finished
+            seen = progress()
             missing = self._batcher.groups_per_batch - self._batcher.num_ready
             await self._waits.until(
-                lambda seen=seen: self._groups.num_finished > seen or self._batcher.is_full,  # type: ignore[misc]
+                lambda seen=seen: progress() > seen or self._batcher.is_full,  # type: ignore[misc]
                 edge="rollouts",
                 awaits=f"{missing} more groups for step {step}",
                 budget_s=self._config.budgets.rollouts_s,
