@@ -100,6 +100,22 @@ async def test_an_sdk_object_is_called_as_it_is():
     assert seen["extra_body"] == {"top_k": 1}
 
 
+async def test_an_sdk_object_is_called_for_text_completions_too():
+    seen = []
+
+    async def create(**fields):
+        seen.append(fields)
+        return SimpleNamespace(model_dump=lambda: {"choices": [{"text": "hi", "finish_reason": "length"}]})
+
+    sdk = SimpleNamespace(completions=SimpleNamespace(create=create), base_url="http://x/v1/")
+    client = OpenAICompletionsClient(sdk)
+    response = await client.get_response([UserMessage(content="a")], "m", {"n": None, "extra_body": {"top_k": 1}})
+    await client.close()
+    assert seen == [{"model": "m", "prompt": "a", "extra_body": {"top_k": 1}}]
+    assert (response.message.content, response.message.is_truncated) == ("hi", True)
+    assert client.base_url == "http://x/v1"
+
+
 async def test_an_sdk_failure_is_a_model_error():
     class Refused(Exception):
         status_code = 400
