@@ -86,7 +86,9 @@ worlds = st.builds(
     update_s=st.sampled_from([0.0, 0.05, 1.0]),
     error_rate=st.sampled_from([0.0, 0.1, 0.4]),
     equal_rate=st.sampled_from([0.0, 0.3, 0.6]),
-    engine_deaths=st.lists(st.floats(0.0, 40.0), max_size=2).map(tuple),
+    engine_deaths=st.lists(st.floats(0.0, 40.0), max_size=3).map(tuple),
+    engine_down_s=st.sampled_from([0.0, 3.0]),
+    straggler_rate=st.sampled_from([0.0, 0.1]),
     trainer_deaths=st.lists(st.integers(1, 4), max_size=2, unique=True).map(tuple),
     refusals=st.integers(0, 2),
     kills_at_transaction=st.lists(st.integers(1, 80), max_size=6).map(tuple),
@@ -134,6 +136,17 @@ def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
         check_accounts(options, simulated, ledger)
         check_batches(options, simulated)
         check_evals(options, ledger)
+        ledger.close()
+
+
+def test_tasks_in_flight_at_a_kill_are_the_first_to_be_rolled_out_again():
+    options = config(max_steps=6, eval={"num_examples": 0})
+    _, ledger, folder = played(options, World(rollout_s=1.0, kills_at=(0.4,)))
+    with folder:
+        query = "SELECT attempts, reason FROM tasks ORDER BY draw_id LIMIT ?"
+        rows = ledger.database.rows(query, (options.inflight_groups,))
+        assert [row["attempts"] for row in rows] == [2] * options.inflight_groups
+        assert "run_ended" not in {row["reason"] for row in rows}
         ledger.close()
 
 
@@ -190,6 +203,23 @@ def test_an_engine_that_comes_back_with_old_weights_gets_the_new_ones_first():
         assert kinds["engine_lost"] + kinds["engine_changed"] >= 1
         assert simulated.engine.version == 8
         check_batches(config(max_steps=8), simulated)
+        ledger.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stragglers_and_unnoticed_restarts_bring_stale_tokens_which_are_not_trained(seed):
+    """The sweep at shipping is what holds the bound: such groups come back, and are dropped."""
+    world = World(
+        seed=seed, rollout_s=1.0, train_s=0.2, straggler_rate=0.1, engine_deaths=(4.0, 7.0, 10.0, 13.0),
+        engine_down_s=0.0,
+    )  # fmt: skip
+    options = config(max_steps=10, eval={"num_examples": 3, "interval": 3})
+    simulated, ledger, folder = played(options, world)
+    with folder:
+        assert ledger.task_counts()["dropped:stale"] > 0
+        check_accounts(options, simulated, ledger)
+        check_batches(options, simulated)
+        check_evals(options, ledger)
         ledger.close()
 
 
