@@ -92,7 +92,8 @@ def curves_svg(seeds: list[int], rows: list[dict[str, Any]], width: int = 720, h
         return f"{x:.1f},{top + (height - top - bottom) * (1 - reward):.1f}"
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        ' font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for level in (0.0, 0.25, 0.5, 0.75, 1.0):

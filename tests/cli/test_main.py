@@ -93,7 +93,7 @@ def test_an_unknown_option_is_one_line_and_exit_2(capsys):
     ("error", "code", "line"),
     [
         (UserError("no such thing\nat all"), 2, "error: no such thing at all\n"),
-        (StorageError("disk full"), 3, "error: disk full\n"),
+        (StorageError("disk full"), 2, "error: disk full\n"),
         (ServiceError("server gone"), 3, "error: server gone\n"),
         (ProviderError("endpoint gone"), 3, "error: endpoint gone\n"),
         (KeyboardInterrupt(), 130, "stopped; `mettle fail` goes on\n"),

@@ -9,8 +9,9 @@ import pytest
 
 from mettle.clients.chat import OpenAIChatCompletionsClient, wire_message, wire_tool
 from mettle.clients.completions import OpenAICompletionsClient
-from mettle.clients.config import ClientConfig, client_from
+from mettle.clients.config import ClientConfig
 from mettle.clients.errors import EmptyModelResponseError, InvalidModelResponseError, ModelError, OverlongPromptError
+from mettle.clients.factory import client_from
 from mettle.errors import UserError
 from mettle.records.messages import AssistantMessage, Tool, ToolMessage, UserMessage
 
@@ -99,6 +100,22 @@ async def test_an_sdk_object_is_called_as_it_is():
     assert seen["extra_body"] == {"top_k": 1}
 
 
+async def test_an_sdk_object_is_called_for_text_completions_too():
+    seen = []
+
+    async def create(**fields):
+        seen.append(fields)
+        return SimpleNamespace(model_dump=lambda: {"choices": [{"text": "hi", "finish_reason": "length"}]})
+
+    sdk = SimpleNamespace(completions=SimpleNamespace(create=create), base_url="http://x/v1/")
+    client = OpenAICompletionsClient(sdk)
+    response = await client.get_response([UserMessage(content="a")], "m", {"n": None, "extra_body": {"top_k": 1}})
+    await client.close()
+    assert seen == [{"model": "m", "prompt": "a", "extra_body": {"top_k": 1}}]
+    assert (response.message.content, response.message.is_truncated) == ("hi", True)
+    assert client.base_url == "http://x/v1"
+
+
 async def test_an_sdk_failure_is_a_model_error():
     class Refused(Exception):
         status_code = 400
@@ -140,7 +157,7 @@ def test_a_key_goes_to_the_host_it_belongs_to(monkeypatch):
         ClientConfig("https://api.openai.com/v1"),
         ClientConfig("http://a/v1", "MINE"),
     ):
-        keys.append(OpenAIChatCompletionsClient(config).transport._headers.get("Authorization"))
+        keys.append(OpenAIChatCompletionsClient(config).endpoint.transport._headers.get("Authorization"))
     assert keys == [None, "Bearer secret", "Bearer mine"]
 
 

@@ -30,7 +30,7 @@ async def test_one_good_answer_among_every_kind_of_fault_is_the_whole_average(en
     rows = [{"question": f"q{i}"} for i in range(18)]
     env = vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric([says_yes]))
     client = vf.OpenAIChatCompletionsClient(vf.ClientConfig(endpoint.url, max_retries=0))
-    client.transport.retry = type(client.transport.retry)(max_retries=0, max_garbage_retries=0)
+    client.endpoint.transport.retry = type(client.endpoint.transport.retry)(max_retries=0, max_garbage_retries=0)
     results = await env.evaluate(client, "m", max_concurrent=1)
     await client.close()
     outputs = results.outputs

@@ -118,7 +118,7 @@ def test_listing_finds_everything_and_imports_nothing(folder):
     assert {"arithmetic", "broken", "number-guess", "reverse-text", "v0-toy"} <= set(names)
     assert names == sorted(names)
     assert "v0_toy" not in sys.modules
-    assert find_environment("Reverse_Text").folder == SOURCE.parent / "environments" / "reverse_text"
+    assert find_environment("Reverse_Text").module == "reverse_text"
     assert folder.resolve() in search_path()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mettle.errors import ServiceError
+from mettle.errors import UserError
 from mettle.orchestrator.admission import FailureStreak, judge_group, main_error
 from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
@@ -96,18 +96,41 @@ def ready(draw_id, version):
 
 
 def test_a_batch_takes_whole_groups_stalest_first():
-    batcher = Batcher(2, max_staleness=5)
+    batcher = Batcher(2, max_staleness=5, max_backfill=1.0)
     for draw_id, version in ((1, 3), (2, 1), (3, 2)):
         batcher.add(ready(draw_id, version))
-    assert batcher.is_full
+    assert batcher.has_batch
     assert [g.draw_id for g in batcher.take()] == [2, 3]
-    assert not batcher.is_full
+    assert not batcher.has_batch
     with pytest.raises(AssertionError, match="wants 2 groups, 1 are ready"):
         batcher.take()
 
 
+def test_past_the_backfill_a_batch_wants_fewer_groups_until_it_is_shipped():
+    batcher = Batcher(8, max_staleness=5, max_backfill=0.5)
+    wanted = []
+    for _ in range(64):
+        batcher.reject()
+        wanted.append(batcher.num_wanted)
+    assert wanted[:4] == [8, 8, 8, 8]
+    assert (wanted[7], wanted[15], wanted[31], wanted[63]) == (4, 2, 1, 1)
+    assert not batcher.has_batch
+    batcher.add(ready(1, 3))
+    assert [g.draw_id for g in batcher.take()] == [1]
+    assert batcher.num_wanted == 8
+
+
+def test_groups_that_are_all_solved_end_the_hunger_well():
+    starvation = Starvation(1, 3, solved_reward=0.9)
+    solved = group(rollout(1.0), rollout(1.0))
+    for _ in range(3):
+        assert not starvation.is_solved
+        assert starvation.observe(solved, DropReason.ZERO_ADVANTAGE) is None
+    assert starvation.is_solved
+
+
 def test_a_sweep_removes_what_is_too_stale_by_its_oldest_token():
-    batcher = Batcher(2, max_staleness=2)
+    batcher = Batcher(2, max_staleness=2, max_backfill=1.0)
     batcher.add(ready(1, 3))
     batcher.add(ready(2, 4))
     assert batcher.sweep(6) == []
@@ -116,21 +139,21 @@ def test_a_sweep_removes_what_is_too_stale_by_its_oldest_token():
 
 
 def test_starvation_warns_after_one_batch_and_ends_after_its_limit():
-    starvation = Starvation(2, 3)
+    starvation = Starvation(2, 3, solved_reward=0.9)
     failed = group(rollout(None, "environment"))
     assert starvation.observe(failed, DropReason.ERRORS) is None
     assert "100% failed" in starvation.observe(failed, DropReason.ERRORS)
     for _ in range(3):
         starvation.observe(failed, DropReason.ERRORS)
-    with pytest.raises(ServiceError, match=r"6 groups \(3 batches' worth\).*look at the errors"):
+    with pytest.raises(UserError, match=r"6 groups \(3 batches' worth\).*look at the errors"):
         starvation.observe(failed, DropReason.ERRORS)
 
 
 def test_starvation_names_truncation_and_starts_again_after_a_good_group():
-    starvation = Starvation(1, 2)
+    starvation = Starvation(1, 2, solved_reward=0.9)
     cut = group(rollout(0.0, is_truncated=True), rollout(0.0, is_truncated=True))
     assert "100% of the rollouts were cut at max_tokens" in starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
     assert starvation.observe(group(rollout(1.0), rollout(0.0)), None) is None
     starvation.observe(cut, DropReason.ZERO_ADVANTAGE)
-    with pytest.raises(ServiceError, match=r"raise sampling\.max_tokens"):
+    with pytest.raises(UserError, match=r"raise sampling\.max_tokens"):
         starvation.observe(cut, DropReason.ZERO_ADVANTAGE)

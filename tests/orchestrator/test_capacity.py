@@ -11,7 +11,7 @@ G = 4
 def room(step, version, *, num_ready=0, num_running=0, share=1.0, max_steps=100, lag=1, staleness=2):
     return room_for_groups(
         step=step, version=version, max_steps=max_steps, groups_per_batch=G, num_ready=num_ready,
-        num_running=num_running, admitted_share=share, max_lag=lag, max_staleness=staleness,
+        num_running=num_running, admitted_share=share, min_share=0.25, max_lag=lag, max_staleness=staleness,
     )  # fmt: skip
 
 

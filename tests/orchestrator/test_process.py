@@ -63,7 +63,7 @@ def test_a_run_goes_to_its_end_and_closes_its_accounts(run_dir, stand_in, traine
         "reward/mean", "reward/std", "reward/p10", "reward/p90", "reward/words", "rollouts/error_rate",
         "rollouts/truncated_rate", "rollouts/tokens_mean", "rollouts/per_s", "groups/solved_all", "groups/solved_none",
         "groups/zero_advantage", "staleness/mean", "staleness/max", "staleness/dropped",
-        "throughput/inference_tokens_per_s", "time/wait_for_policy_s", "time/step_s", "time/pack_s",
+        "throughput/inference_tokens_per_s", "time/wait_for_policy_s", "time/gather_s", "time/pack_s",
         "canary/mean_abs_diff", "canary/max_abs_diff", "weights/update_ms", "queue/ready_groups",
         "queue/inflight_groups", "event_loop_lag/max_ms",
     } <= names  # fmt: skip

@@ -44,7 +44,9 @@ def check_accounts(options, simulated, ledger):
     """1, 2, 7: every draw ends once; trained at most once and none lost; one batch a step, all trained."""
     counts = ledger.task_counts()
     assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}
-    assert counts.get("trained", 0) == options.max_steps * options.groups_per_batch
+    shipped = [draw_id for batch in simulated.trainer.batches.values() for draw_id in batch.draw_ids]
+    assert len(simulated.trainer.batches) == options.max_steps
+    assert counts.get("trained", 0) == len(shipped) == len(set(shipped))
     trained = [draw for batch in simulated.trainer.batches.values() for draw in batch.draw_ids]
     assert max(Counter(trained).values(), default=1) == 1
     assert sorted(simulated.trainer.batches) == list(range(1, options.max_steps + 1))
@@ -52,10 +54,10 @@ def check_accounts(options, simulated, ledger):
 
 
 def check_batches(options, simulated):
-    """3, 9: no token is staler than the bound; whole groups, always the same number; tokens are those of the draws."""
+    """3: no token is staler than the bound; whole groups, no more than fit; tokens are those of the draws."""
     for step, batch in simulated.trainer.batches.items():
         assert batch.step == step
-        assert len(batch.draw_ids) == options.groups_per_batch
+        assert 1 <= len(batch.draw_ids) <= options.groups_per_batch
         marks = set()
         for micro in batch.ranks[0]:
             staleness = (step - 1) - micro.versions[micro.loss_mask]
@@ -86,7 +88,9 @@ worlds = st.builds(
     update_s=st.sampled_from([0.0, 0.05, 1.0]),
     error_rate=st.sampled_from([0.0, 0.1, 0.4]),
     equal_rate=st.sampled_from([0.0, 0.3, 0.6]),
-    engine_deaths=st.lists(st.floats(0.0, 40.0), max_size=2).map(tuple),
+    engine_deaths=st.lists(st.floats(0.0, 40.0), max_size=3).map(tuple),
+    engine_down_s=st.sampled_from([0.0, 3.0]),
+    straggler_rate=st.sampled_from([0.0, 0.1]),
     trainer_deaths=st.lists(st.integers(1, 4), max_size=2, unique=True).map(tuple),
     refusals=st.integers(0, 2),
     kills_at_transaction=st.lists(st.integers(1, 80), max_size=6).map(tuple),
@@ -134,6 +138,17 @@ def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
         check_accounts(options, simulated, ledger)
         check_batches(options, simulated)
         check_evals(options, ledger)
+        ledger.close()
+
+
+def test_tasks_in_flight_at_a_kill_are_the_first_to_be_rolled_out_again():
+    options = config(max_steps=6, eval={"num_examples": 0})
+    _, ledger, folder = played(options, World(rollout_s=1.0, kills_at=(0.4,)))
+    with folder:
+        query = "SELECT attempts, reason FROM tasks ORDER BY draw_id LIMIT ?"
+        rows = ledger.database.rows(query, (options.inflight_groups,))
+        assert [row["attempts"] for row in rows] == [2] * options.inflight_groups
+        assert "run_ended" not in {row["reason"] for row in rows}
         ledger.close()
 
 
@@ -193,12 +208,41 @@ def test_an_engine_that_comes_back_with_old_weights_gets_the_new_ones_first():
         ledger.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_stragglers_and_unnoticed_restarts_bring_stale_tokens_which_are_not_trained(seed):
+    """The sweep at shipping is what holds the bound: such groups come back, and are dropped."""
+    world = World(
+        seed=seed, rollout_s=1.0, train_s=0.2, straggler_rate=0.1, engine_deaths=(4.0, 7.0, 10.0, 13.0),
+        engine_down_s=0.0,
+    )  # fmt: skip
+    options = config(max_steps=10, eval={"num_examples": 3, "interval": 3})
+    simulated, ledger, folder = played(options, world)
+    with folder:
+        assert ledger.task_counts()["dropped:stale"] > 0
+        check_accounts(options, simulated, ledger)
+        check_batches(options, simulated)
+        check_evals(options, ledger)
+        ledger.close()
+
+
 def test_equal_rewards_for_ever_end_the_run_and_say_why():
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
         run_virtually(simulate(Path(folder), config(max_empty_batches=3), World(equal_rate=1.0)))
     (error,) = flat(raised.value)
     assert isinstance(error, UserError)
     assert "6 groups (3 batches' worth) gave nothing to train on: 100% had equal rewards (mean 0.5)" in str(error)
+
+
+def test_a_policy_that_solves_its_tasks_ends_the_run_early_and_well():
+    options = config(max_empty_batches=3, solved_reward=0.4, eval={"num_examples": 4})
+    with tempfile.TemporaryDirectory() as folder:
+        run_virtually(simulate(Path(folder), options, World(equal_rate=1.0)))
+        ledger = Ledger(RunDir(Path(folder)).ledger)
+        assert ledger.journal.fact("state") == "finished"
+        assert [e.kind for e in ledger.journal.events() if e.kind in ("solved", "no_signal")] == ["solved"]
+        assert {(row.kind, row.step) for row in ledger.journal.evals()} == {("baseline", 0), ("final", 0)}
+        assert set(ledger.task_counts()) <= {"dropped:zero_advantage", "dropped:run_ended"}
+        ledger.close()
 
 
 def test_an_environment_that_always_fails_ends_the_run_with_its_first_error():

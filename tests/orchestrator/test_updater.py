@@ -108,6 +108,17 @@ def test_an_engine_that_was_restarted_gets_the_weights_before_it_counts_again(tm
     played(tmp_path, scenario)
 
 
+def test_a_restarted_engine_is_not_trusted_for_saying_the_same_version(tmp_path):
+    async def scenario(bench):
+        bench.publish(0)
+        await asyncio.sleep(1.0)
+        bench.engine.life = 1
+        await asyncio.sleep(5.0)
+        assert bench.engine.num_updates == 2
+
+    played(tmp_path, scenario)
+
+
 def test_an_update_can_be_held_back_and_goes_through_the_version_asked_for(tmp_path):
     async def scenario(bench):
         bench.publish(0)

@@ -56,7 +56,7 @@ def check_ledger(folder, steps):
         assert [batch.trainings for batch in ledger.batches()] == [1] * steps
         counts = ledger.task_counts()
         assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}
-        assert counts["trained"] == steps * 16
+        assert steps <= counts["trained"] <= steps * 16
         assert all(version.acked_at is not None for version in ledger.versions())
     finally:
         ledger.close()

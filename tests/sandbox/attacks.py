@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - the programs read best as they are
 """Named attacks on the sandbox, as source that prints BREACH if it got through.
 
 Each is given, on its standard input, a JSON object that describes what was planted on the host for it (see

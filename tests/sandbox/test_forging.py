@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - the programs read best as they are
 """Code that lies about its result: the values travel out, and nothing inside knows what is expected."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def start(run_dir):
 
 def finish(run_dir):
     process = start(run_dir)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     return process.returncode, errors
 
 
@@ -45,39 +45,42 @@ def test_the_config_imports_without_torch():
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_exit_codes_tell_a_mistake_from_a_dead_end(make_run, tmp_path):
+@pytest.mark.timeout(300)
+def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path):
     assert finish(tmp_path / "nowhere")[0] == 2
     run_dir = make_run(shipped=1, max_steps=1)
     code, errors = finish(run_dir.path)
     assert (code, errors) == (0, "")
     run_dir.config("trainer").write_text('{"max_stepz": 3}')
     code, errors = finish(run_dir.path)
-    assert code == 2
+    assert code == 2, errors
     assert len(errors.splitlines()) == 1
     assert "max_stepz" in errors
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_a_dead_end_is_exit_code_3_and_one_line(make_run):
+@pytest.mark.timeout(300)
+def test_a_replay_without_its_batches_is_one_line_for_a_person(make_run):
     run_dir = make_run(shipped=1, max_steps=1)
     for path in run_dir.batches.glob("*.npz"):
         path.unlink()
     code, errors = finish(run_dir.path)
-    assert code == 3
+    assert code == 2, errors
     assert len(errors.splitlines()) == 1
     assert "is gone" in errors
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
     run_dir = make_run(shipped=1, max_steps=9, interval=50)
     process = start(run_dir.path)
     ledger = Ledger(run_dir.ledger)
     wait_until(process, lambda: ledger.journal.waits())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     process.communicate()
     assert ledger.journal.waits() == []
     assert (run_dir.checkpoints / "step-1" / "manifest.json").exists()
@@ -86,6 +89,7 @@ def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_process_killed_with_sigkill_resumes_to_the_same_bytes(make_run):
     whole, killed = (make_run(name, shipped=6, max_steps=6, interval=4) for name in ("whole", "killed"))
     assert finish(whole.path)[0] == 0

@@ -18,11 +18,12 @@ def train_with_ranks(run_dir, ranks):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [*launcher, *command[1:]]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.e2e
 def test_two_ranks_train_like_one_process_and_resume_from_its_checkpoint(make_run, ledger_of):
     one = make_run("one", shipped=4, max_steps=4, ranks=2, device="cpu")

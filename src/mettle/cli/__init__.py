@@ -4,6 +4,6 @@ Parts: `main` (the entry point, the list of nouns, how an error becomes an exit 
 when they are asked for, and near misses), `terminal` (what is printed). Invariant: importing this package and asking
 for help imports nothing but click; whatever is heavy is imported inside a command.
 
-Exit codes: 0 done, 1 a check failed or the program did, 2 the user's mistake, 3 Mettle cannot go on (a service or the
-storage), 130 stopped by Ctrl-C.
+Exit codes: 0 done, 1 a check failed or the program did, 2 a person has to act (wrong input, a full disk), 3 Mettle
+cannot go on (a service is gone), 130 stopped by Ctrl-C.
 """

@@ -23,7 +23,8 @@ import click
 from mettle.cli.endpoints import ENDPOINTS_FILE, read_endpoints
 from mettle.cli.local_server import local_server
 from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
-from mettle.clients.config import ClientConfig, client_from
+from mettle.clients.config import ClientConfig
+from mettle.clients.factory import client_from
 from mettle.envs import load_environment
 from mettle.envs.results import ResultsFolder
 from mettle.errors import ServiceError, UserError

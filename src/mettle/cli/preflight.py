@@ -173,7 +173,7 @@ def _torch() -> Finding:
 
 def _isolation() -> Finding:
     from mettle.errors import MettleError
-    from mettle.sandbox.isolation import probe
+    from mettle.sandbox import probe
 
     try:
         report = probe()

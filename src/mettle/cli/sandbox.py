@@ -17,7 +17,7 @@ def sandbox() -> None:
 @json_option
 def doctor(is_json: bool) -> int:
     """Show which isolation is really in force, as code inside finds it. The exit code is 1 when it is not whole."""
-    from mettle.sandbox.isolation import probe
+    from mettle.sandbox import probe
 
     report = probe()
     if is_json:

@@ -1,4 +1,4 @@
-"""Which endpoint to talk to, as data: `ClientConfig`, and the client that it describes.
+"""Which endpoint to talk to, as data: `ClientConfig`, and the transport that it describes.
 
 Invariant: no key is stored here, only the name of the environment variable that holds it.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
-from mettle.clients.base import Client
 from mettle.clients.transport import LOOPBACK_HOSTS, RetryPolicy, Transport
 from mettle.errors import UserError
 
@@ -49,30 +47,3 @@ def transport_for(config: ClientConfig | str) -> Transport:
         timeout_s=config.timeout,
         retry=RetryPolicy(max_retries=config.max_retries),
     )
-
-
-def client_from(source: Any) -> Client:
-    """A client from a client, a `ClientConfig`, a base URL, or an `AsyncOpenAI` object."""
-    from mettle.clients.chat import OpenAIChatCompletionsClient
-    from mettle.clients.completions import OpenAICompletionsClient
-
-    if isinstance(source, Client):
-        return source
-    if isinstance(source, ClientConfig) and source.client_type == "openai_completions":
-        return OpenAICompletionsClient(source)
-    if isinstance(source, ClientConfig) and source.client_type != "openai_chat_completions":
-        known = "openai_chat_completions, openai_completions"
-        raise UserError(f"unknown client type {source.client_type!r}; known are {known}")
-    if isinstance(source, str | ClientConfig) or hasattr(source, "chat"):
-        return OpenAIChatCompletionsClient(source)
-    if hasattr(source, "get_response"):
-        return _duck_typed(source)
-    raise UserError(
-        f"cannot talk to a model through {type(source).__name__}; "
-        "give a base URL, a ClientConfig, a Client or an AsyncOpenAI"
-    )
-
-
-def _duck_typed(source: Any) -> Client:
-    client: Client = source
-    return client

@@ -1,24 +1,33 @@
 """The client of one group's rollouts: identical first turns go out as one request.
 
-Parts: `GroupTokenClient`. Invariant: each member gets a choice of its own; a member that is cancelled, or that ends
-without asking, never holds up the others.
+Parts: `TokenSampler` (what it samples with), `GroupTokenClient`. Invariant: each member gets a choice of its own; a
+member that is cancelled, or that ends without asking, never holds up the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mettle.clients.base import Client
 from mettle.clients.errors import ModelError
 from mettle.records.messages import Messages, Response, Tool
 
-if TYPE_CHECKING:
-    from mettle.clients.tokens import TokenClient
-
 GROUP_WAIT_S = 0.02
+
+
+class TokenSampler(Protocol):
+    """Renders prompts and samples several completions of the same ids; see `mettle.clients.tokens.TokenClient`."""
+
+    def request_fields(self, sampling_args: Mapping[str, Any] | None) -> dict[str, Any]: ...
+    def prompt_ids(
+        self, prompt: Messages, tools: list[Tool] | None, state: Mapping[str, Any] | None
+    ) -> tuple[list[int], bool]: ...
+    async def generate(
+        self, prompt_ids: Sequence[int], model: str, fields: Mapping[str, Any], n: int, tools: list[Tool] | None
+    ) -> list[Response]: ...
 
 
 class _Batch:
@@ -39,7 +48,7 @@ class GroupTokenClient(Client):
     With a seed, each request of the group draws from another stream: members asking separately would sample the same.
     """
 
-    def __init__(self, client: TokenClient, size: int, *, wait_s: float = GROUP_WAIT_S) -> None:
+    def __init__(self, client: TokenSampler, size: int, *, wait_s: float = GROUP_WAIT_S) -> None:
         self._client = client
         self._wait_s = wait_s
         self._num_expected = size

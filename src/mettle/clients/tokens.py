@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mettle.clients.base import Client, request_fields
+from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError
 from mettle.clients.group import GroupTokenClient
+from mettle.clients.transport import Transport
 from mettle.records.messages import (
     Messages,
     Response,
@@ -26,10 +28,6 @@ from mettle.records.messages import (
     messages_from,
     tool_call_from,
 )
-
-if TYPE_CHECKING:
-    from mettle.clients.config import ClientConfig
-    from mettle.clients.transport import Transport
 
 PATH = "/generate"
 GENERATE_FIELDS = frozenset(
@@ -61,8 +59,6 @@ class TokenClient(Client):
     """A client of `/v1/generate` that renders and parses on its own side."""
 
     def __init__(self, base_url: ClientConfig | str, renderer: Renderer, *, transport: Transport | None = None) -> None:
-        from mettle.clients.config import transport_for
-
         self.transport = transport or transport_for(base_url)
         self.renderer = renderer
 

@@ -2,9 +2,9 @@
 
 `import mettle.envs as vf` offers the names of verifiers 0.1 to 0.3 with the same arguments and meaning. Parts, one noun
 a file: `environment`, `multiturn_env`, `singleturn_env`, `tool_env`, `stateful_tool_env`, `env_group`; `rubric`,
-`rubric_group`; `parser`, `xml_parser`, `think_parser`; `state`, `rows`, `errors`; `evaluation`, `results`, `summary`;
-`loading`, `registry`, `aliases`, `scaffold`. Invariants: a name is imported when it is first used, so that listing
-environments costs nothing; torch, openai, datasets and pydantic are never imported here.
+`rubric_group`; `parser`, `xml_parser`, `think_parser`; `state`, `rows`, `splits`, `errors`; `scoring`, `evaluation`,
+`results`, `summary`; `loading`, `registry`, `aliases`, `scaffold`. Invariants: a name is imported when it is first
+used, so that listing environments costs nothing; torch, openai, datasets and pydantic are never imported here.
 """
 
 from __future__ import annotations

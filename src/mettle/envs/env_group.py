@@ -79,7 +79,7 @@ class EnvGroup(Environment):
         self.envs = list(envs)
         self.env_names = names
         self.env_map = dict(zip(names, envs, strict=True))
-        has_train = any(env._sources["train"] is not None for env in envs)
+        has_train = any(env._splits.has("train") for env in envs)
         super().__init__(
             dataset=(lambda: self._joined("train")) if has_train else None,
             eval_dataset=lambda: self._joined("eval"),

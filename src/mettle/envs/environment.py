@@ -1,7 +1,8 @@
 """An environment: a dataset, how a rollout goes, and a rubric that scores it.
 
 Parts: `Environment`, the base of all kinds. `rollout` is what a kind defines; `run_rollout` and `run_group` run and
-score and never raise for a rollout's failure; `generate` and `evaluate` do so over many rows (`envs.evaluation`).
+score and never raise for a rollout's failure; `generate` and `evaluate` do so over many rows. Its rows are in
+`splits`, the scoring of what has ended is in `scoring`, running many rows in `evaluation`.
 Invariants: whatever escapes a rollout is that rollout's `state["error"]`, with `reward` None; what an environment's
 class defines (stop conditions, handlers, signatures) is read once per environment.
 """
@@ -11,26 +12,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from mettle.clients.config import client_from
+from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import (
     RETRIED_ERRORS,
     EnvironmentFault,
-    JudgeError,
     ModelError,
-    RolloutTimeout,
     attributed,
 )
+from mettle.envs.evaluation import Evaluation
 from mettle.envs.parser import Parser
 from mettle.envs.rows import Rows, format_row
-from mettle.envs.rubric import Rubric, set_advantages
+from mettle.envs.rubric import Rubric
 from mettle.envs.rubric_group import RubricGroup
+from mettle.envs.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
+from mettle.envs.splits import Splits
 from mettle.envs.state import State, new_state
 from mettle.errors import RolloutError
 from mettle.records.messages import Messages, Response, Tool, tool_from
@@ -96,61 +98,42 @@ class Environment(ABC):
         self.pass_threshold = pass_threshold
         for name, value in kwargs.items():
             setattr(self, name, value)
-        self._sources = {"train": dataset, "eval": eval_dataset}
-        self._rows: dict[str, Rows] = {}
         self._signatures = SignatureCache()
         self._handlers: dict[str, list[Callable[..., Any]]] = {}
-        for split, source in self._sources.items():
-            if source is not None and not callable(source):
-                self._split(split)
+        self._splits = Splits(dataset, eval_dataset, self._format_row)
 
     # Data
 
     @property
     def dataset(self) -> Rows | None:
         """Training rows, if there are any."""
-        return self._split("train") if self._sources["train"] is not None else None
+        return self._splits.rows("train") if self._splits.has("train") else None
 
     @dataset.setter
     def dataset(self, source: Any) -> None:
-        self._sources["train"] = source
-        self._rows.pop("train", None)
+        self._splits.replace("train", source)
 
     @property
     def eval_dataset(self) -> Rows | None:
         """Evaluation rows, if there are any."""
-        return self._split("eval") if self._sources["eval"] is not None else None
+        return self._splits.rows("eval") if self._splits.has("eval") else None
 
     @eval_dataset.setter
     def eval_dataset(self, source: Any) -> None:
-        self._sources["eval"] = source
-        self._rows.pop("eval", None)
+        self._splits.replace("eval", source)
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
         """Training rows, in the order of `seed` where one is given, the first `n` of them where n > 0."""
-        if self._sources["train"] is None:
+        if not self._splits.has("train"):
             raise ValueError(f"{self._title} has no training dataset")
-        return _chosen(self._split("train"), n, seed)
+        return self._splits.rows("train", n, seed)
 
     def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
         """Evaluation rows; the training rows, with a warning, where there are none."""
-        if self._sources["eval"] is None:
+        if not self._splits.has("eval"):
             self.logger.warning("%s has no evaluation dataset; the training dataset stands in", self._title)
             return self.get_dataset(n, seed)
-        return _chosen(self._split("eval"), n, seed)
-
-    def _split(self, split: str) -> Rows:
-        if split not in self._rows:
-            source = self._sources[split]
-            if callable(source):
-                source = source()
-            if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-                source = list(source)
-            rows = Rows(source, transform=self._format_row)
-            if len(rows):
-                _ = rows[0]
-            self._rows[split] = rows
-        return self._rows[split]
+        return self._splits.rows("eval", n, seed)
 
     def _format_row(self, row: dict[str, Any], index: int) -> dict[str, Any]:
         return format_row(row, index, self.system_prompt, self.few_shot)
@@ -245,7 +228,7 @@ class Environment(ABC):
         """Run and score one rollout. Its failure is in its state; nothing is raised."""
         client = client_from(client)
         state = await self._attempt(input, client, model, sampling_args, max_retries)
-        await self._score([state], self.rubric.score_rollout, state)
+        await self._score([state], partial(self.rubric.score_rollout, state))
         return state
 
     async def run_group(
@@ -274,7 +257,7 @@ class Environment(ABC):
             states = [await member(group_inputs[0])]
         else:
             states = list(await asyncio.gather(*(member(row) for row in group_inputs)))
-        await self._score(states, self.rubric.score_group, states)
+        await self._score(states, partial(self.rubric.score_group, states))
         return states
 
     async def _attempt(
@@ -307,36 +290,14 @@ class Environment(ABC):
         state["is_completed"], state["stop_condition"], state["completion"] = True, "has_error", []
         return state
 
-    async def _score(self, states: list[State], score: Callable[..., Coroutine[Any, Any, None]], argument: Any) -> None:
-        start = time.time()
-        try:
-            if not self.score_rollouts:
-                for state in states:
-                    state["reward"], state["metrics"] = (None if state.get("error") else 0.0), {}
-            elif self.scoring_timeout_seconds is None:
-                await score(argument)
-            else:
-                async with asyncio.timeout(self.scoring_timeout_seconds):
-                    await score(argument)
-        except Exception as error:
-            _fail_scoring(states, _scoring_error(error, self.scoring_timeout_seconds))
-        for state in states:
-            timing = state["timing"]
-            timing.scoring.start, timing.scoring.end = start, time.time()
-            if state.get("error") is not None:
-                state["reward"] = None
-            try:
-                await self.rubric.cleanup(state)
-            except Exception as error:
-                state["cleanup_error"] = f"rubric: {type(error).__name__}: {error}"
-                self.logger.warning("rubric cleanup failed", exc_info=error)
+    async def _score(self, states: list[State], score: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        chosen = score if self.score_rollouts else None
+        await score_states(states, chosen, self.rubric, timeout_s=self.scoring_timeout_seconds)
 
     # Many rollouts
 
     async def generate(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
-        """Run `inputs` (rows), grouped by `example_id`; see `mettle.envs.evaluation.Evaluation` for the options."""
-        from mettle.envs.evaluation import Evaluation
-
+        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options."""
         return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
 
     async def evaluate(
@@ -429,23 +390,3 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
-
-
-def _chosen(rows: Rows, n: int, seed: int | None) -> Rows:
-    if seed is not None:
-        rows = rows.shuffle(seed=seed)
-    return rows.take(n) if n > 0 else rows
-
-
-def _scoring_error(error: Exception, timeout_s: float | None) -> RolloutError:
-    if isinstance(error, TimeoutError) and timeout_s is not None:
-        return RolloutTimeout(f"scoring took longer than {timeout_s} s")
-    return attributed(error, JudgeError, "scoring")
-
-
-def _fail_scoring(states: list[State], error: RolloutError) -> None:
-    for state in states:
-        state["error"] = state.get("error") or error
-        state["metrics"] = state.get("metrics") or {}
-        state["reward"] = None
-    set_advantages(states)

@@ -1,8 +1,8 @@
 """Running an environment over many rows: groups side by side, results saved as they finish, resumed where it stopped.
 
-Parts: `Evaluation`, `GenerateOutputs`. A group is the rows of one `example_id`. Invariants: a finished rollout is on
-disk before the next callback sees it, and a resumed evaluation runs only what is missing or failed; one rollout's
-failure never ends the evaluation, a full disk does.
+Parts: `Evaluated` (what is run), `Evaluation`, `GenerateOutputs`. A group is the rows of one `example_id`. Invariants:
+a finished rollout is on disk before the next callback sees it, and a resumed evaluation runs only what is missing or
+failed; one rollout's failure never ends the evaluation, a full disk does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,48 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from mettle.clients.config import client_from
+from mettle.clients.factory import client_from
 from mettle.envs.results import ResultsFolder, output_of
+from mettle.envs.state import State
 from mettle.envs.summary import Summary
 from mettle.errors import UserError
-
-if TYPE_CHECKING:
-    from mettle.envs.environment import Environment
+from mettle.records.messages import Tool
 
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 METADATA_INTERVAL_S = 0.5
+
+
+class Evaluated(Protocol):
+    """What is asked of an environment that is evaluated; see `mettle.envs.environment.Environment`."""
+
+    env_id: str
+    env_args: dict[str, Any]
+    sampling_args: dict[str, Any]
+    pass_threshold: float
+    tool_defs: list[Tool]
+
+    @property
+    def requires_group_rollouts(self) -> bool: ...
+    async def run_rollout(
+        self,
+        input: Row,
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
+        max_retries: int = 0,
+    ) -> State: ...
+    async def run_group(
+        self,
+        group_inputs: Sequence[Row],
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
+        max_retries: int = 0,
+    ) -> list[State]: ...
 
 
 class GenerateOutputs(dict[str, Any]):
@@ -49,7 +77,7 @@ class Evaluation:
 
     def __init__(
         self,
-        env: Environment,
+        env: Evaluated,
         inputs: Any,
         client: Any,
         model: str,
@@ -255,7 +283,7 @@ def _base_url(client: Any) -> str:
     return str(getattr(client, "base_url", "") or getattr(getattr(client, "transport", None), "base_url", ""))
 
 
-def _version_info(env: Environment) -> dict[str, Any]:
+def _version_info(env: Evaluated) -> dict[str, Any]:
     from mettle import __version__
 
     version = getattr(env, "env_version", None)

@@ -32,12 +32,12 @@ WARM_UP = (("sft/reward", "reward", "ember"), ("sft/loss", "loss", "steel"))
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of a chart. `tone` is a colour of the style sheet; `dash` is drawn dashed."""
+    """A line of a chart. `tone` is a colour of the style sheet; `is_dotted` draws points and no average."""
 
     key: str
     label: str
     tone: str
-    is_dashed: bool = False
+    is_dotted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

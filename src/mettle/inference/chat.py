@@ -13,11 +13,12 @@ from aiohttp import web
 
 from mettle.clients.tool_parser import THINK_OPEN, ParsedToolCall, parse_tool_calls, parse_turn
 from mettle.inference.api_errors import bad_request, json_response
-from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent
-from mettle.inference.openai_fields import chat_logprobs, close_events, open_events, send_event, token_fields, usage
+from mettle.inference.chunks import ChunkWriter, stream
+from mettle.inference.engine.protocol import Choice, GenerationRequest, TokenEvent
+from mettle.inference.openai_fields import chat_logprobs, token_fields, usage
 from mettle.inference.request_body import MAX_TOP_LOGPROBS, Body, read_body
 from mettle.inference.service import SERVICE, Service
-from mettle.inference.text import GrowingText, Part, TurnSplitter, cut_at_stop
+from mettle.inference.text import Part, TurnSplitter, cut_at_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     service.check_model(body.get("model"))
     chat = read_chat(service, body)
     if chat.is_stream:
-        return await _stream(request, service, chat)
+        return await stream(
+            request, service, chat.generation, "messages", lambda response: _ChatWriter(service, chat, response)
+        )
     generation = await service.generate(chat.generation, "messages")
     answer: dict[str, Any] = {
         "id": f"chatcmpl-{generation.request_id}",
@@ -78,7 +81,6 @@ def read_chat(service: Service, body: Body) -> ChatRequest:
     if top_logprobs and not has_logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     is_stream = body.boolean("stream")
-    options = body.get("stream_options") or {}
     max_tokens = body.integer("max_completion_tokens", low=1) or body.integer("max_tokens", low=1)
     return ChatRequest(
         GenerationRequest(
@@ -92,7 +94,7 @@ def read_chat(service: Service, body: Body) -> ChatRequest:
         has_tools=has_tools,
         has_logprobs=has_logprobs,
         has_token_ids=body.boolean("return_token_ids"),
-        has_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        has_usage=body.wants_usage(),
         is_stream=is_stream,
     )
 
@@ -137,74 +139,42 @@ def _tool_call(call: ParsedToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-async def _stream(request: web.Request, service: Service, chat: ChatRequest) -> web.StreamResponse:
-    items = service.stream(chat.generation, "messages")
-    first = await anext(items)  # a request that is refused is so here, while a status can still say it
-    response = await open_events(request)
-    writer = _StreamWriter(service, chat, response)
-    try:
-        await writer.begin()
-        await writer.write(first)
-        async for item in items:
-            await writer.write(item)
-    except ConnectionError:
-        return response  # the client went away
-    except Exception as error:
-        await close_events(response, error)
-    else:
-        await close_events(response)
-    finally:
-        await items.aclose()  # which aborts the request of a client that went away
-    return response
+class _ChatWriter(ChunkWriter):
+    """Chunks of a conversation's next turn: who speaks, what each token adds to it, and how it ended."""
 
-
-class _StreamWriter:
-    """Writes the chunks of one chat request, whose choices take turns."""
+    ID_PREFIX = "chatcmpl"
+    OBJECT = "chat.completion.chunk"
 
     def __init__(self, service: Service, chat: ChatRequest, response: web.StreamResponse) -> None:
-        self._service, self._chat, self._response = service, chat, response
-        self._created = int(service.clock())
-        request = chat.generation
-        is_thinking = service.renderer.visible_text(request.prompt_ids[-16:]).rstrip().endswith(THINK_OPEN)
-        self._texts = [GrowingText(service.renderer, request.params.stop) for _ in range(request.n)]
-        self._turns = [TurnSplitter(has_tools=chat.has_tools, is_thinking=is_thinking) for _ in range(request.n)]
-        self._has_ended = [False] * request.n
+        super().__init__(service, chat.generation, response, has_usage=chat.has_usage)
+        self._chat = chat
+        is_thinking = service.renderer.visible_text(self.asked.prompt_ids[-16:]).rstrip().endswith(THINK_OPEN)
+        self._turns = [TurnSplitter(has_tools=chat.has_tools, is_thinking=is_thinking) for _ in range(self.asked.n)]
 
     async def begin(self) -> None:
         """The chunks that say who speaks."""
-        for index in range(self._chat.generation.n):
-            await self._send(index, {"role": "assistant", "content": ""})
+        for index in range(self.asked.n):
+            await self._send_delta(index, {"role": "assistant", "content": ""})
 
-    async def write(self, item: TokenEvent | Generation) -> None:
-        """What an event adds; at the end, what is still missing and the usage."""
-        if isinstance(item, TokenEvent):
-            await self._write_token(item)
-            return
-        for choice in item.choices:
-            if not self._has_ended[choice.index]:
-                await self._end(choice.index, str(choice.finish_reason), choice.stop)
-        if self._chat.has_usage:
-            await send_event(self._response, self._chunk([], usage(item.num_prompt_tokens, [item])))
-
-    async def _write_token(self, event: TokenEvent) -> None:
+    async def write_token(self, event: TokenEvent) -> None:
+        """What a token adds to its turn."""
         more: dict[str, Any] = {}
         parts: list[Part] = []
         if event.token_id is not None:
-            parts = self._turns[event.choice].add(self._texts[event.choice].add(event.token_id))
+            parts = self._turns[event.choice].add(self.texts[event.choice].add(event.token_id))
             if self._chat.has_logprobs:
                 more["logprobs"] = chat_logprobs(
-                    self._service.renderer, [event.token_id], [event.logprob], [event.top_logprobs]
+                    self.service.renderer, [event.token_id], [event.logprob], [event.top_logprobs]
                 )
             if self._chat.has_token_ids:
                 more |= {"token_ids": [event.token_id], "versions": [event.version]}
         if parts or more:
-            await self._send(event.choice, _delta(parts), more)
-        if event.finish_reason is not None:
-            await self._end(event.choice, event.finish_reason, event.stop)
+            await self._send_delta(event.choice, _delta(parts), more)
 
-    async def _end(self, index: int, reason: str, stop: str | None) -> None:
+    async def write_end(self, index: int, reason: str, stop: str | None) -> None:
+        """What was held back, the tool calls, and the reason."""
         turn = self._turns[index]
-        parts = turn.add(self._texts[index].finish(stop))
+        parts = turn.add(self.texts[index].finish(stop))
         parts += turn.finish()
         content, calls = parse_tool_calls(turn.tail)
         if content:
@@ -213,25 +183,11 @@ class _StreamWriter:
         if calls:
             delta["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls)]
         if delta:
-            await self._send(index, delta)
-        self._has_ended[index] = True
-        await self._send(index, {}, {"finish_reason": "tool_calls" if calls else reason})
+            await self._send_delta(index, delta)
+        await self._send_delta(index, {}, {"finish_reason": "tool_calls" if calls else reason})
 
-    async def _send(self, index: int, delta: dict[str, Any], more: dict[str, Any] | None = None) -> None:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **(more or {})}
-        await send_event(self._response, self._chunk([choice]))
-
-    def _chunk(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> dict[str, Any]:
-        chunk: dict[str, Any] = {
-            "id": f"chatcmpl-{self._chat.generation.request_id}",
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._service.model_name,
-            "choices": choices,
-        }
-        if used is not None:
-            chunk["usage"] = used
-        return chunk
+    async def _send_delta(self, index: int, delta: dict[str, Any], more: dict[str, Any] | None = None) -> None:
+        await self.send([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **(more or {})}])
 
 
 def _delta(parts: list[Part]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from typing import Any
 from aiohttp import web
 
 from mettle.inference.api_errors import bad_request, json_response
+from mettle.inference.chunks import ChunkWriter, stream
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent
-from mettle.inference.openai_fields import close_events, finite, open_events, send_event, token_fields, usage
+from mettle.inference.openai_fields import finite, token_fields, usage
 from mettle.inference.request_body import MAX_TOP_LOGPROBS, Body, is_token_ids, read_body
 from mettle.inference.service import SERVICE, Service
-from mettle.inference.text import GrowingText, cut_at_stop
+from mettle.inference.text import cut_at_stop
 
 _DEFAULT_MAX_TOKENS = 16  # the OpenAI API's
 
@@ -41,7 +42,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     service.check_model(body.get("model"))
     wanted = read_completion(service, body)
     if wanted.is_stream:
-        return await _stream(request, service, wanted)
+        return await stream(
+            request, service, wanted.generations[0], "prompt", lambda response: _TextWriter(service, wanted, response)
+        )
     generations = await _generate_all(service, wanted)
     choices: list[dict[str, Any]] = []
     for asked, generation in zip(wanted.generations, generations, strict=True):
@@ -70,7 +73,6 @@ def read_completion(service: Service, body: Body) -> CompletionRequest:
     if is_stream and (is_echo or len(prompts) > 1):
         raise bad_request("stream takes one prompt and no echo", "stream")
     params = body.sampling(body.integer("max_tokens", _DEFAULT_MAX_TOKENS, low=0))
-    options = body.get("stream_options") or {}
     n = body.integer("n", low=1) or 1
     return CompletionRequest(
         tuple(
@@ -88,7 +90,7 @@ def read_completion(service: Service, body: Body) -> CompletionRequest:
         num_logprobs=num_logprobs,
         is_echo=is_echo,
         has_token_ids=body.boolean("return_token_ids"),
-        has_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        has_usage=body.wants_usage(),
         is_stream=is_stream,
     )
 
@@ -164,81 +166,36 @@ def _offsets(texts: Sequence[str]) -> list[int]:
     return offsets
 
 
-async def _stream(request: web.Request, service: Service, wanted: CompletionRequest) -> web.StreamResponse:
-    asked = wanted.generations[0]
-    items = service.stream(asked, "prompt")
-    first = await anext(items)  # a request that is refused is so here, while a status can still say it
-    response = await open_events(request)
-    writer = _StreamWriter(service, wanted, response)
-    try:
-        await writer.write(first)
-        async for item in items:
-            await writer.write(item)
-    except ConnectionError:
-        return response  # the client went away
-    except Exception as error:
-        await close_events(response, error)
-    else:
-        await close_events(response)
-    finally:
-        await items.aclose()  # which aborts the request of a client that went away
-    return response
+class _TextWriter(ChunkWriter):
+    """Chunks of one prompt's choices: the text of each token, and how it ended."""
 
-
-class _StreamWriter:
-    """Writes the chunks of one prompt's choices."""
+    ID_PREFIX = "cmpl"
+    OBJECT = "text_completion"
 
     def __init__(self, service: Service, wanted: CompletionRequest, response: web.StreamResponse) -> None:
-        self._service, self._wanted, self._response = service, wanted, response
-        self._asked = wanted.generations[0]
-        self._created = int(service.clock())
-        self._texts = [GrowingText(service.renderer, self._asked.params.stop) for _ in range(self._asked.n)]
-        self._has_ended = [False] * self._asked.n
+        super().__init__(service, wanted.generations[0], response, has_usage=wanted.has_usage)
+        self._wanted = wanted
 
-    async def write(self, item: TokenEvent | Generation) -> None:
-        """What an event adds; at the end, what is still missing and the usage."""
-        if isinstance(item, TokenEvent):
-            await self._write_token(item)
-            return
-        for choice in item.choices:
-            if not self._has_ended[choice.index]:
-                await self._end(choice.index, str(choice.finish_reason), choice.stop)
-        if self._wanted.has_usage:
-            await self._send([], usage(item.num_prompt_tokens, [item]))
-
-    async def _write_token(self, event: TokenEvent) -> None:
+    async def write_token(self, event: TokenEvent) -> None:
+        """The text of a token, once it is whole."""
         if event.token_id is not None:
-            text = self._texts[event.choice].add(event.token_id)
+            text = self.texts[event.choice].add(event.token_id)
             more: dict[str, Any] = {"logprobs": self._logprobs(event)}
             if self._wanted.has_token_ids:
                 more |= {"token_ids": [event.token_id], "versions": [event.version]}
             if text or self._wanted.num_logprobs is not None or self._wanted.has_token_ids:
-                await self._send([{"index": event.choice, "text": text, "finish_reason": None, **more}])
-        if event.finish_reason is not None:
-            await self._end(event.choice, event.finish_reason, event.stop)
+                await self.send([{"index": event.choice, "text": text, "finish_reason": None, **more}])
 
     def _logprobs(self, event: TokenEvent) -> dict[str, Any] | None:
         if self._wanted.num_logprobs is None or event.token_id is None:
             return None
         alone = Choice(event.choice, [event.token_id], [event.logprob], [event.version], [event.top_logprobs])
-        return _logprobs(self._service, self._wanted, self._asked, Generation("", 0, ()), alone)
+        return _logprobs(self.service, self._wanted, self.asked, Generation("", 0, ()), alone)
 
-    async def _end(self, index: int, reason: str, stop: str | None) -> None:
-        self._has_ended[index] = True
-        text = self._texts[index].finish(stop)
-        await self._send([{"index": index, "text": text, "logprobs": None, "finish_reason": reason}])
-
-    async def _send(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> None:
-        chunk: dict[str, Any] = {
-            "id": f"cmpl-{self._asked.request_id}",
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._service.model_name,
-            "choices": choices,
-        }
-        if used is not None:
-            chunk["usage"] = used
-        await send_event(self._response, chunk)
+    async def write_end(self, index: int, reason: str, stop: str | None) -> None:
+        """What was held back, and the reason."""
+        text = self.texts[index].finish(stop)
+        await self.send([{"index": index, "text": text, "logprobs": None, "finish_reason": reason}])
 
 
 ROUTES = [web.post("/v1/completions", completions)]

@@ -1,15 +1,11 @@
-"""Pieces that chat and completions answers have in common: usage, log-probabilities, server-sent events."""
+"""Pieces that chat and completions answers have in common: usage, sampled ids, log-probabilities."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from aiohttp import web
-
 from mettle.clients.renderer import Renderer
-from mettle.inference.api_errors import as_api_error, error_body
 from mettle.inference.engine.protocol import Choice, Generation, TokenLogprob
 
 
@@ -49,24 +45,3 @@ def _chat_entry(renderer: Renderer, token_id: int, logprob: float) -> dict[str, 
 def finite(logprob: float) -> float:
     """JSON has no infinity; a token outside the support gets a number that no real one has."""
     return logprob if logprob > -9999.0 else -9999.0
-
-
-async def open_events(request: web.Request) -> web.StreamResponse:
-    """Begin a stream of server-sent events."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    return response
-
-
-async def send_event(response: web.StreamResponse, body: Mapping[str, Any]) -> None:
-    """Send one event."""
-    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
-    await response.write(f"data: {text}\n\n".encode())
-
-
-async def close_events(response: web.StreamResponse, error: Exception | None = None) -> None:
-    """End a stream; an error that came too late for a status is its last event."""
-    if error is not None:
-        await send_event(response, error_body(as_api_error(error)))
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()

@@ -138,6 +138,11 @@ class Body:
             ignore_eos=self.boolean("ignore_eos"),
         )
 
+    def wants_usage(self) -> bool:
+        """`stream_options.include_usage`: whether a stream ends with the token counts."""
+        options = self.fields.get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
     def refuse_what_is_not_served(self) -> None:
         """Refuse fields that would be quietly without effect."""
         for name, neutral in _NOT_SERVED.items():

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = read_config(run_dir)
         setup_logging(run_dir.logs / "orchestrator.log")
+        # While environments load nothing is in flight, so there is nothing to put back.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         ledger = Ledger(run_dir.ledger)
         try:
             asyncio.run(orchestrate(config, run_dir, ledger))

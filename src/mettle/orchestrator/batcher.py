@@ -1,12 +1,13 @@
 """Groups that wait to be shipped, and the batch that they make. A pure state machine.
 
-Invariants: a batch consists of exactly `groups_per_batch` whole groups; none of them holds a token staler than
-`max_staleness` at the step that trains it; the stalest groups leave first. Groups that carry no signal are replaced
-by others, but not for ever: `Starvation` ends a run in which nothing can be learnt, and says why.
+Invariants: a batch consists of whole groups, `groups_per_batch` of them unless many of those rolled out for it carried no
+signal; none holds a token staler than `max_staleness` at the step that trains it; the stalest groups leave first.
+`Starvation` ends a run in which nothing more can be learnt, and says why.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -33,9 +34,11 @@ class ReadyGroup:
 class Batcher:
     """Ready groups in the order in which they should be trained."""
 
-    def __init__(self, groups_per_batch: int, max_staleness: int) -> None:
+    def __init__(self, groups_per_batch: int, max_staleness: int, *, max_backfill: float) -> None:
         self.groups_per_batch = groups_per_batch
         self._max_staleness = max_staleness
+        self._max_rejected = max(1.0, max_backfill * groups_per_batch)
+        self._num_rejected = 0
         self._ready: list[ReadyGroup] = []
 
     @property
@@ -44,13 +47,27 @@ class Batcher:
         return len(self._ready)
 
     @property
-    def is_full(self) -> bool:
-        """True when there are enough for a batch."""
-        return len(self._ready) >= self.groups_per_batch
+    def num_wanted(self) -> int:
+        """Groups that the next batch wants.
+
+        All of them as long as the groups without signal can be replaced one for one; past `max_backfill` in inverse
+        proportion to the number of those, so that a policy that solves most tasks is not sampled for ever for a few.
+        """
+        share = self._max_rejected / max(self._max_rejected, self._num_rejected)
+        return max(1, math.ceil(self.groups_per_batch * share))
+
+    @property
+    def has_batch(self) -> bool:
+        """True when there are enough groups for a batch."""
+        return len(self._ready) >= self.num_wanted
 
     def add(self, group: ReadyGroup) -> None:
         """One more group waits."""
         self._ready.append(group)
+
+    def reject(self) -> None:
+        """A group that was rolled out for the next batch carries no signal."""
+        self._num_rejected += 1
 
     def sweep(self, step: int) -> list[ReadyGroup]:
         """Remove and return the groups that are too stale to be trained at `step` or later."""
@@ -61,8 +78,9 @@ class Batcher:
         return stale
 
     def take(self) -> list[ReadyGroup]:
-        """Remove and return a full batch, stalest groups first."""
-        assert self.is_full, f"a batch wants {self.groups_per_batch} groups, {len(self._ready)} are ready"
+        """Remove and return a batch, stalest groups first."""
+        assert self.has_batch, f"a batch wants {self.num_wanted} groups, {len(self._ready)} are ready"
+        self._num_rejected = 0
         self._ready.sort(key=lambda group: group.version)
         taken, self._ready = self._ready[: self.groups_per_batch], self._ready[self.groups_per_batch :]
         return taken
@@ -71,9 +89,12 @@ class Batcher:
 class Starvation:
     """Counts groups in a row that gave nothing to train on."""
 
-    def __init__(self, groups_per_batch: int, max_empty_batches: int) -> None:
+    def __init__(self, groups_per_batch: int, max_empty_batches: int, *, solved_reward: float) -> None:
         self._groups_per_batch = groups_per_batch
         self._max_groups = groups_per_batch * max_empty_batches
+        self._solved_reward = solved_reward
+        self._has_warned = False
+        self.is_solved = False
         self._reset()
 
     def _reset(self) -> None:
@@ -85,9 +106,10 @@ class Starvation:
         self._num_rewards = 0
 
     def observe(self, group: GroupRecord, drop: DropReason | None) -> str | None:
-        """Take a finished group into account. Returns a warning when a whole batch's worth came to nothing.
+        """Take a finished group into account. Returns a warning the first time a batch's worth came to nothing.
 
-        Raises: UserError at the limit.
+        At the limit `is_solved` says that the tasks are, as far as their rewards tell.
+        Raises: UserError at the limit when they are not.
         """
         if drop is None:
             self._reset()
@@ -99,8 +121,16 @@ class Starvation:
         self._rewards_sum += sum(group.rewards)
         self._num_rewards += len(group.rewards)
         if self._num_groups >= self._max_groups:
-            raise UserError(f"{self._why()}, so there is nothing to learn from: {self._advice()}")
-        return f"{self._why()}: {self._advice()}" if self._num_groups == self._groups_per_batch else None
+            self.is_solved = self._is_high()
+            if not self.is_solved:
+                raise UserError(f"{self._why()}, so there is nothing to learn from: {self._advice()}")
+        if self._num_groups < self._groups_per_batch or self._has_warned or self._is_high():
+            return None
+        self._has_warned = True
+        return f"{self._why()}: {self._advice()}"
+
+    def _is_high(self) -> bool:
+        return self._num_rewards > 0 and self._rewards_sum >= self._solved_reward * self._num_rewards
 
     def _why(self) -> str:
         equal = self._reasons[DropReason.ZERO_ADVANTAGE] / self._num_groups

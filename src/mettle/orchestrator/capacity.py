@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import math
 
-MIN_ADMITTED_SHARE = 0.25
-"""Below this the oversampling would only fill the queue."""
-
 
 def room_for_groups(
     *,
@@ -26,11 +23,15 @@ def room_for_groups(
     num_ready: int,
     num_running: int,
     admitted_share: float,
+    min_share: float,
     max_lag: int,
     max_staleness: int,
 ) -> int:
-    """Groups that may be opened now; `step` is the next batch to ship, `version` the one acknowledged by the engine."""
-    share = max(MIN_ADMITTED_SHARE, min(1.0, admitted_share))
+    """Groups that may be opened now; `step` is the next batch to ship, `version` the one acknowledged by the engine.
+
+    `min_share` bounds the oversampling: what is opened beyond it could not be shipped with the batch it is meant for.
+    """
+    share = max(min_share, min(1.0, admitted_share))
     steps_allowed = min(max_lag + version + 2 - step, max_steps - step + 1)
     aimed = (steps_allowed * groups_per_batch - num_ready) / share - num_running
     bound = (max_staleness + version + 2 - step) * groups_per_batch - num_ready - num_running

@@ -172,9 +172,13 @@ class OrchestratorConfig(_Section):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """Sampling in training."""
     filter_zero_advantages: bool = True
-    """Leave out what carries no signal, and roll out further groups so that a batch keeps its number of groups."""
+    """Leave out what carries no signal, and roll out further groups in its place (see `max_backfill`)."""
+    max_backfill: float = Field(1.0, gt=0.0)
+    """Groups without signal that are replaced one for one in a batch, in batches. Past that a batch asks for less."""
     max_empty_batches: int = Field(default=10, ge=1)
     """End the run when this many batches' worth of groups in a row gave nothing to train on."""
+    solved_reward: float = 0.95
+    """A run ended by `max_empty_batches` has ended well when those groups have at least this mean reward."""
     max_inflight_groups: int | None = Field(default=None, ge=1)
     """Most groups open at once; None allows as many as a batch has."""
     rollout_timeout_s: float = Field(default=600.0, gt=0.0)

@@ -36,12 +36,22 @@ class EvalSchedule:
 
     def __init__(self, config: OrchestratorConfig, recorded: Iterable[tuple[str, int, str]]) -> None:
         self.is_pinned = config.eval.pin
-        done = set(recorded)
+        self._config = config
+        self._done = set(recorded)
         self._due: dict[int, tuple[str, list[str]]] = {}
         for version, kind in eval_versions(config):
-            missing = [env.name for env in config.eval_envs if (kind, version, env.name) not in done]
-            if missing:
-                self._due[version] = (kind, missing)
+            self._add(version, kind)
+
+    def _add(self, version: int, kind: str) -> None:
+        missing = [env.name for env in self._config.eval_envs if (kind, version, env.name) not in self._done]
+        if missing:
+            self._due[version] = (kind, missing)
+
+    def end_at(self, version: int) -> None:
+        """The run ends with `version`: later ones will not be, and this one is evaluated as the last."""
+        self._due = {due: what for due, what in self._due.items() if due < version}
+        if self._config.eval.at_end and self._config.eval.num_examples:
+            self._add(version, FINAL)
 
     @property
     def versions(self) -> list[int]:
@@ -102,6 +112,7 @@ class Evaluator:
         self._pulse = pulse
         self._sampling = sampling_params(config.eval_sampling)
         self._num_waiting = 0
+        self.num_finished = 0
 
     @property
     def has_priority(self) -> bool:
@@ -173,6 +184,8 @@ class Evaluator:
                         self._pulse.fire()
                 incarnation = self._policy.incarnation
                 rollouts = await self._roll_out(request)
+            self.num_finished += 1
+            self._pulse.fire()
             if not await self._is_void(rollouts, version, incarnation):
                 kinds = {r.error_kind for r in rollouts if r.reward is None}
                 failures += 1

@@ -69,7 +69,9 @@ class GroupRunner:
         self._pulse = pulse
         self._is_held = is_held
         self._sampling = sampling_params(config.sampling)
-        self._starvation = Starvation(config.groups_per_batch, config.max_empty_batches)
+        self._starvation = Starvation(
+            config.groups_per_batch, config.max_empty_batches, solved_reward=config.solved_reward
+        )
         self._streak = FailureStreak()
         self._share = AdmittedShare()
         self.next_step = 1
@@ -109,6 +111,7 @@ class GroupRunner:
             num_ready=self._batcher.num_ready,
             num_running=self._dispatcher.num_open,
             admitted_share=self._share.value,
+            min_share=1.0 / (1.0 + self._config.max_backfill),
             max_lag=self._config.max_lag,
             max_staleness=self._config.max_staleness,
         )
@@ -185,9 +188,16 @@ class GroupRunner:
         self._dispatcher.end(group.draw.draw_id, Ending.SCORED)
         if samples:
             self._batcher.add(ReadyGroup.of(group.draw.draw_id, samples))
+        else:
+            self._batcher.reject()
         self.num_finished += 1
         self._pulse.fire()
         self._end_if_hopeless(group, drop)
+
+    @property
+    def is_solved(self) -> bool:
+        """True when the policy has nothing more to learn from these tasks because it solves them."""
+        return self._starvation.is_solved
 
     def samples_of(self, group: GroupRecord) -> list[Sample]:
         """What of a scored group trains."""

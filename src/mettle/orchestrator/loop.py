@@ -56,14 +56,14 @@ class Orchestrator:
         self._algorithm = make_algorithm(config.algorithm, config.algorithm_args)
         self._curriculum = make_curriculum(config, ledger, source)
         self._dispatcher = Dispatcher(config.inflight_groups)
-        self._batcher = Batcher(config.groups_per_batch, config.max_staleness)
+        self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
         pulse = Pulse()
         self._policy = Policy(pulse)
         self._waits = Waits(ledger.journal, pulse, clock=clock)
         self._lag = LoopLag()
         shards = ShardWriter(run_dir.rollouts)
         recorded = [(row.kind, row.step, row.env_id) for row in ledger.journal.evals()]
-        schedule = EvalSchedule(config, recorded)
+        schedule = self._schedule = EvalSchedule(config, recorded)
         self._updater = Updater(config, engine, ledger, self._policy, self._waits, schedule)
         self._evaluator = Evaluator(config, ledger, shards, source, schedule, self._policy, self._updater, pulse)
         self._groups = GroupRunner(
@@ -103,40 +103,64 @@ class Orchestrator:
                     tasks.create_task(self._lag.run(), name="loop lag"),
                 ]
                 groups = tasks.create_task(self._groups.run(), name="groups")
+                last = self._config.max_steps
                 for step in range(self._recovered.next_step, self._config.max_steps + 1):
                     self._groups.next_step = step
                     self._pulse.fire()
-                    await self._step(step)
+                    if not await self._step(step):
+                        last = self._end_early(step - 1)
+                        break
                 groups.cancel()
-                await self._finish()
+                await self._finish(last)
                 for task in background:
                     task.cancel()
         finally:
             self._release()
 
-    async def _step(self, step: int) -> None:
-        """Wait for the policy to keep up, collect enough groups, ship. Groups are rolled out all the while."""
+    async def _step(self, step: int) -> bool:
+        """Wait for the policy to keep up, collect enough groups, ship. Groups are rolled out all the while.
+
+        False when there is nothing to ship because the policy solves its tasks.
+        """
         waited_s = await self._reach(step - 1 - self._config.max_lag)
         self._drop_stale(step)
-        while not self._batcher.is_full:
-            await self._collect(step)
+        while not self._batcher.has_batch:
+            if not await self._collect(step):
+                return False
             self._drop_stale(step)
         groups = self._batcher.take()
         # What opens from here on lands in a later batch, also while this one is being written.
         self._groups.next_step = step + 1
         await self._ship(step, groups, waited_s)
+        return True
 
-    async def _collect(self, step: int) -> None:
-        """Until there are enough groups for a batch. The budget is for any group to finish, not for all of them."""
-        while not self._batcher.is_full:
-            seen = self._groups.num_finished
-            missing = self._batcher.groups_per_batch - self._batcher.num_ready
+    async def _collect(self, step: int) -> bool:
+        """Until there are enough groups for a batch. Any group that finishes renews the budget, an evaluation's too."""
+
+        def progress() -> int:
+            return self._groups.num_finished + self._evaluator.num_finished
+
+        while not self._batcher.has_batch:
+            if self._groups.is_solved:
+                return False
+            seen = progress()
+            missing = self._batcher.num_wanted - self._batcher.num_ready
             await self._waits.until(
-                lambda seen=seen: self._groups.num_finished > seen or self._batcher.is_full,  # type: ignore[misc]
+                lambda seen=seen: progress() > seen or self._batcher.has_batch,  # type: ignore[misc]
                 edge="rollouts",
                 awaits=f"{missing} more groups for step {step}",
                 budget_s=self._config.budgets.rollouts_s,
             )
+        return True
+
+    def _end_early(self, step: int) -> int:
+        """The policy solves its tasks: the run ends with the version that `step` made."""
+        text = f"the policy solves its tasks: nothing is left to learn after step {step} of {self._config.max_steps}"
+        logger.info("%s", text)
+        self._ledger.journal.event("orchestrator", "solved", text, step=step)
+        self._schedule.end_at(step)
+        self._pulse.fire()
+        return step
 
     async def _reach(self, version: int) -> float:
         budgets = self._config.budgets
@@ -187,17 +211,17 @@ class Orchestrator:
             **update_figures(updates),
         }
 
-    async def _finish(self) -> None:
+    async def _finish(self, last: int) -> None:
         """Wait for the last version and its evaluation, and close the accounts."""
-        await self._reach(self._config.max_steps)
+        await self._reach(last)
         await self._waits.until(
             lambda: self._evaluator.is_done,
             edge="evaluation",
-            awaits=f"the evaluation of v{self._config.max_steps}",
+            awaits=f"the evaluation of v{last}",
             budget_s=self._config.budgets.eval_s,
         )
         num_left = close_accounts(self._ledger)
-        text = f"finished: v{self._config.max_steps} is served and evaluated, {num_left} tasks were left over"
+        text = f"finished: v{last} is served and evaluated, {num_left} tasks were left over"
         logger.info("%s", text)
         self._ledger.journal.event("orchestrator", "finished", text)
 

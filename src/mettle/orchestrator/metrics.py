@@ -78,7 +78,7 @@ class StepStats:
             "groups/zero_advantage": self._drops[DropReason.ZERO_ADVANTAGE] / num_groups,
             "staleness/dropped": float(self.num_stale),
             "throughput/inference_tokens_per_s": self._num_tokens / elapsed,
-            "time/step_s": elapsed,
+            "time/gather_s": elapsed,
         }
         for kind, count in self._error_kinds.items():
             found[f"errors/{kind}"] = count / num_rollouts

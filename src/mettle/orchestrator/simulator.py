@@ -62,6 +62,9 @@ class World:
     engine_deaths: tuple[float, ...] = ()
     """When the engine dies; it comes back with v0 after `engine_down_s`."""
     engine_down_s: float = 3.0
+    """0 is a restart that nobody notices but by asking: for a while it samples with v0."""
+    straggler_rate: float = 0.0
+    """Share of rollouts that take ten times as long."""
     trainer_deaths: tuple[int, ...] = ()
     """After which steps the trainer falls back to its last checkpoint."""
     checkpoint_every: int = 2
@@ -171,6 +174,8 @@ class SimulatedSource:
     async def _rollout(self, request: GroupRequest, position: int, rng: random.Random, is_equal: bool) -> RolloutRecord:
         name = f"{request.prefix}-{position}"
         pause_s = rng.expovariate(1.0) * self._world.rollout_s / self.NUM_TOKENS if self._world.rollout_s else 0.0
+        if rng.random() < self._world.straggler_rate:
+            pause_s *= 10.0
         try:
             versions = await self._engine.sample(self.NUM_TOKENS, pause_s)
         except ProviderError as error:

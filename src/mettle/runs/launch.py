@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,12 @@ STOP_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: its directory, its summary, and whether a person stopped it."""
+    """How a run ended: its directory, its summary, whether a person stopped it, and where its page was."""
 
     run_dir: RunDir
     summary: dict[str, Any]
     is_stopped: bool
+    page: str | None = None
 
 
 def load_run_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded[RunConfig]:
@@ -61,14 +63,17 @@ def resume(path: Path, *, is_quiet: bool = False) -> Outcome:
     return drive(run_dir, is_quiet=is_quiet)
 
 
-def drive(run_dir: RunDir, *, is_quiet: bool = False) -> Outcome:
-    """Supervise a run to its end, its failure, or a person's wish to stop."""
+def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], None] | None = None) -> Outcome:
+    """Supervise a run to its end, its failure, or a person's wish to stop.
+
+    `on_page` is called once with the address of the run page when it answers.
+    """
     config = read_run_config(run_dir)
     with RunLock(run_dir):
         setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
         try:
-            return _supervise(run_dir, ledger, config, is_quiet=is_quiet)
+            return _supervise(run_dir, ledger, config, is_quiet=is_quiet, on_page=on_page)
         finally:
             ledger.close()
 
@@ -111,7 +116,9 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     specs: list[ProcessSpec] = []
     prepared: tuple[str, ...] = ()
     if config.deployment.hub:
-        hub = ("--runs", path, "--port", str(config.deployment.hub_port), "--ready-file", str(run_dir.endpoint("hub")))
+        # Chosen here, so that a page that is started again keeps its address.
+        port = config.deployment.hub_port or free_port()
+        hub = ("--runs", path, "--port", str(port), "--ready-file", str(run_dir.endpoint("hub")))
         specs.append(ProcessSpec("hub", "mettle.hub", hub, ready_file=run_dir.endpoint("hub"), is_service=True))
     if not is_warm:
         name, module = ("sft", "mettle.trainer.sft") if config.warm_up.enabled else ("policy", "mettle.trainer.initial")
@@ -140,12 +147,21 @@ def _trainer_spec(path: str, config: RunConfig, after: tuple[str, ...]) -> Proce
     return ProcessSpec("trainer", "torch.distributed.run", arguments, after=after, environment=environment)
 
 
-def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: bool) -> Outcome:
+def _supervise(
+    run_dir: RunDir,
+    ledger: Ledger,
+    config: RunConfig,
+    *,
+    is_quiet: bool,
+    on_page: Callable[[str], None] | None,
+) -> Outcome:
     journal = ledger.journal
     is_warm = bool(journal.fact("is_warm"))
     specs = process_specs(run_dir, config, is_warm=is_warm)
     supervisor = Supervisor(run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts)
     journal.set_fact("state", "running")
+    journal.set_fact("finished_at", None)
+    journal.set_fact("failure", None)
     journal.set_fact("started_at", journal.fact("started_at") or time.time())
     before = _Costs.now()
     title = f"Mettle {run_dir.name}"
@@ -156,8 +172,12 @@ def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: 
         for _ in supervisor.ticks():
             if show.page is None and config.deployment.hub:
                 show.page = page_address(supervisor, run_dir)
+                if show.page is not None and on_page is not None:
+                    on_page(show.page)
             show.update()
     _record_costs(ledger, before, supervisor.peak_memory_bytes)
+    journal.set_fact("finished_at", time.time())
+    journal.set_fact("failure", supervisor.failure)
     if supervisor.failure is not None:
         journal.set_fact("state", "failed")
         kind = UserError if supervisor.failure_code == UserError.exit_code else ServiceError
@@ -168,7 +188,7 @@ def _supervise(run_dir: RunDir, ledger: Ledger, config: RunConfig, *, is_quiet: 
         journal.set_fact("state", "stopped")
     else:
         export_policy(run_dir, ledger)
-    return Outcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted)
+    return Outcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted, show.page)
 
 
 def page_address(supervisor: Supervisor, run_dir: RunDir) -> str | None:
@@ -177,6 +197,13 @@ def page_address(supervisor: Supervisor, run_dir: RunDir) -> str | None:
     if endpoint is None:
         return None
     return f"http://{endpoint['host']}:{endpoint['port']}/runs/{run_dir.name}"
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 @dataclass(frozen=True, slots=True)

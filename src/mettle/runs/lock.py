@@ -5,9 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 
 from mettle.errors import UserError
 from mettle.storage.run_dir import RunDir
+
+PATIENCE_S = 0.5
+"""Somebody who asks for the supervisor's pid holds the lock for an instant; that is no other supervisor."""
 
 
 class RunLock:
@@ -18,18 +22,26 @@ class RunLock:
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def __enter__(self) -> RunLock:
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            pid = supervisor_pid(RunDir(self._path.parent))
-            os.close(self._handle)
-            raise UserError(
-                f"run {self._path.parent.name} is already running (pid {pid}); "
-                f"`mettle rl stop {self._path.parent}` ends it"
-            ) from error
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._take():
+            if time.monotonic() > deadline:
+                pid = supervisor_pid(RunDir(self._path.parent))
+                os.close(self._handle)
+                raise UserError(
+                    f"run {self._path.parent.name} is already running (pid {pid}); "
+                    f"`mettle rl stop {self._path.parent}` ends it"
+                )
+            time.sleep(0.05)
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps({"pid": os.getpid()}).encode(), 0)
         return self
+
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
 
     def __exit__(self, *_: object) -> None:
         os.ftruncate(self._handle, 0)
@@ -44,7 +56,7 @@ def supervisor_pid(run_dir: RunDir) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except OSError:
         text = os.pread(handle, 200, 0)

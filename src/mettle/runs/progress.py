@@ -69,8 +69,10 @@ def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, i
         return "making the policy"
     if not is_published:
         return "starting the engine, the trainer and the orchestrator"
+    if "final" in evals:
+        return "finished"
     if step >= max_steps:
-        return "finished" if "final" in evals else "evaluating the last version"
+        return "evaluating the last version"
     if step == 0 and "baseline" not in evals:
         return "evaluating the baseline"
     return "training"

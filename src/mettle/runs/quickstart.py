@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -30,7 +31,7 @@ from mettle.storage.run_dir import RunDir
 
 @dataclass(frozen=True, slots=True)
 class QuickstartOptions:
-    """What the command line offers. `is_browser` opens the page and keeps it after the end until Ctrl-C."""
+    """What the command line offers. On a terminal `is_browser` opens the page, and keeps it up until Ctrl-C."""
 
     seed: int = 0
     steps: int | None = None
@@ -47,13 +48,14 @@ def quickstart(options: QuickstartOptions) -> dict[str, Any]:
     Raises: UserError for options that cannot be met, ServiceError when a process cannot go on.
     """
     run_dir = _create(options)
-    outcome = drive(run_dir, is_quiet=options.is_json)
+    is_shown = options.is_browser and not options.is_json and sys.stdout.isatty()
+    outcome = drive(run_dir, is_quiet=options.is_json, on_page=_open_browser if is_shown else None)
     if options.is_json:
         print(json.dumps(outcome.summary))
     else:
         _tell(outcome)
-        if options.is_browser and not outcome.is_stopped and sys.stdout.isatty():
-            _keep_page(run_dir)
+        if is_shown and not outcome.is_stopped and outcome.page is not None:
+            _keep_page(run_dir, outcome.page)
     return outcome.summary
 
 
@@ -92,20 +94,24 @@ def _tell(outcome: Outcome) -> None:
         console.print(f'\nNext: mettle inference chat {path}/policy -p "reverse badge"', markup=False)
 
 
-def _keep_page(run_dir: RunDir) -> None:
-    """Serve the run page until Ctrl-C, and open it where there is a browser to open it in."""
-    arguments = ("--runs", str(run_dir.path), "--port", "0", "--ready-file", str(run_dir.endpoint("hub")))
+def _open_browser(address: str) -> None:
+    """Open the page where there is a browser to open it in; elsewhere its address is printed, and that must do."""
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
+        with contextlib.suppress(webbrowser.Error):
+            webbrowser.open(address)
+
+
+def _keep_page(run_dir: RunDir, address: str) -> None:
+    """Go on serving the run page, at the address that it had, until Ctrl-C."""
+    port = str(urlsplit(address).port)
+    arguments = ("--runs", str(run_dir.path), "--port", port, "--ready-file", str(run_dir.endpoint("hub")))
     page = ManagedProcess(
         ProcessSpec("hub", "mettle.hub", arguments, ready_file=run_dir.endpoint("hub")), run_dir.logs / "hub.out"
     )
     page.start()
     try:
-        endpoint = wait_ready(page)
-        address = f"http://{endpoint['host']}:{endpoint['port']}/runs/{run_dir.name}"
+        wait_ready(page)
         print(f"\nThe run page stays at {address} until Ctrl-C.")
-        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin":
-            with contextlib.suppress(webbrowser.Error):
-                webbrowser.open(address)
         while page.exit_code() is None:
             time.sleep(0.2)
         raise ServiceError(f"the run page ended: {page.last_line()}")

@@ -7,7 +7,6 @@ host gives less than the config requires does not start.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 from dataclasses import dataclass
@@ -73,13 +72,6 @@ class IsolationReport:
 
     def is_at_least(self, grade: Grade) -> bool:
         return _ORDER.index(self.grade) >= _ORDER.index(grade)
-
-
-def probe(config: SandboxConfig | None = None) -> IsolationReport:
-    """What isolation this host gives, found out by starting a sandbox and trying its doors (about 0.1 s)."""
-    from mettle.sandbox.pool import measure  # the pool stores reports, so it imports this module
-
-    return asyncio.run(measure(config))
 
 
 def check(report: IsolationReport, config: SandboxConfig) -> None:

@@ -47,12 +47,12 @@ def make_job(
     code: object,
     tests: Sequence[Test],
     *,
-    timeout_s: float | None,
-    memory_mb: int | None,
-    language: str,
-    stop_at_first_failure: bool,
+    timeout_s: float | None = None,
+    memory_mb: int | None = None,
+    language: str = "python",
+    stop_at_first_failure: bool = False,
 ) -> Job:
-    """Check everything that a caller can get wrong, and encode the rest."""
+    """Check everything that a caller can get wrong, and encode the rest. Limits left out are the config's."""
     if language not in LANGUAGES:
         raise UserError(f"the sandbox does not run {language!r}; it runs {', '.join(LANGUAGES)}")
     source = _encode_source(code, config.max_source_kb)

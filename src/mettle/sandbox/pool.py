@@ -113,7 +113,7 @@ class SandboxPool:
         template = await self._living_template()
         if not template.is_ready:
             return isolation.refused(self.config, template.layers)
-        job = self._make_job(await asyncio.to_thread(_EXPLORER.read_text, "utf-8"), [StdioTest()])
+        job = make_job(self.config, await asyncio.to_thread(_EXPLORER.read_text, "utf-8"), [StdioTest()])
         [result] = await self._run(job)
         if result.exit_code != 0:
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
@@ -136,7 +136,8 @@ class SandboxPool:
         does is a verdict.
         """
         report = self.isolation
-        job = self._make_job(
+        job = make_job(
+            self.config,
             code,
             tests,
             timeout_s=timeout_s,
@@ -169,26 +170,6 @@ class SandboxPool:
             await self._template.close()
             self._template = None
         self._isolation = None
-
-    def _make_job(
-        self,
-        code: object,
-        tests: Sequence[Test],
-        *,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        language: str = "python",
-        stop_at_first_failure: bool = False,
-    ) -> Job:
-        return make_job(
-            self.config,
-            code,
-            tests,
-            timeout_s=timeout_s,
-            memory_mb=memory_mb,
-            language=language,
-            stop_at_first_failure=stop_at_first_failure,
-        )
 
     async def _run(self, job: Job) -> list[TestResult]:
         """All tests, across as many cells as it takes."""
@@ -311,10 +292,17 @@ class SandboxPool:
                 logger.warning("the sandbox pool could not be refilled: %s", error)
 
 
-async def measure(config: SandboxConfig | None = None) -> IsolationReport:
-    """What isolation this host gives, whether or not it is enough for the config."""
-    pool = SandboxPool(config)
-    try:
-        return await pool.measure()
-    finally:
-        await pool.close()
+def probe(config: SandboxConfig | None = None) -> IsolationReport:
+    """What isolation this host gives, found out by starting a sandbox and trying its doors (about 0.1 s).
+
+    The report is the same whether or not it is enough for the config.
+    """
+
+    async def measured() -> IsolationReport:
+        pool = SandboxPool(config)
+        try:
+            return await pool.measure()
+        finally:
+            await pool.close()
+
+    return asyncio.run(measured())

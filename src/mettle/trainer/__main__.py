@@ -1,6 +1,7 @@
 """`python -m mettle.trainer RUN_DIR`: train a run from where it stands.
 
-Exit codes: 0 done or told to stop, 2 a person's mistake, 3 cannot go on; each with one line on standard error.
+Exit codes: 0 done or told to stop, 2 a person has to act (wrong config, full disk, a batch gone), 3 cannot go on; the
+last two with one line on standard error.
 """
 
 from __future__ import annotations

@@ -16,30 +16,29 @@
     if (size >= 10000) return (value / 1000).toPrecision(3) + "k";
     if (size >= 100) return value.toFixed(0);
     if (size === 0) return "0";
-    if (size < 0.001) return value.toExponential(1);
+    if (size < 0.001) return value.toExponential(1).replace(".0e", "e");
     return String(Number(value.toPrecision(3)));
   }
 
   const sync = uPlot.sync("steps");
 
-  // Average over `reach` values on either side, fewer at the ends (as many on both, so that it does not lag).
+  // Average over `reach` values on either side, those that there are; it does not lag behind what it averages.
   function smooth(column, reach) {
     const places = column.map((_, i) => i).filter((i) => column[i] !== null && column[i] !== undefined);
     const smoothed = column.map(() => null);
     places.forEach((place, at) => {
-      const span = Math.min(reach, at, places.length - 1 - at);
-      let sum = 0;
-      for (let k = at - span; k <= at + span; k++) sum += column[places[k]];
-      smoothed[place] = sum / (2 * span + 1);
+      const near = places.slice(Math.max(0, at - reach), at + reach + 1);
+      smoothed[place] = near.reduce((sum, i) => sum + column[i], 0) / near.length;
     });
     return smoothed;
   }
 
-  // 1, 2 and 5 of each decade.
+  // 1, 2 and 5 of each decade; of many decades only the 1.
   function decades(low, high) {
     const marks = [];
+    const digits = high / low > 60 ? [1] : [1, 2, 5];
     for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
-      for (const m of [1, 2, 5]) if (m * 10 ** e >= low && m * 10 ** e <= high) marks.push(m * 10 ** e);
+      for (const m of digits) if (m * 10 ** e >= low && m * 10 ** e <= high) marks.push(m * 10 ** e);
     }
     return marks;
   }
@@ -78,7 +77,7 @@
       const raw = this.spec.is_log ? kept.map((column) => column.map((v) => (v > 0 ? v : null))) : kept;
       const reach = Math.min(12, Math.round(steps.length / 30));
       const band = this.spec.band ? [columns[this.spec.band[1]], columns[this.spec.band[0]]] : [];
-      return [steps, ...raw, ...raw.map((column, i) => (this.spec.series[i].is_dashed ? column.map(() => null) : smooth(column, reach))), ...band];
+      return [steps, ...raw, ...raw.map((column, i) => (this.spec.series[i].is_dotted ? column.map(() => null) : smooth(column, reach))), ...band];
     }
 
     showEmpty() {
@@ -105,7 +104,7 @@
       const lines = drawn.map((s, i) => {
         const color = tone(s.tone);
         if (spec.is_stacked) return { ...plain, label: s.label, stroke: color, width: 1, fill: i === drawn.length - 1 ? faded(color, 0.6) : undefined };
-        if (s.is_dashed) return { ...plain, label: s.label, stroke: color, width: 1.2, dash: [4, 4] };
+        if (s.is_dotted) return { label: s.label, stroke: color, paths: () => null, points: { show: true, size: 3, width: 0, fill: color } };
         return { ...plain, label: s.label, stroke: faded(color, 0.42), width: 1 };
       });
       if (!spec.is_stacked) for (const s of drawn) lines.push({ ...plain, label: "", stroke: tone(s.tone), width: 2 });

@@ -1,0 +1,79 @@
+"""What the answers of chat and text completions have in common: a choice, token counts, and the sampled ids.
+
+Parts: `first_choice`, `response_of`. Invariant: ids are read only where the endpoint returned a logprob for each.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mettle.clients.errors import InvalidModelResponseError
+from mettle.records.messages import Response, ResponseMessage, ResponseTokens, ToolCall, Usage
+
+
+def first_choice(raw: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """The first choice of an answer.
+
+    Raises: InvalidModelResponseError when there is none.
+    """
+    choices = raw.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        excerpt = json.dumps(raw, default=str)[:300]
+        raise InvalidModelResponseError(f"POST {url}: an answer without choices: {excerpt}")
+    return choices[0]
+
+
+def response_of(
+    raw: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    content: Any,
+    reasoning_content: str | None = None,
+    tool_calls: list[ToolCall] | None = None,
+) -> Response:
+    """A choice, whose text was read already, as a `Response`."""
+    return Response(
+        id=raw.get("id") or "",
+        created=raw.get("created") or int(time.time()),
+        model=raw.get("model") or "",
+        usage=_usage(raw.get("usage")),
+        message=ResponseMessage(
+            content=content,
+            reasoning_content=reasoning_content,
+            tool_calls=tool_calls,
+            finish_reason=choice.get("finish_reason"),
+            is_truncated=choice.get("finish_reason") == "length",
+            tokens=_tokens(raw, choice),
+        ),
+    )
+
+
+def _usage(raw: Any) -> Usage | None:
+    """The provider's token counts, flat; None when it gives none."""
+    if not isinstance(raw, Mapping):
+        return None
+    prompt, completion = raw.get("prompt_tokens") or 0, raw.get("completion_tokens") or 0
+    prompt_details, completion_details = raw.get("prompt_tokens_details"), raw.get("completion_tokens_details")
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=(prompt_details or {}).get("cached_tokens") or 0,
+        reasoning_tokens=(completion_details or {}).get("reasoning_tokens") or 0,
+        total_tokens=raw.get("total_tokens") or prompt + completion,
+    )
+
+
+def _tokens(raw: Mapping[str, Any], choice: Mapping[str, Any]) -> ResponseTokens | None:
+    """The sampled ids of a choice, when the endpoint returned prompt ids, ids and their logprobs."""
+    prompt_ids = raw.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    token_ids = choice.get("token_ids")
+    logprobs = choice.get("logprobs")
+    if prompt_ids is None or token_ids is None or not isinstance(logprobs, Mapping):
+        return None
+    entries = logprobs.get("content")
+    values = [entry["logprob"] for entry in entries] if entries else logprobs.get("token_logprobs") or []
+    if len(values) != len(token_ids):
+        return None
+    return ResponseTokens(prompt_ids, token_ids, values, choice.get("versions") or ())

@@ -1,0 +1,69 @@
+"""Where an OpenAI-shaped request goes: over our own transport, or through an `AsyncOpenAI` object that somebody made.
+
+Parts: `Endpoint`. Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that names the URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from mettle.clients.base import request_fields
+from mettle.clients.config import ClientConfig, transport_for
+from mettle.clients.errors import InvalidModelResponseError, ModelError, OverlongPromptError, is_overlong
+
+
+class Endpoint:
+    """An endpoint given as a base URL, a `ClientConfig`, or an `AsyncOpenAI` object."""
+
+    def __init__(self, source: ClientConfig | str | Any) -> None:
+        self.transport = transport_for(source) if isinstance(source, str | ClientConfig) else None
+        self._sdk = None if self.transport is not None else source
+        if self.transport is not None:
+            self.base_url = self.transport.base_url
+        else:
+            self.base_url = str(getattr(source, "base_url", type(source).__name__)).rstrip("/")
+
+    def fields(self, sampling_args: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Sampling arguments as the endpoint takes them; an SDK lays out `extra_body` itself."""
+        if self.transport is not None:
+            return request_fields(sampling_args)
+        return {key: value for key, value in (sampling_args or {}).items() if value is not None}
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer to `body`; an SDK has a resource of the same name for each path."""
+        if self.transport is not None:
+            return await self.transport.post(path, body)
+        try:
+            resource = attrgetter(path.strip("/").replace("/", "."))(self._sdk)
+            answer = await resource.create(**body)
+        except Exception as error:
+            raise _sdk_error(error, self.base_url) from error
+        return _plain(answer, self.base_url)
+
+    async def close(self) -> None:
+        """Close our own connections; an object that somebody else made is theirs to close."""
+        if self.transport is not None:
+            await self.transport.close()
+
+
+def _sdk_error(error: Exception, base_url: str) -> Exception:
+    """A failure of somebody's `AsyncOpenAI` as one of ours."""
+    status = getattr(error, "status_code", None)
+    message = (
+        f"POST {base_url}: status {status}: {error}" if status else f"POST {base_url}: {type(error).__name__}: {error}"
+    )
+    if status in (400, 413, 422) and is_overlong(str(error)):
+        return OverlongPromptError(message)
+    return ModelError(message)
+
+
+def _plain(answer: Any, base_url: str) -> Mapping[str, Any]:
+    """An SDK's answer as a mapping."""
+    if isinstance(answer, Mapping):
+        return answer
+    if hasattr(answer, "model_dump"):
+        dumped: Mapping[str, Any] = answer.model_dump()
+        return dumped
+    raise InvalidModelResponseError(f"{base_url}: an answer of type {type(answer).__name__}, no completion")

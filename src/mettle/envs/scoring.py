@@ -1,0 +1,58 @@
+"""Scoring rollouts that have ended: within a time limit, timed, and with a failure recorded on each of them.
+
+Parts: `score_states`. Invariant: nothing is raised; a rollout with an error has no reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
+from mettle.envs.rubric import Rubric, set_advantages
+from mettle.envs.state import State
+from mettle.errors import RolloutError
+
+logger = logging.getLogger(__name__)
+
+
+async def score_states(
+    states: list[State], score: Callable[[], Awaitable[None]] | None, rubric: Rubric, *, timeout_s: float | None
+) -> None:
+    """Score `states` by calling `score`, then let `rubric` clean up. Without `score`, a rollout's reward is 0."""
+    start = time.time()
+    try:
+        if score is None:
+            for state in states:
+                state["reward"], state["metrics"] = (None if state.get("error") else 0.0), {}
+        else:
+            async with asyncio.timeout(timeout_s):
+                await score()
+    except Exception as error:
+        _fail(states, _scoring_error(error, timeout_s))
+    for state in states:
+        timing = state["timing"]
+        timing.scoring.start, timing.scoring.end = start, time.time()
+        if state.get("error") is not None:
+            state["reward"] = None
+        try:
+            await rubric.cleanup(state)
+        except Exception as error:
+            state["cleanup_error"] = f"rubric: {type(error).__name__}: {error}"
+            logger.warning("rubric cleanup failed", exc_info=error)
+
+
+def _scoring_error(error: Exception, timeout_s: float | None) -> RolloutError:
+    if isinstance(error, TimeoutError) and timeout_s is not None:
+        return RolloutTimeout(f"scoring took longer than {timeout_s} s")
+    return attributed(error, JudgeError, "scoring")
+
+
+def _fail(states: list[State], error: RolloutError) -> None:
+    for state in states:
+        state["error"] = state.get("error") or error
+        state["metrics"] = state.get("metrics") or {}
+        state["reward"] = None
+    set_advantages(states)

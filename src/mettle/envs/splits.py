@@ -1,0 +1,54 @@
+"""The rows of one environment: a training split and an evaluation split, each given as data or as a function of none.
+
+Parts: `Splits`. Invariants: what a function returns is asked for when it is first needed, and once; data that cannot be
+a dataset, or whose first row cannot be one, is refused where it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mettle.envs.rows import Rows
+
+
+class Splits:
+    """`train` and `eval`, either of which may be missing. `format_row` makes a row of a dataset into a rollout's."""
+
+    def __init__(
+        self, train: Any, evaluation: Any, format_row: Callable[[dict[str, Any], int], dict[str, Any]]
+    ) -> None:
+        self._sources = {"train": train, "eval": evaluation}
+        self._format_row = format_row
+        self._rows: dict[str, Rows] = {}
+        for split, source in self._sources.items():
+            if source is not None and not callable(source):
+                self.rows(split)
+
+    def has(self, split: str) -> bool:
+        """Whether there is such a split."""
+        return self._sources[split] is not None
+
+    def replace(self, split: str, source: Any) -> None:
+        """Another source, read when the split is next used."""
+        self._sources[split] = source
+        self._rows.pop(split, None)
+
+    def rows(self, split: str, n: int = -1, seed: int | None = None) -> Rows:
+        """The rows of a split, in the order of `seed` where one is given, the first `n` of them where n > 0."""
+        if split not in self._rows:
+            self._rows[split] = self._read(self._sources[split])
+        rows = self._rows[split]
+        if seed is not None:
+            rows = rows.shuffle(seed=seed)
+        return rows.take(n) if n > 0 else rows
+
+    def _read(self, source: Any) -> Rows:
+        if callable(source):
+            source = source()
+        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+            source = list(source)
+        rows = Rows(source, transform=self._format_row)
+        if len(rows):
+            _ = rows[0]
+        return rows
