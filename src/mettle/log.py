@@ -44,7 +44,7 @@ class TerminalFormatter(logging.Formatter):
 
 
 class _FileHandler(logging.FileHandler):
-    """A disk that is full costs log lines and nothing else; whoever stores something that matters says so in one line."""
+    """A full disk costs log lines and nothing else; whoever stores something that matters says so in one line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

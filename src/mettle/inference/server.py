@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import time
@@ -43,6 +44,10 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} on {host} is in use; give another with --port, or 0 for any free one"
+            ) from error
         raise UserError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for any"
         ) from error

@@ -14,6 +14,7 @@ from mettle.envs.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
+from mettle.runs.ports import LOOPBACK, is_port_free
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -39,6 +40,7 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     if run_dir.ledger.exists():
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
     _check_environments(config)
+    _check_port(config)
     _check_place(path)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     _write_configs(run_dir, loaded)
@@ -61,6 +63,14 @@ def _check_environments(config: RunConfig) -> None:
     """A name that nothing answers to is told before anything is made. None of their code is run for that."""
     for spec in (*config.orchestrator.envs, *config.orchestrator.eval.envs):
         resolve_environment(spec.id)
+
+
+def _check_port(config: RunConfig) -> None:
+    port = config.deployment.hub_port
+    if config.deployment.hub and not is_port_free(port):
+        raise UserError(
+            f"port {port} on {LOOPBACK} is in use: give the run page another one (deployment.hub_port), or 0 for any"
+        )
 
 
 def _check_place(path: Path) -> None:

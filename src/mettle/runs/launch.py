@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.process import ProcessSpec
 from mettle.runs.progress import RunProgress
 from mettle.runs.summary import summarise
@@ -117,7 +117,9 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     prepared: tuple[str, ...] = ()
     if config.deployment.hub:
         # Chosen here, so that a page that is started again keeps its address.
-        port = config.deployment.hub_port or free_port()
+        port = config.deployment.hub_port
+        if port == 0 or not is_port_free(port):  # one that somebody else has taken must not keep a run from going on
+            port = free_port()
         hub = ("--runs", path, "--port", str(port), "--ready-file", str(run_dir.endpoint("hub")))
         specs.append(ProcessSpec("hub", "mettle.hub", hub, ready_file=run_dir.endpoint("hub"), is_service=True))
     if not is_warm:
@@ -197,13 +199,6 @@ def page_address(supervisor: Supervisor, run_dir: RunDir) -> str | None:
     if endpoint is None:
         return None
     return f"http://{endpoint['host']}:{endpoint['port']}/runs/{run_dir.name}"
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True, slots=True)

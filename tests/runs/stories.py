@@ -1,0 +1,169 @@
+"""A small run in processes of its own, as a person starts it, and the accounts that must hold at its end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mettle.errors import StorageError
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+ENVIRONMENTS = Path(__file__).parent / "environments"
+STEPS = 12
+CONFIG = f"""
+max_steps = {STEPS}
+seed = 5
+
+[orchestrator]
+batch_size = 32
+group_size = 8
+max_staleness = 4
+
+[orchestrator.sampling]
+max_tokens = 6
+
+[[orchestrator.envs]]
+id = "ascii-share"
+
+[orchestrator.eval]
+num_examples = 8
+
+[trainer.optim]
+lr = 1e-4
+
+[trainer.checkpoint]
+interval = 4
+
+[deployment]
+hub = false
+"""
+
+
+def shipped(step: int) -> Callable[[Ledger], bool]:
+    return lambda ledger: ledger.batch(step) is not None
+
+
+def published(version: int) -> Callable[[Ledger], bool]:
+    def is_there(ledger: Ledger) -> bool:
+        newest = ledger.newest_version()
+        return newest is not None and newest.weights.version >= version
+
+    return is_there
+
+
+def rolling_out(ledger: Ledger) -> bool:
+    return ledger.task_counts().get("in_flight", 0) > 0
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command, with the tests' own environments on the search path."""
+    return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS)}
+
+
+class Run:
+    """A run in processes of its own. `prefix` is put before each command, `seen` is where its files are for us."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *overrides: str,
+        prefix: Sequence[str] = (),
+        at: Path | None = None,
+        seen: Path | None = None,
+    ) -> None:
+        self.path = (at or folder) / "run"
+        self.run_dir = RunDir(seen / "run" if seen else self.path)
+        config = folder / "run.toml"
+        config.write_text(CONFIG)
+        self._output = (folder / "output.txt").open("ab")
+        self.stderr = folder / "stderr.txt"
+        self._prefix = prefix
+        self.process = self._start("rl", "run", str(config), "--dir", str(self.path), *overrides)
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [*self._prefix, sys.executable, "-m", "mettle.cli", *arguments]
+        with self.stderr.open("wb") as stderr:
+            return subprocess.Popen(command, stdout=self._output, stderr=stderr, env=environment())
+
+    def resume(self) -> None:
+        self.process = self._start("rl", "resume", str(self.path))
+
+    def read(self, look: Callable[[Ledger], Any], default: Any) -> Any:
+        with contextlib.suppress(StorageError):
+            ledger = Ledger(self.run_dir.ledger, is_read_only=True)
+            try:
+                return look(ledger)
+            finally:
+                ledger.close()
+        return default
+
+    def wait_for(self, point: Callable[[Ledger], bool], limit_s: float = 90.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not self.read(point, False):
+            assert self.process.poll() is None, f"the run ended before it reached the point: {self.said()}"
+            assert time.monotonic() < deadline, "the run did not reach the point in time"
+            time.sleep(0.02)
+
+    def kill(self, victim: str) -> None:
+        if victim == "supervisor":
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.resume()
+            return
+        pids = self.read(lambda ledger: {p.name: p.pid for p in ledger.journal.processes()}, {})
+        os.kill(pids[victim], signal.SIGKILL)
+
+    def end(self, limit_s: float = 150.0) -> int:
+        """Wait for the end of the command; returns its exit code."""
+        return self.process.wait(timeout=limit_s)
+
+    def said(self) -> str:
+        """What the newest command wrote on standard error."""
+        return self.stderr.read_text()
+
+    def complaint(self) -> str:
+        """The one line in which the newest command told what is wrong, after its progress."""
+        lines = [line for line in self.said().splitlines() if not line.startswith("[")]
+        assert len(lines) == 1, self.said()
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+    def check_accounts(self) -> None:
+        ledger = Ledger(self.run_dir.ledger, is_read_only=True)
+        try:
+            check_accounts(ledger)
+        finally:
+            ledger.close()
+
+
+def check_accounts(ledger: Ledger) -> None:
+    """Each step has one batch, each task that trained did so in one step, and none is left in between."""
+    counts = ledger.task_counts()
+    assert ledger.journal.fact("state") == "finished"
+    assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}, counts
+    assert STEPS <= counts["trained"] <= STEPS * 4
+    per_step = ledger.database.rows("SELECT count(*) AS n FROM tasks WHERE state = 'trained' GROUP BY step")
+    assert len(per_step) == STEPS
+    assert all(1 <= row["n"] <= 4 for row in per_step)
+    assert [batch.step for batch in ledger.batches()] == list(range(1, STEPS + 1))
+    assert all(batch.trained_at is not None for batch in ledger.batches())
+    assert ledger.newest_version().weights.version == STEPS
+    twice = ledger.database.value(
+        "SELECT count(*) FROM (SELECT uid FROM tasks WHERE state = 'trained' GROUP BY uid, epoch HAVING count(*) > 1)"
+    )
+    assert twice == 0
+    assert [e.message for e in ledger.journal.events() if "diverged" in e.kind] == []
+    assert max(batch.staleness_max for batch in ledger.batches()) <= 4
+    assert [row.kind for row in ledger.journal.evals()] == ["baseline", "final"]
