@@ -67,24 +67,21 @@ def environment() -> dict[str, str]:
 
 
 class Run:
-    """A run in processes of its own. `prefix` is put before each command, `seen` is where its files are for us."""
+    """A run in processes of its own, in `folder` or `at` another place. `prefix` is put before each command."""
 
     def __init__(
-        self,
-        folder: Path,
-        *overrides: str,
-        prefix: Sequence[str] = (),
-        at: Path | None = None,
-        seen: Path | None = None,
+        self, folder: Path, *overrides: str, steps: int = STEPS, prefix: Sequence[str] = (), at: Path | None = None
     ) -> None:
         self.path = (at or folder) / "run"
-        self.run_dir = RunDir(seen / "run" if seen else self.path)
+        self.run_dir = RunDir(self.path)
+        self.steps = steps
         config = folder / "run.toml"
         config.write_text(CONFIG)
         self._output = (folder / "output.txt").open("ab")
         self.stderr = folder / "stderr.txt"
         self._prefix = prefix
-        self.process = self._start("rl", "run", str(config), "--dir", str(self.path), *overrides)
+        shared = ("--dir", str(self.path), "--max-steps", str(steps))
+        self.process = self._start("rl", "run", str(config), *shared, *overrides)
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [*self._prefix, sys.executable, "-m", "mettle.cli", *arguments]
@@ -140,26 +137,27 @@ class Run:
             self.process.wait()
         self._output.close()
 
-    def check_accounts(self) -> None:
-        ledger = Ledger(self.run_dir.ledger, is_read_only=True)
+    def check_accounts(self, run_dir: RunDir | None = None) -> None:
+        """The accounts at the end of the run, or those in a copy of it."""
+        ledger = Ledger((run_dir or self.run_dir).ledger, is_read_only=True)
         try:
-            check_accounts(ledger)
+            check_accounts(ledger, self.steps)
         finally:
             ledger.close()
 
 
-def check_accounts(ledger: Ledger) -> None:
+def check_accounts(ledger: Ledger, steps: int = STEPS) -> None:
     """Each step has one batch, each task that trained did so in one step, and none is left in between."""
     counts = ledger.task_counts()
     assert ledger.journal.fact("state") == "finished"
     assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}, counts
-    assert STEPS <= counts["trained"] <= STEPS * 4
+    assert steps <= counts["trained"] <= steps * 4
     per_step = ledger.database.rows("SELECT count(*) AS n FROM tasks WHERE state = 'trained' GROUP BY step")
-    assert len(per_step) == STEPS
+    assert len(per_step) == steps
     assert all(1 <= row["n"] <= 4 for row in per_step)
-    assert [batch.step for batch in ledger.batches()] == list(range(1, STEPS + 1))
+    assert [batch.step for batch in ledger.batches()] == list(range(1, steps + 1))
     assert all(batch.trained_at is not None for batch in ledger.batches())
-    assert ledger.newest_version().weights.version == STEPS
+    assert ledger.newest_version().weights.version == steps
     twice = ledger.database.value(
         "SELECT count(*) FROM (SELECT uid FROM tasks WHERE state = 'trained' GROUP BY uid, epoch HAVING count(*) > 1)"
     )
