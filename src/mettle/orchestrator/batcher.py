@@ -1,7 +1,7 @@
 """Groups that wait to be shipped, and the batch that they make. A pure state machine.
 
-Invariants: a batch consists of whole groups, `groups_per_batch` of them unless many of those rolled out for it carried no
-signal; none holds a token staler than `max_staleness` at the step that trains it; the stalest groups leave first.
+Invariants: a batch consists of whole groups, `groups_per_batch` of them unless many of those rolled out for it carried
+no signal; none holds a token staler than `max_staleness` at the step that trains it; the stalest groups leave first.
 `Starvation` ends a run in which nothing more can be learnt, and says why.
 """
 
