@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from mettle.cli.local_server import model_directory
 
 
 def test_one_question_is_answered(mettle, endpoint):
@@ -80,3 +83,23 @@ def test_a_server_that_is_stopped_leaves_no_process(model, number, code):
 def _children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
+
+
+def test_a_run_without_a_policy_is_not_mistaken_for_its_untrained_model(mettle, tmp_path):
+    run = tmp_path / "runs" / "young"
+    (run / "model").mkdir(parents=True)
+    (run / "model" / "config.json").write_text("{}")
+    (run / "run.db").touch()
+    for name in ("young", str(run)):
+        ended = mettle("inference", "chat", name, "-p", "hello")
+        assert ended.code == 2
+        assert "has no policy yet" in ended.err
+        assert f"`mettle rl resume {name}`" in ended.err
+
+
+def test_a_run_is_meant_by_its_name(mettle, tmp_path):
+    policy = tmp_path / "runs" / "done" / "policy"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+    (policy.parent / "run.db").touch()
+    assert model_directory(Path("done")) == policy.resolve()

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import click
 
+from mettle.cli.terminal import find_run
 from mettle.errors import ServiceError, UserError
 
 START_TIMEOUT_S = 180.0
@@ -61,13 +62,17 @@ def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
 
 
 def model_directory(path: Path) -> Path:
-    """The model that a path means: a model directory, or a run's newest policy.
+    """The model that a path means: a model directory, or what a run has trained.
 
     Raises: UserError when it is neither.
     """
-    for candidate in (path, path / "policy", path / "model"):
+    for candidate in (path, find_run(str(path)) / "policy"):
         if (candidate / "config.json").exists():
             return candidate.resolve()
+    if (find_run(str(path)) / "run.db").exists():
+        raise UserError(
+            f"run {path} has no policy yet: it gets one when it finishes; `mettle rl resume {path}` continues it"
+        )
     raise UserError(f"no model in {path}: it has no config.json; give a model directory in the Hugging Face layout")
 
 
