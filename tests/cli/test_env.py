@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
+
+from mettle.cli.env import _pip_error
 
 
 @pytest.fixture
@@ -81,6 +84,7 @@ def test_install_calls_pip_on_the_folder_and_tells_its_error(mettle, package, mo
         )
 
     monkeypatch.setattr(subprocess, "run", pip)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: name)
     ended = mettle("env", "install", "two-words")
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "next: mettle env info two-words")
     assert calls[0][:4] == [sys.executable, "-m", "pip", "install"]
@@ -90,3 +94,23 @@ def test_install_calls_pip_on_the_folder_and_tells_its_error(mettle, package, mo
     assert failed.err.endswith(": no wheel\n")
     assert calls[1][-1] == str(package)
     assert "-e" not in calls[1]
+
+
+def test_install_leaves_pip_alone_where_mettle_is_not_installed(mettle, package, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip would fetch a stranger's `mettle`"))
+    ended = mettle("env", "install", "two-words")
+    assert ended.code == 2
+    assert "`make install` first" in ended.err
+
+
+def test_the_line_that_says_what_is_wrong_is_taken_from_what_pip_prints():
+    said = (
+        "WARNING: old\n  error: subprocess-exited-with-error\n      ModuleNotFoundError: No module named 'hatchling'\n"
+    )
+    said += "  note: This error originates from a subprocess, and is likely not a problem with pip.\n"
+    assert _pip_error(said) == "ModuleNotFoundError: No module named 'hatchling'"
+    assert _pip_error("ERROR: No matching distribution found for words\n") == "No matching distribution found for words"

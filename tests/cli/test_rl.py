@@ -87,7 +87,7 @@ def test_a_process_without_a_log_names_those_there_are(mettle, run_dir):
 
 def test_stop_of_a_run_that_is_not_running_says_so(mettle, run_dir):
     ended = mettle("rl", "stop", "words")
-    assert (ended.code, ended.out) == (0, "words was not running\nnext: mettle rl resume words\n")
+    assert (ended.code, ended.out) == (0, "words was not running\nnext: mettle rl metrics words\n")
 
 
 def test_resume_of_a_finished_run_is_refused(mettle, run_dir):

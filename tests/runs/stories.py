@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mettle
 from mettle.errors import StorageError
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -62,8 +63,10 @@ def rolling_out(ledger: Ledger) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a command, with the tests' own environments on the search path."""
-    return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS)}
+    """The environment of a command, with this Mettle, from any folder, and the tests' own environments."""
+    source = str(Path(mettle.__file__).parents[1])
+    paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS), "PYTHONPATH": paths}
 
 
 class Run:

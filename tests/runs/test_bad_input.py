@@ -147,7 +147,7 @@ def test_an_inference_server_on_a_port_in_use_names_it(tmp_path):
     made = subprocess.run(
         [sys.executable, "-c", "from mettle.trainer.policy import write_policy; from mettle.trainer.presets import preset;"
          "from pathlib import Path; write_policy(Path('policy'), preset('tiny'))"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     with taken_port() as port:

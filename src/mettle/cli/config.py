@@ -20,7 +20,7 @@ def config() -> None:
 @click.option("--toml", "is_toml", is_flag=True, help="As TOML that loads back to the same config.")
 @json_option
 def show(arguments: Sequence[str], is_toml: bool, is_json: bool) -> None:
-    """Show the resolved config of a run: each value, and the file and line, override or default that it came from.
+    """Show the resolved config of a run. Each value, and the file and line, override or default that it came from.
 
     \b
     mettle config show base.toml mine.toml --trainer.optim.lr 3e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ def env() -> None:
     help="Where to make it.  [default: environments]",
 )
 def init(name: str, directory: Path) -> None:
-    """Make a new environment package that works, to be changed into yours."""
+    """Make a new environment package that works. Change it into yours."""
     from mettle.envs.scaffold import create_environment
 
     folder = create_environment(name, directory)
@@ -66,7 +67,7 @@ def list_environments(is_json: bool) -> None:
 @click.argument("name")
 @json_option
 def info(name: str, is_json: bool) -> None:
-    """Describe an environment: what it takes, how many tasks it has, how it scores. Loads it, so its code runs."""
+    """Describe an environment. What it takes, how many tasks it has, how it scores. Loads it, so its code runs."""
     from mettle.envs.loading import parse_environment_id
     from mettle.envs.registry import find_environment
 
@@ -84,11 +85,14 @@ def info(name: str, is_json: bool) -> None:
 @click.argument("source", metavar="PATH|NAME")
 @click.option("--editable/--no-editable", default=True, help="Install a folder so that changes take effect at once.")
 def install(source: str, editable: bool) -> None:
-    """Install an environment: a folder, one under ./environments, or a package that pip can find."""
+    """Install an environment. From a folder, one under ./environments, or a package that pip can find."""
     import subprocess
 
     folder = _folder(source)
+    _check_installed()
     target = [source] if folder is None else [*(["-e"] if editable else []), str(folder)]
+    if folder is not None and _builds_with_what_is_here(folder):
+        target = ["--no-build-isolation", *target]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *target]
     click.echo(f"installing {folder or source}")
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
@@ -171,10 +175,36 @@ def _project_name(folder: Path) -> str:
     return str(project.get("name") or folder.name)
 
 
+def _check_installed() -> None:
+    """Environments depend on mettle; where it is not installed, pip would take a stranger's package of that name."""
+    from importlib import metadata
+
+    try:
+        metadata.distribution("mettle")
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            "Mettle runs from its source and is not installed here, so pip would look for it elsewhere: `make install`"
+            " first; an environment under ./environments needs no installing"
+        ) from None
+
+
+def _builds_with_what_is_here(folder: Path) -> bool:
+    """True when the package is built by hatchling and that is installed, so that nothing has to be fetched."""
+    import tomllib
+    from importlib.util import find_spec
+
+    manifest = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    backend = (manifest.get("build-system") or {}).get("build-backend")
+    return backend == "hatchling.build" and all(find_spec(name) is not None for name in ("hatchling", "editables"))
+
+
 def _pip_error(text: str) -> str:
-    errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR:")]
-    lines = errors or text.strip().splitlines() or ["it said nothing"]
-    return lines[-1]
+    """The line that says what is wrong: pip ends with notes about it."""
+    lines = [line.strip(" \u2502\u2570\u2500>\u00d7") for line in text.splitlines()]
+    wanted = re.compile(r"(ERROR:|\w*Error:|error in ) ?(?!subprocess)")
+    errors = [line.removeprefix("ERROR: ") for line in lines if wanted.match(line)]
+    rest = [line for line in lines if line and not line.startswith("note:")]
+    return (errors or rest or ["it said nothing"])[-1]
 
 
 def _cell(value: Any) -> str:

@@ -67,7 +67,7 @@ def run(env_id: str, is_json: bool, **options: Any) -> None:
 @click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
 @json_option
 def view(path: Path | None, index: int | None, num_rows: int, is_json: bool) -> None:
-    """Look at saved evaluations: all of them, the rollouts of one, or one rollout."""
+    """Look at saved evaluations. All of them, the rollouts of one, or one rollout."""
     from mettle.cli.results import view_evaluation, view_evaluations, view_rollout
 
     if path is None:

@@ -225,7 +225,8 @@ def _print_summary(path: Path, metadata: dict[str, Any], outputs: list[dict[str,
     shown = f" (95 % interval {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
     rows = [("reward", f"{metadata['avg_reward']:.4f}{shown}")]
     rows += [(name, figure(value)) for name, value in metadata["avg_metrics"].items()]
-    rows += [(f"pass@{k}", figure(value)) for k, value in metadata["pass_at_k"].items()]
+    threshold = f" (reward of {figure(metadata.get('pass_threshold', 0.5))} or more)"
+    rows += [(f"pass@{k}", figure(value) + threshold) for k, value in metadata["pass_at_k"].items()]
     rows.append(("rollouts", f"{len(outputs)}, {metadata['avg_error']:.1%} failed"))
     usage = metadata.get("usage")
     if usage:

@@ -36,4 +36,8 @@ def serve(runs: Path, host: str, port: int) -> None:
 
     setup_logging()
     with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
-        serve_hub(HubConfig(runs=runs, host=host, port=port))
+        serve_hub(
+            HubConfig(runs=runs, host=host, port=port),
+            on_ready=lambda address: click.echo(f"serving the runs in {runs} at {address} until Ctrl-C"),
+        )
+        raise KeyboardInterrupt  # The server ends on Ctrl-C and on SIGTERM, and says nothing then.

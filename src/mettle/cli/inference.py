@@ -70,7 +70,7 @@ def chat(
     temperature: float | None,
     is_json: bool,
 ) -> None:
-    """Talk to a model: a directory (or a run), or any OpenAI-compatible endpoint."""
+    """Talk to a model. A directory, a run, or any OpenAI-compatible endpoint."""
     from mettle.cli.chat import Conversation, converse, first_model, key_from
     from mettle.cli.local_server import local_server
 

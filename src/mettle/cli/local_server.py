@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import click
+
 from mettle.errors import ServiceError, UserError
 
 START_TIMEOUT_S = 180.0
@@ -48,6 +50,8 @@ def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
         config = {"model": str(directory), **{k: v for k, v in settings.items() if v is not None}}
         (folder / "inference.json").write_text(json.dumps(config, default=str))
         with _exit_on_terminate(), (folder / "out").open("wb") as out:
+            if sys.stderr.isatty():
+                click.echo(f"loading {model_dir}", err=True)
             process = _start(folder, out)
             try:
                 endpoint = _wait_ready(process, folder)

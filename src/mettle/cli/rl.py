@@ -71,11 +71,9 @@ def stop(run: str) -> None:
     """End a run cleanly; it can be continued."""
     from mettle.runs import launch
 
-    if launch.stop(find_run(run)):
-        click.echo(f"stopped {run}")
-    else:
-        click.echo(f"{run} was not running")
-    print_next(f"mettle rl resume {run}")
+    path = find_run(run)
+    click.echo(f"stopped {run}" if launch.stop(path) else f"{run} was not running")
+    print_next(f"mettle rl {'metrics' if launch.is_finished(path) else 'resume'} {run}")
 
 
 @rl.command("list")
@@ -116,7 +114,7 @@ def list_runs(directory: Path, is_json: bool) -> None:
 @click.option("--name", "names", multiple=True, help="Show this metric step by step; `reward/*` shows several.")
 @json_option
 def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
-    """Show the figures of a run: the newest of each, or some of them step by step."""
+    """Show the figures of a run. The newest of each, or with --name some of them step by step."""
     import fnmatch
 
     from mettle.storage.ledger import Ledger

@@ -1,8 +1,9 @@
 """Which environments there are, found without importing any of them.
 
 Parts: `EnvironmentEntry`, `list_environments`, `find_environment`, `search_path`. Searched in this order: installed
-packages (the entry point group `mettle.envs`, then a distribution of that name), `./environments`, the `environments`
-folder of a source checkout, the folders in METTLE_ENVIRONMENTS. Invariant: reading an entry runs no code of it.
+packages (the entry point group `mettle.envs`, then a distribution of that name), the folder that one is in,
+`./environments`, the `environments` folder of a source checkout, the folders in METTLE_ENVIRONMENTS.
+Invariant: reading an entry runs no code of it.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ def find_environment(name: str) -> EnvironmentEntry:
     for entry in _installed():
         if entry.name == wanted:
             return entry
+    here = _read_package(Path.cwd())
+    if here is not None and here.name == wanted:
+        return here
     for folder in search_path():
         package = folder / wanted.replace("-", "_")
         entry_here = _read_package(package) or _read_package(folder / wanted)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable
 
 import uvicorn
 
@@ -16,8 +17,8 @@ from mettle.hub.security import LOOPBACK_NAMES
 from mettle.storage.files import write_json
 
 
-def serve(config: HubConfig) -> None:
-    """Serve until a signal ends the process.
+def serve(config: HubConfig, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal ends the process. `on_ready` is called with the address once requests are answered.
 
     Raises: UserError when the folder is missing or the port is taken.
     """
@@ -35,7 +36,7 @@ def serve(config: HubConfig) -> None:
         timeout_graceful_shutdown=2,
     )
     try:
-        asyncio.run(_serve(_Server(settings, config, listener), listener))
+        asyncio.run(_serve(_Server(settings, config, listener, on_ready), listener))
     except KeyboardInterrupt:
         pass
     finally:
@@ -67,9 +68,16 @@ def base_url(host: str, port: int) -> str:
 class _Server(uvicorn.Server):
     """Writes the ready file once requests are answered."""
 
-    def __init__(self, settings: uvicorn.Config, config: HubConfig, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        settings: uvicorn.Config,
+        config: HubConfig,
+        listener: socket.socket,
+        on_ready: Callable[[str], None] | None,
+    ) -> None:
         super().__init__(settings)
         self._hub = config
+        self._on_ready = on_ready
         self._port: int = listener.getsockname()[1]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -77,6 +85,8 @@ class _Server(uvicorn.Server):
         if self._hub.ready_file is not None:
             address = {"base_url": base_url(self._hub.host, self._port), "host": self._hub.host, "port": self._port}
             write_json(self._hub.ready_file, {**address, "pid": os.getpid()})
+        if self._on_ready is not None:
+            self._on_ready(base_url(self._hub.host, self._port))
 
 
 async def _serve(server: _Server, listener: socket.socket) -> None:

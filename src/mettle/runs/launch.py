@@ -55,10 +55,7 @@ def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool =
 def resume(path: Path, *, is_quiet: bool = False) -> Outcome:
     """Continue the run at `path` from what its ledger and its newest complete checkpoint say."""
     run_dir = RunDir.existing(path)
-    ledger = Ledger(run_dir.ledger)
-    state = ledger.journal.fact("state")
-    ledger.close()
-    if state == "finished":
+    if is_finished(path):
         raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {path}` shows its figures")
     return drive(run_dir, is_quiet=is_quiet)
 
@@ -91,6 +88,15 @@ def stop(path: Path) -> bool:
             raise ServiceError(f"run {run_dir.name} (pid {pid}) has not ended in {STOP_TIMEOUT_S:.0f} s")
         time.sleep(0.1)
     return True
+
+
+def is_finished(path: Path) -> bool:
+    """True when nothing is left to do in the run at `path`."""
+    ledger = Ledger(RunDir.existing(path).ledger, is_read_only=True)
+    try:
+        return bool(ledger.journal.fact("state") == "finished")
+    finally:
+        ledger.close()
 
 
 def list_runs(folder: Path = RUNS_FOLDER) -> list[dict[str, Any]]:
@@ -126,8 +132,10 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         name, module = ("sft", "mettle.trainer.sft") if config.warm_up.enabled else ("policy", "mettle.trainer.initial")
         specs.append(ProcessSpec(name, module, (path,)))
         prepared = (name,)
-    inference = ("--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")))
-    inference += ("--log-file", str(run_dir.logs / "inference.log"))
+    inference = (
+        "--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")),
+        "--log-file", str(run_dir.logs / "inference.log"),
+    )  # fmt: skip
     specs += [
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,

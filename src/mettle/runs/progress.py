@@ -165,7 +165,7 @@ def describe(figures: dict[str, float]) -> str:
     """The figures worth a glance, those that there are."""
     parts = (
         ("reward {:.3f}", "reward/mean"),
-        ("warm-up reward {:.2f}", "sft/reward"),
+        ("warm-up reward {:.2f}", "sft/reward" if "reward/mean" not in figures else ""),
         ("staleness {:.2f}", "staleness/mean"),
         ("mismatch {:.1e}", "mismatch_kl/mean"),
         ("entropy {:.2f}", "entropy/mean"),
