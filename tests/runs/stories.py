@@ -73,13 +73,19 @@ class Run:
     """A run in processes of its own, in `folder` or `at` another place. `prefix` is put before each command."""
 
     def __init__(
-        self, folder: Path, *overrides: str, steps: int = STEPS, prefix: Sequence[str] = (), at: Path | None = None
+        self,
+        folder: Path,
+        *overrides: str,
+        steps: int = STEPS,
+        prefix: Sequence[str] = (),
+        at: Path | None = None,
+        text: str = CONFIG,
     ) -> None:
         self.path = (at or folder) / "run"
         self.run_dir = RunDir(self.path)
         self.steps = steps
         config = folder / "run.toml"
-        config.write_text(CONFIG)
+        config.write_text(text)
         self._output = (folder / "output.txt").open("ab")
         self.stderr = folder / "stderr.txt"
         self._prefix = prefix

@@ -4,6 +4,7 @@ After every story: each step has one batch, each task that trained did so in one
 replayed version has the same bytes as before, and the run reached its last step.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,5 +59,51 @@ def test_a_killed_process_costs_no_task_and_trains_none_twice(tmp_path, name):
             assert restarts[story.victim] == len(story.points)
         if story.victim == "trainer":
             assert max(batch.trainings for batch in ledger.batches()) > 1, "no step was replayed: the test saw nothing"
+    finally:
+        ledger.close()
+
+
+WARM_CONFIG = """
+[warm_up]
+enabled = true
+
+[warm_up.sft]
+target_reward = 0.1
+
+[orchestrator]
+batch_size = 64
+group_size = 16
+max_staleness = 4
+eval = { num_examples = 0 }
+sampling = { max_tokens = 8 }
+envs = [{ id = "reverse-text" }]
+"""
+
+
+def warming_up(ledger: Ledger) -> bool:
+    return len(ledger.journal.metric("sft/loss")) >= 5
+
+
+def test_a_killed_warm_up_starts_over_and_a_killed_page_comes_back_where_it_was(tmp_path):
+    run = Run(tmp_path, steps=3, text=WARM_CONFIG)
+    try:
+        run.wait_for(warming_up)
+        before = json.loads(run.run_dir.endpoint("hub").read_text())
+        run.kill("sft")
+        run.kill("hub")
+        run.wait_for(published(1))
+        after = json.loads(run.run_dir.endpoint("hub").read_text())
+        assert after["port"] == before["port"]
+        assert after["pid"] != before["pid"]
+        assert run.end() == 0, run.said()
+    finally:
+        run.close()
+    ledger = Ledger(run.run_dir.ledger, is_read_only=True)
+    try:
+        assert ledger.journal.fact("state") == "finished"
+        assert ledger.journal.fact("warm_up")["reward"] >= 0.1
+        assert {p.name: p.restarts for p in ledger.journal.processes()} == {
+            "hub": 1, "sft": 1, "inference": 0, "orchestrator": 0, "trainer": 0,
+        }  # fmt: skip
     finally:
         ledger.close()
