@@ -78,7 +78,7 @@ def _figure_lines(summary: dict[str, Any]) -> list[str]:
             f"{'logprobs':<10} trainer and engine {agrees}:"
             f" mean difference at most {summary['canary_mean_abs_diff']:.1e}"
         )
-    tasks = ", ".join(f"{number} {name}" for name, number in summary["tasks"].items())
+    tasks = ", ".join(f"{number} {name}" for name, number in summary["tasks"].items()) or "none yet"
     lines.append(f"{'tasks':<10} {tasks}; trained more than once: {summary['trained_more_than_once']}")
     if summary["wall_s"] is not None:
         lines.append(
