@@ -294,7 +294,9 @@ class SmallDisk:
         self.seen = Path(f"/proc/{self._holder.pid}/root") / self._place.relative_to("/")
 
     def resize(self, size: str) -> None:
-        subprocess.run([*self.prefix, "mount", "-o", f"remount,size={size}", str(self.inside)], check=True)
+        subprocess.run(
+            [*self.prefix, "mount", "-t", "tmpfs", "-o", f"remount,size={size}", "tmpfs", str(self.inside)], check=True
+        )
 
     def close(self) -> None:
         self._holder.kill()
