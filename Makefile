@@ -19,7 +19,7 @@ EDITABLE := $(addprefix -e ./,$(ENVIRONMENTS))
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-dev test test-all test-fast check format docs clean
+.PHONY: help quickstart install install-dev test test-fast check format docs clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,12 +32,9 @@ install: $(VENV)/.installed ## Create .venv with Mettle and its environments
 install-dev: $(VENV)/.installed-dev ## The same with what is needed to work on Mettle
 
 test: install-dev check ## All checks and tests
-	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
-
-test-all: install-dev check ## The slow tests as well
 	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
 
-test-fast: install-dev ## Tests that start no other processes
+test-fast: install-dev ## Only the tests that are quick and start no other processes
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e" $(ARGS)
 
 check: install-dev ## Format, lint, types, import directions
