@@ -22,7 +22,7 @@ COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[301, 302, 303, 304, 305])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--keep", type=Path, help="folder to keep the run directories in")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
