@@ -98,7 +98,7 @@ def test_a_port_in_use_is_told_in_one_line(
         port = taken.getsockname()[1]
         config = tmp_path / "inference.json"
         config.write_text(json.dumps({"model": str(policy_folder), "port": port}))
-        assert f"127.0.0.1:{port}" in failing(capsys, config)
+        assert f"port {port} on 127.0.0.1 is in use" in failing(capsys, config)
 
 
 def test_a_missing_model_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 
 from mettle.errors import MettleError, StorageError
 
+SHORT_WRITE = "unexpected pos"
+"""How torch's archive writer tells that the disk took fewer bytes than it was given."""
+
 FULL_BYTES = 64 * 2**10
 """A disk with less than this is full."""
 
@@ -44,7 +47,7 @@ def is_disk_full(error: BaseException, place: Path | None = None) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    is_said = os.strerror(errno.ENOSPC) in str(error)
+    is_said = os.strerror(errno.ENOSPC) in str(error) or SHORT_WRITE in str(error)
     return is_said or (place is not None and shutil.disk_usage(place).free < FULL_BYTES)
 
 
