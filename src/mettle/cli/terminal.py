@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mettle.runs.program import program
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -42,8 +44,8 @@ def print_json_line(value: Any) -> None:
 
 
 def print_next(command: str) -> None:
-    """Name the command that comes next."""
-    click.echo(f"next: {command}")
+    """Name the command that comes next, as it can be typed here."""
+    click.echo(f"next: {program()}{command.removeprefix('mettle')}")
 
 
 def console() -> Console:

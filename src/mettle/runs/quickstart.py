@@ -24,6 +24,7 @@ from mettle.errors import ServiceError
 from mettle.runs.create import create_run
 from mettle.runs.launch import RUNS_FOLDER, Outcome, drive, load_run_config
 from mettle.runs.process import ManagedProcess, ProcessSpec, wait_ready
+from mettle.runs.program import program
 from mettle.runs.summary import summary_lines
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -85,13 +86,13 @@ def _tell(outcome: Outcome) -> None:
         ledger.close()
     path = _short(outcome.run_dir.path)
     console.print()
-    for line in lines:
-        console.print(line, markup=False)
-    console.print(f"{'run':<10} {path}", markup=False)
+    for line in [*lines, f"{'run':<10} {path}"]:
+        console.print(line, markup=False, soft_wrap=True)
     if outcome.is_stopped:
-        console.print(f"\nStopped. Next: mettle rl resume {path}", markup=False)
+        following = f"\nStopped. Next: {program()} rl resume {path}"
     else:
-        console.print(f'\nNext: mettle inference chat {path}/policy -p "reverse badge"', markup=False)
+        following = f'\nNext: {program()} inference chat {path}/policy -p "reverse badge"'
+    console.print(following, markup=False, soft_wrap=True)
 
 
 def _open_browser(address: str) -> None:
