@@ -26,8 +26,12 @@ from mettle.trainer.learner import Learner
 
 def save_learner(folder: Path, learner: Learner, step: int) -> None:
     """Write the state after step `step` into `folder`. Every rank calls it."""
-    with _quiet():
-        save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
+    try:
+        with _quiet():
+            save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
+    except CheckpointException as error:
+        # Torch derives it from BaseException: whoever looks for a failed write further up would not see it.
+        raise RuntimeError(str(error)) from error
 
 
 def load_learner(folder: Path, learner: Learner) -> int:

@@ -71,6 +71,12 @@ def test_company_in_the_batch_does_not_change_a_seeded_request(
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
+def test_what_waits_is_served_when_everything_that_runs_ends_at_once(model: Any) -> None:
+    full = [ask(str(i), [i], n=n, max_tokens=3, ignore_eos=True) for i, n in enumerate((1, 3, 3))]
+    served = run_requests(make_scheduler(model), [*full, ask("last", [5], n=2, ignore_eos=True)])
+    assert [generation.request_id for generation in served] == ["0", "1", "2", "last"]
+
+
 def test_choices_of_a_seeded_request_differ_and_repeat(model: Any) -> None:
     request = ask("a", [1, 2, 3], n=4, seed=3, ignore_eos=True)
     first = run_requests(make_scheduler(model), [request])[0]

@@ -136,14 +136,14 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self, *, is_admitting: bool = True) -> bool:
-        """Do one step; False when there was nothing to do."""
+        """Do one step; False when nothing is left to do (while not admitting, what waits does not count)."""
         admitted = self._admit() if is_admitting else []
         if admitted:
             self._prefill(admitted)
         if self._running:
             self._decode()
         self.totals.steps += 1
-        return bool(admitted or self._running)
+        return bool(admitted or self._running or (is_admitting and self._waiting))
 
     def _admit(self) -> list[RunningRequest]:
         admitted: list[RunningRequest] = []
