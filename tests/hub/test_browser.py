@@ -60,6 +60,7 @@ def test_from_the_table_to_one_token(page):
     page.keyboard.press("]")
     playwright.expect(page.get_by_text("of step 3")).to_be_visible()
     page.locator("table.rollouts tbody tr").filter(has_not_text="error").first.get_by_role("link").click()
+    playwright.expect(page.locator(".t.on")).to_have_count(1)  # the page's own choice, which its script makes last
     first = page.locator(".t").first
     first.focus()
     playwright.expect(page.locator("[data-fact=id]")).to_have_text(first.get_attribute("data-id"))
