@@ -70,5 +70,5 @@ $(VENV)/.installed: $(MANIFESTS) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,dev]' $(EDITABLE)
+	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,games,mcp,gepa,tui,dev]' $(EDITABLE)
 	@touch $@

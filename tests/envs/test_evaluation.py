@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mettle.envs as vf
-from mettle.envs.summary import Summary, pass_all_k, pass_at_k
+from mettle.envs.evaluation.summary import Summary, pass_all_k, pass_at_k
 from mettle.errors import StorageError, UserError
 
 ROWS = [{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(6)]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import mettle.envs as vf
-from mettle.envs.loading import parse_environment_id
-from mettle.envs.registry import find_environment, list_environments, search_path
-from mettle.envs.scaffold import create_environment
+from mettle.envs.packages.loading import parse_environment_id
+from mettle.envs.packages.registry import find_environment, list_environments, search_path
+from mettle.envs.packages.scaffold import create_environment
 from mettle.errors import UserError
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -14,7 +14,7 @@ from mettle.cli.terminal import json_option, print_json, print_next, print_table
 from mettle.errors import MettleError, ServiceError, UserError
 
 if TYPE_CHECKING:
-    from mettle.envs.registry import EnvironmentEntry
+    from mettle.envs.packages.registry import EnvironmentEntry
 
 ENVIRONMENTS = Path("environments")
 
@@ -35,7 +35,7 @@ def env() -> None:
 )
 def init(name: str, directory: Path) -> None:
     """Make a new environment package that works. Change it into yours."""
-    from mettle.envs.scaffold import create_environment
+    from mettle.envs.packages.scaffold import create_environment
 
     folder = create_environment(name, directory)
     click.echo(f"made {folder}")
@@ -46,7 +46,7 @@ def init(name: str, directory: Path) -> None:
 @json_option
 def list_environments(is_json: bool) -> None:
     """List the environments that can be loaded here."""
-    from mettle.envs import registry
+    from mettle.envs.packages import registry
 
     entries = registry.list_environments()
     if is_json:
@@ -68,8 +68,8 @@ def list_environments(is_json: bool) -> None:
 @json_option
 def info(name: str, is_json: bool) -> None:
     """Describe an environment. What it takes, how many tasks it has, how it scores. Loads it, so its code runs."""
-    from mettle.envs.loading import parse_environment_id
-    from mettle.envs.registry import find_environment
+    from mettle.envs.packages.loading import parse_environment_id
+    from mettle.envs.packages.registry import find_environment
 
     entry = find_environment(parse_environment_id(name).name)
     facts = {**_entry(entry), **_described(entry)}

@@ -26,7 +26,7 @@ from mettle.cli.terminal import console, figure, going_on, print_json, print_nex
 from mettle.clients.config import ClientConfig
 from mettle.clients.factory import client_from
 from mettle.envs import load_environment
-from mettle.envs.results import ResultsFolder
+from mettle.envs.evaluation.results import ResultsFolder
 from mettle.errors import ServiceError, UserError
 
 DEFAULT_NUM_EXAMPLES = 5

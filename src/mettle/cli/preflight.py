@@ -199,7 +199,7 @@ def _browser() -> Finding:
 
 
 def _environments() -> Finding:
-    from mettle.envs.registry import list_environments
+    from mettle.envs.packages.registry import list_environments
 
     names = [env.name for env in list_environments()]
     if not names:

@@ -1,9 +1,9 @@
 """Environments: where a policy acts and what it is rewarded for. The verifiers v0 API, kept alive.
 
-`import mettle.envs as vf` offers the names of verifiers 0.1 to 0.3 with the same arguments and meaning. Parts, one noun
-a file: `environment`, `multiturn_env`, `singleturn_env`, `tool_env`, `stateful_tool_env`, `env_group`; `rubric`,
-`rubric_group`; `parser`, `xml_parser`, `think_parser`; `state`, `rows`, `splits`, `errors`; `scoring`, `evaluation`,
-`results`, `summary`; `loading`, `registry`, `aliases`, `scaffold`. Invariants: a name is imported when it is first
+`import mettle.envs as vf` offers the names of verifiers 0.1 to 0.3 with the same arguments and meaning. Parts: here,
+the environments (`environment`, `multiturn_env`, `singleturn_env`, `tool_env`, `stateful_tool_env`, `env_group`) and
+what they stand on (`state`, `rows`, `splits`, `errors`, `timing`); `parsers/`, `rubrics/`, `evaluation/`, `packages/`.
+Invariants: a name is imported when it is first
 used, so that listing environments costs nothing; torch, openai, datasets and pydantic are never imported here.
 """
 
@@ -23,25 +23,25 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
-    _ROOM + "rubric": ("RewardFunc", "Rubric"),
-    _ROOM + "rubric_group": ("RubricGroup",),
-    _ROOM + "parser": ("Parser",),
-    _ROOM + "think_parser": ("MaybeThinkParser", "ThinkParser"),
-    _ROOM + "xml_parser": ("XMLParser",),
+    _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
+    _ROOM + "rubrics.rubric_group": ("RubricGroup",),
+    _ROOM + "parsers.parser": ("Parser",),
+    _ROOM + "parsers.think_parser": ("MaybeThinkParser", "ThinkParser"),
+    _ROOM + "parsers.xml_parser": ("XMLParser",),
     _ROOM + "state": ("State", "TrajectoryStep"),
     _ROOM + "timing": ("RolloutTiming", "TimeSpan", "TimeSpans"),
     _ROOM + "rows": ("Rows",),
-    _ROOM + "evaluation": ("GenerateOutputs",),
+    _ROOM + "evaluation.generate": ("GenerateOutputs",),
     _ROOM + "decorators": ("cleanup", "stop", "teardown"),
     _ROOM + "signatures": ("maybe_await",),
     _ROOM + "tool_schema": ("convert_func_to_tool_def",),
-    _ROOM + "answers": (
+    _ROOM + "parsers.answers": (
         "BOXED_SYSTEM_PROMPT",
         "THINK_BOXED_SYSTEM_PROMPT",
         "extract_boxed_answer",
         "extract_hash_answer",
     ),
-    _ROOM + "loading": ("load_environment",),
+    _ROOM + "packages.loading": ("load_environment",),
     _ROOM + "types": (
         "DatasetBuilder",
         "Info",

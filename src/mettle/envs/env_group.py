@@ -13,7 +13,7 @@ from typing import Any
 
 from mettle.envs.environment import Environment
 from mettle.envs.errors import EnvironmentFault
-from mettle.envs.rubric import Rubric, set_advantages
+from mettle.envs.rubrics.rubric import Rubric, set_advantages
 from mettle.envs.state import State
 
 

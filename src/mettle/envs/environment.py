@@ -25,12 +25,12 @@ from mettle.envs.errors import (
     ModelError,
     attributed,
 )
-from mettle.envs.evaluation import Evaluation
-from mettle.envs.parser import Parser
+from mettle.envs.evaluation.generate import Evaluation
+from mettle.envs.parsers.parser import Parser
 from mettle.envs.rows import Rows, format_row
-from mettle.envs.rubric import Rubric
-from mettle.envs.rubric_group import RubricGroup
-from mettle.envs.scoring import score_states
+from mettle.envs.rubrics.rubric import Rubric
+from mettle.envs.rubrics.rubric_group import RubricGroup
+from mettle.envs.rubrics.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.splits import Splits
 from mettle.envs.state import State, new_state

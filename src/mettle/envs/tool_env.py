@@ -14,7 +14,7 @@ from typing import Any
 from mettle.envs.decorators import stop
 from mettle.envs.errors import ToolCallError, ToolParseError
 from mettle.envs.multiturn_env import MultiTurnEnv
-from mettle.envs.rubric import Rubric
+from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.signatures import maybe_await
 from mettle.envs.state import State
 from mettle.envs.tool_schema import tool_of

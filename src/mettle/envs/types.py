@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mettle.envs.evaluation import GenerateOutputs
-from mettle.envs.rubric import RewardFunc
+from mettle.envs.evaluation.generate import GenerateOutputs
+from mettle.envs.rubrics.rubric import RewardFunc
 from mettle.envs.state import State, TrajectoryStep
 from mettle.envs.timing import RolloutTiming, TimeSpan, TimeSpans
 from mettle.records.messages import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mettle.config import Loaded
 from mettle.envs import load_environment
-from mettle.envs.loading import resolve_environment
+from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations

@@ -10,7 +10,7 @@ import keyword
 import re
 from pathlib import Path
 
-from mettle.envs.registry import ENTRY_POINT_GROUP, normalized
+from mettle.envs.packages.registry import ENTRY_POINT_GROUP, normalized
 from mettle.errors import StorageError, UserError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from mettle.envs.parser import Extract, Parser, _unchanged, message_text
+from mettle.envs.parsers.parser import Extract, Parser, _unchanged, message_text
 
 
 class XMLParser(Parser):

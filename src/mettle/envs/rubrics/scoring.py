@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
-from mettle.envs.rubric import Rubric, set_advantages
+from mettle.envs.rubrics.rubric import Rubric, set_advantages
 from mettle.envs.state import State
 from mettle.errors import RolloutError
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mettle.envs.aliases import install_verifiers_alias
 from mettle.envs.keys import MissingKeyError
-from mettle.envs.registry import EnvironmentEntry, find_environment
+from mettle.envs.packages.aliases import install_verifiers_alias
+from mettle.envs.packages.registry import EnvironmentEntry, find_environment
 from mettle.errors import MettleError, UserError
 
 

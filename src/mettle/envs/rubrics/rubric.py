@@ -16,7 +16,7 @@ from typing import Any
 
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import JudgeError
-from mettle.envs.parser import Parser
+from mettle.envs.parsers.parser import Parser
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.state import State
 

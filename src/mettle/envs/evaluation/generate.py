@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mettle.clients.factory import client_from
-from mettle.envs.results import ResultsFolder, output_of
+from mettle.envs.evaluation.results import ResultsFolder, output_of
+from mettle.envs.evaluation.summary import Summary
 from mettle.envs.state import State
-from mettle.envs.summary import Summary
 from mettle.errors import UserError
 from mettle.records.messages import Tool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mettle.envs.parser import Extract, Parser, _unchanged, message_text
+from mettle.envs.parsers.parser import Extract, Parser, _unchanged, message_text
 
 
 class ThinkParser(Parser):

@@ -1,0 +1,1 @@
+"""Environments as packages: found, loaded, made from a template; `import verifiers` inside this process."""

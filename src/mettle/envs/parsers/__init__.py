@@ -1,0 +1,1 @@
+"""Finding the answer in what a model said."""
