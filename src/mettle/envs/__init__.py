@@ -32,6 +32,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "timing": ("RolloutTiming", "TimeSpan", "TimeSpans"),
     _ROOM + "rows": ("Rows",),
     _ROOM + "evaluation.generate": ("GenerateOutputs",),
+    _ROOM + "demonstrations": ("Demonstrator",),
     _ROOM + "decorators": ("cleanup", "stop", "teardown"),
     _ROOM + "signatures": ("maybe_await",),
     _ROOM + "tool_schema": ("convert_func_to_tool_def",),
