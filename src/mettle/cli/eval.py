@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mettle.cli.eval_check import check
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option
 from mettle.errors import UserError
@@ -78,6 +79,9 @@ def view(path: Path | None, index: int | None, num_rows: int, is_json: bool) -> 
         view_evaluation(path, num_rows, is_json=is_json)
     else:
         view_rollout(path, index, is_json=is_json)
+
+
+evaluations.add_command(check)
 
 
 def _json_object(text: str | None, option: str) -> dict[str, Any]:

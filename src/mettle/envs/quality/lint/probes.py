@@ -151,10 +151,10 @@ def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
 
 
 def _case_or_space(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
-    """The right answer with space around it; among few choices, in another case too."""
+    """The right answer with space around it; among few words, in another case too (a letter is shown as it is meant)."""
     folded = {label.casefold() for label in basis.labels}
     changes: dict[str, Callable[[str], str]] = {"a line end after it": lambda gold: f"{gold}\n"}
-    if basis.labels and len(folded) == len(basis.labels):
+    if len(folded) == len(basis.labels) and any(len(label) > 1 for label in basis.labels):
         changes["another case"] = str.swapcase
     for how, change in changes.items():
         for row, gold in list(zip(basis.rows, basis.golds, strict=True))[:NUM_PROBED_ROWS]:

@@ -72,7 +72,7 @@ def wrong_answers(gold: Gold) -> dict[str, str]:
     made = {
         "other-row": next((other for other in gold.others if not same(other, gold.value)), None),
         "near-miss": _near_miss(gold.value) if gold.value not in gold.labels or is_number(gold.value) else None,
-        "negation": _negation(gold.value),
+        "negation": _negation(gold),
         "other-choice": next((label for label in gold.labels if not same(label, gold.value)), None) or _letter(gold),
     }
     return {kind: text for kind, text in made.items() if text is not None and not same(text, gold.value)}
@@ -171,12 +171,15 @@ def _another(value: Any) -> Any:
     return f"not {value}"
 
 
-def _negation(text: str) -> str | None:
-    stripped = text.strip()
+def _negation(gold: Gold) -> str | None:
+    """The opposite; of a number only where some answers are negative, because only there does the sign say anything."""
+    stripped = gold.value.strip()
     opposite = OPPOSITES.get(stripped.lower())
     if opposite is not None:
         return opposite.capitalize() if stripped[:1].isupper() else opposite
     if is_number(stripped):
+        if not any(other.strip().startswith("-") for other in (stripped, *gold.others)):
+            return None
         return stripped.lstrip("+-") if stripped.startswith("-") else f"-{stripped.lstrip('+')}"
     words = stripped.split()
     if 1 <= len(words) <= MAX_NEGATED_WORDS and "\n" not in stripped and len(stripped) > 2 and words[0].isalpha():

@@ -7,19 +7,25 @@
     checks        what the rewards must obey
 
 Parts: `RewardTestOptions`, `RewardReport`, `run_reward_test`, `members_of`. An environment whose right answers cannot
-be said in one text (a game, tools) may offer `demonstrations(row)`, as a method or in its module: scripts by name, the
-right one under `gold`. Invariant: where no right answer can be made the report is `untested`, never `pass`.
+be said in one text (a game, tools) shows them: `demonstrate=`, or a `demonstration` column. Invariant: where no right
+answer can be made the report is `untested`, never `pass`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.envs.quality.checks import Check, Status, worst
-from mettle.envs.quality.rewards.cases import MEANING, Case, cases_from_data, cases_from_demonstrations
+from mettle.envs.quality.rewards.cases import (
+    MEANING,
+    Case,
+    data_cases,
+    shown_cases,
+    source_of_cases,
+    void_cases,
+)
 from mettle.envs.quality.rewards.golds import Gold, gold_values, labels_of
 from mettle.envs.quality.rewards.judges import StandInJudge, standing_in
 from mettle.envs.quality.rewards.layouts import LAYOUTS, Layout, asked_for, layouts_for
@@ -66,6 +72,13 @@ class Basis:
     golds: list[str]
     labels: tuple[str, ...]
     layout: Layout
+
+    def gold(self, index: int) -> Gold | None:
+        """The right answer of a row among the others; None for a row without one."""
+        if not self.golds[index]:
+            return None
+        others = tuple(gold for at, gold in enumerate(self.golds) if at != index and gold)
+        return Gold(self.golds[index], others, self.labels)
 
 
 @dataclass(slots=True)
@@ -151,47 +164,37 @@ def _try_rows(
 ) -> None:
     rows = known[: options.num_rows]
     report.num_rows = len(rows)
-    offered = demonstrations_of(trials.env)
-    if offered is not None:
-        report.source = "demonstrations"
-        cases = [case for i, row in enumerate(rows) for case in cases_from_demonstrations(i, row, offered(row))]
-    else:
-        cases = _cases_from_data(report, trials, known, rows, options, judge)
-        if not cases:
-            report.source = "nothing"
-            report.checks.append(_no_gold())
-            return
+    report.basis = _basis(trials, known, rows, options)
+    basis = report.basis
+    judge.golds = {gold for gold in basis.golds if gold} if basis else set()
+    cases: list[Case] = []
+    for index, row in enumerate(rows):
+        shown = list(shown_cases(trials.env, index, rows))
+        gold = basis.gold(index) if basis else None
+        cases += [*shown, *void_cases(index, row)]
+        if basis is not None and gold is not None:
+            cases += data_cases(index, gold, basis.layout, has_gold=bool(shown))
+    report.source = source_of_cases(cases)
+    if report.source == "nothing":
+        report.checks.append(_no_gold())
+        return
+    report.layout = basis.layout.name if basis else None
     report.tried = _try_twice(trials, rows, cases)
     low, high = options.reward_range or range_of_weights(trials.env.rubric)
     report.checks += reward_checks(report.tried, (low, high), options.timeout_s)
-    if offered is None:
-        _explain(report, trials.env, rows)
+    _explain(report, trials.env, rows)
 
 
-def _cases_from_data(
-    report: RewardReport,
-    trials: Trials,
-    known: list[dict[str, Any]],
-    rows: list[dict[str, Any]],
-    options: RewardTestOptions,
-    judge: StandInJudge,
-) -> list[Case]:
+def _basis(
+    trials: Trials, known: list[dict[str, Any]], rows: list[dict[str, Any]], options: RewardTestOptions
+) -> Basis | None:
+    """The right answers and how to write them; None when the rows that are tried state none."""
     readings = [gold_values(row) for row in known]
     if not any(readings[: len(rows)]):
-        return []
+        return None
     layout, reading = find_layout(trials, rows, readings, _layouts(trials.env, rows, options.preset))
-    report.layout = layout.name
     golds = [values[min(reading, len(values) - 1)] if values else "" for values in readings]
-    judge.golds = {gold for gold in golds if gold}
-    labels = labels_of(golds)
-    report.basis = Basis(known, golds, labels, layout)
-    cases: list[Case] = []
-    for index, row in enumerate(rows):
-        if not golds[index]:
-            continue
-        others = tuple(gold for at, gold in enumerate(golds) if at != index and gold)
-        cases += cases_from_data(index, row, Gold(golds[index], others, labels), layout)
-    return cases
+    return Basis(known, golds, labels_of(golds), layout)
 
 
 def _layouts(env: Any, rows: Sequence[Mapping[str, Any]], preset: str | None) -> list[Layout]:
@@ -233,14 +236,6 @@ def range_of_weights(rubric: Any) -> tuple[float, float]:
     return -total, total
 
 
-def demonstrations_of(env: Any) -> Any:
-    """The function from a row to its scripts by name, of the environment or of its module, if there is one."""
-    module = (env.env_id or "").rpartition("/")[2].partition("@")[0].replace("-", "_")
-    names = [name for name in (type(env).__module__, module) if not name.startswith("mettle.")]
-    holders = [env, *(sys.modules.get(name) for name in names)]
-    return next((h.demonstrations for h in holders if callable(getattr(h, "demonstrations", None))), None)
-
-
 def _try_twice(trials: Trials, rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[Tried]:
     """The second time in the opposite order, so that what a reward function keeps between rollouts shows."""
     by_row: dict[int, list[Case]] = {}
@@ -265,6 +260,8 @@ def _policies(cases: Sequence[Case]) -> list[Policy]:
 
 def _explain(report: RewardReport, env: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Say when it is not the reward that failed but the making of a right answer; and when the prompt misleads."""
+    if report.source != "data":
+        return
     failed = next((each for each in report.checks if each.name == "gold above wrong"), None)
     is_single = getattr(env, "max_turns", 1) == 1
     if failed is not None and failed.status == "fail" and not is_single:
@@ -278,7 +275,7 @@ def _explain(report: RewardReport, env: Any, rows: Sequence[Mapping[str, Any]]) 
 
 
 def _no_gold(reason: str = "the rows state no right answer") -> Check:
-    fix = "add `demonstrations(row)` to the module: scripts by name, the right one under 'gold'; or --custom tests.json"
+    fix = "show right answers: `demonstrate=` or a `demonstration` column; or write tests: --custom tests.json"
     return Check("gold above wrong", "untested", reason, fix)
 
 
@@ -292,5 +289,5 @@ def _kind_row(kind: str, members: Sequence[Tried]) -> dict[str, Any]:
         "min": min(rewards, default=None),
         "max": max(rewards, default=None),
         "errors": sum(each.first.reward is None for each in members),
-        "meaning": MEANING.get(kind, "one of the environment's own scripts"),
+        "meaning": MEANING.get(kind, ""),
     }
