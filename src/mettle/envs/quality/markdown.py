@@ -56,7 +56,7 @@ def rules_markdown(note: str) -> str:
         "",
         "    # mettle: allow[gold-substring] answers are whole sentences of the source",
         "",
-        "For a finding by trying, the function is the reward function that paid. Where the source is not yours to change,",
+        "For a finding by trying, the function is the reward function that paid. Where the source is not yours,",
         'pyproject.toml excuses the environment: `[tool.mettle.quality.allow]` with `rule = "reason"`.',
         "",
     ]

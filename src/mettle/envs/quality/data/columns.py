@@ -86,6 +86,15 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
+def answer_text(value: Any) -> str:
+    """An answer as text; of reading comprehension's `{"text": [...], ...}` and of lists of texts, the first."""
+    if isinstance(value, Mapping) and isinstance(value.get("text"), list):
+        value = value["text"]
+    if isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        value = value[0]
+    return as_text(value)
+
+
 def _is_chat(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     value = rows[0].get(name) if rows else None
     return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)

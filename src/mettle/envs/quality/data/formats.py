@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mettle.envs.quality.data.columns import Roles, as_text
+from mettle.envs.quality.data.columns import Roles, answer_text, as_text
 from mettle.envs.quality.rewards.golds import is_number, labels_of
 
 FORMATS = (
@@ -50,7 +50,7 @@ def detect_format(rows: Sequence[Mapping[str, Any]], roles: Roles) -> AnswerForm
             return AnswerFormat("code", num / len(sample), evidence)
     if roles.answer is None:
         return None
-    answers = [as_text(row.get(roles.answer)).strip() for row in sample]
+    answers = [answer_text(row.get(roles.answer)).strip() for row in sample]
     present = [(row, answer) for row, answer in zip(sample, answers, strict=True) if answer]
     if not present:
         return None

@@ -54,7 +54,7 @@ def find_overlap(
         num_conflicts=len(conflicts),
         num_leaked=len(leaked),
         is_one_prompt=is_one_prompt,
-        examples=tuple(examples),
+        examples=() if is_one_prompt else tuple(examples),
     )
 
 

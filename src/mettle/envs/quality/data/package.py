@@ -7,6 +7,7 @@ not allow that, nothing is written.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,12 +115,12 @@ def _module(name: str, title: str, report: DataReport, prepared: Prepared, recip
     return _MODULE.format(
         title=title,
         num_rows=len(prepared.rows),
-        source=Path(report.dataset.name).name,
+        source=re.sub(r"[^\w.:-]", "_", Path(report.dataset.name).name),
         format=recipe.format,
         imports="\n".join(ordered) + "\n",
         late_imports="".join(f"{line}\n" for line in own),
         module=name.replace("-", "_"),
-        prompt="\n".join(f"    {line!r}" for line in _pieces(recipe.system_prompt)),
+        prompt="\n".join(f"    {json.dumps(line, ensure_ascii=False)}" for line in _pieces(recipe.system_prompt)),
         functions=recipe.functions,
         demonstration=recipe.demonstration,
         parser=recipe.parser,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.envs.parsers.answers import extract_boxed_answer
-from mettle.envs.quality.data.columns import Roles, as_text
+from mettle.envs.quality.data.columns import Roles, answer_text, as_text
 from mettle.envs.quality.data.formats import AnswerFormat, choice_index, choices_of
 from mettle.errors import UserError
 from mettle.records.messages import content_text
@@ -79,7 +79,7 @@ def _prepare(row: Mapping[str, Any], roles: Roles, name: str) -> dict[str, Any]:
     question = _question(row, roles)
     if not question.strip():
         raise _Unusable("it has no question")
-    answer = as_text(row.get(roles.answer)).strip() if roles.answer else ""
+    answer = answer_text(row.get(roles.answer)).strip() if roles.answer else ""
     if name == "code":
         return {"question": question, "answer": answer, "info": {"tests": list(_tests(row, roles))}}
     if not answer:

@@ -14,9 +14,10 @@ from mettle.envs.quality.data.formats import AnswerFormat
 _NUMBER = '''def as_number(text: str) -> Decimal | None:
     """The number that the text is, whatever its separators and unit signs."""
     try:
-        return Decimal(text.strip().strip("$%").replace(",", ""))
+        number = Decimal(text.strip().strip("$%").replace(",", ""))
     except InvalidOperation:
         return None
+    return number if number.is_finite() else None
 
 
 def correct(completion: Any, answer: str, parser: Any) -> float:
@@ -32,9 +33,10 @@ _EXACT = '''def correct(completion: Any, answer: str, parser: Any) -> float:
 _BOXED = '''def as_number(text: str) -> Decimal | None:
     """The number that the text is, if it is one."""
     try:
-        return Decimal(text.strip().replace(",", ""))
+        number = Decimal(text.strip().replace(",", ""))
     except InvalidOperation:
         return None
+    return number if number.is_finite() else None
 
 
 def correct(completion: Any, answer: str, parser: Any) -> float:
@@ -49,7 +51,7 @@ _JSON = '''def as_json(text: str) -> Any:
     """The value that the text is; None when it is no JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -138,7 +140,7 @@ class Recipe:
     def code(self) -> str:
         """Everything but the data, to be read by a person."""
         setup = f"parser = {self.parser}\nrubric = {self.rubric}\n"
-        imports = "\n".join([*self.imports, "import mettle.envs as vf"])
+        imports = "\n".join([*self.imports, "from typing import Any", "", "import mettle.envs as vf"])
         return f"{imports}\n\nSYSTEM_PROMPT = {self.system_prompt!r}\n\n\n{self.functions}\n\n{setup}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -108,7 +108,10 @@ def overlap_checks(overlap: Overlap) -> list[Check]:
     checks.append(check("no duplicates", is_clean, doubled, "keep one row of each question", otherwise="warn"))
     if len(overlap.num_rows) < 2:
         detail = "there is one split, so nothing is held out"
-        return [*checks, Check("no leakage", "warn", detail, "hold out rows: `eval_dataset`")]
+        return [
+            *checks,
+            Check("no leakage", "warn", detail, "hold out rows as `eval_dataset`; `mettle env init --from data` does"),
+        ]
     leaked = f"{overlap.num_leaked} evaluation questions are trained on"
     checks.append(check("no leakage", overlap.num_leaked == 0, leaked, "take them out of one of the splits"))
     return checks

@@ -6,21 +6,25 @@ Parts: `Dataset`, `open_dataset`. Invariant: the network is asked for a bounded 
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mettle.envs.quality.data.files import SPLIT_NAMES, Splits, read_file
 from mettle.envs.quality.rewards.layouts import user_text
 from mettle.errors import MettleError, UserError
 
 MAX_ROWS = 100_000
-HUB_TIMEOUT_S = 30.0
+HUB_TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,9 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_hub(name: str, config: str | None, max_rows: int) -> Splits:
+    if not _is_hub_reachable():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # what was downloaded before is still found, and nothing is waited for
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -98,9 +105,19 @@ def _of_hub(name: str, config: str | None, max_rows: int) -> Splits:
     return within(HUB_TIMEOUT_S, load, f"{name!r} is no file here, and the Hugging Face hub")
 
 
+def _is_hub_reachable() -> bool:
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HF_HUB_OFFLINE")):
+        return True  # a proxy, or the person, knows better
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def within(timeout_s: float, load: Callable[[], Splits], what: str) -> Splits:
     """What `load` gives within the time. Its thread ends with the process when it never comes back."""
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
     answers: queue.SimpleQueue[Splits | Exception] = queue.SimpleQueue()
 
     def run() -> None:

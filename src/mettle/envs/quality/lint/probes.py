@@ -26,7 +26,7 @@ EMPTY_SHARE = 0.1
 FORMAT_SHARE = 0.5
 LISTING_SHARE = 0.6
 LISTING_MARGIN = 0.2
-"""How much more a list must earn than the most frequent answer, so that a lucky constant is no finding."""
+"""How much more a list must earn than one answer said to all rows, so that a lucky constant is no finding."""
 MAX_LISTED_CHARS = 20_000
 NUM_PROBED_ROWS = 8
 LENGTHS = (1, 10, 100, 1000)
@@ -119,11 +119,10 @@ def _from_report(probe: Probe) -> Iterator[Finding]:
             what = f"{kind} output earns {earned:.3g} on average; gold earns {probe.gold:.3g}"
             yield probe.finding("empty-output", what, kinds[kind][0].first)
             break
-    others = mean_reward(kinds.get("other-row", []))
-    is_plain = probe.report.layout in (None, "plain")
-    if others is not None and not is_plain and FORMAT_SHARE * probe.gold < others < probe.gold - EPSILON:
-        what = f"a wrong answer in the format earns {others:.3g}; gold earns {probe.gold:.3g}"
-        yield probe.finding("format-pays", what, kinds["other-row"][0].first)
+    nonsense = mean_reward(kinds.get("nonsense", []))
+    if nonsense is not None and FORMAT_SHARE * probe.gold < nonsense < probe.gold - EPSILON:
+        what = f"nonsense in the format earns {nonsense:.3g}; gold earns {probe.gold:.3g}"
+        yield probe.finding("format-pays", what, kinds["nonsense"][0].first)
     unlike = next((check for check in probe.report.checks if check.name == "deterministic"), None)
     if unlike is not None and unlike.status == "fail":
         yield probe.finding("non-deterministic", unlike.detail, probe.report.tried[0].first)
@@ -137,6 +136,11 @@ def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
     if len(counts) < 2 or sum(map(len, answers)) > MAX_LISTED_CHARS:
         return
     constant = counts.most_common(1)[0][1] / len(rows)
+    alone = [trials.try_one(row, basis.layout.write(a)).reward for a in (answers[0], answers[-1]) for row, _ in rows]
+    half = len(alone) // 2
+    constant = max(
+        constant, *(sum(r or 0.0 for r in part) / half / probe.gold for part in (alone[:half], alone[half:]))
+    )
     texts = {
         "a list": basis.layout.write(", ".join(answers)),
         "an answer each": "\n".join(basis.layout.write(answer) for answer in answers),
@@ -151,7 +155,7 @@ def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
 
 
 def _case_or_space(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
-    """The right answer with space around it; among few words, in another case too (a letter is shown as it is meant)."""
+    """The right answer with space around it; among few words, in another case too (a letter is shown as meant)."""
     folded = {label.casefold() for label in basis.labels}
     changes: dict[str, Callable[[str], str]] = {"a line end after it": lambda gold: f"{gold}\n"}
     if len(folded) == len(basis.labels) and any(len(label) > 1 for label in basis.labels):

@@ -159,7 +159,7 @@ RULES: dict[str, Rule] = _rules(
         "format-pays",
         "warning",
         "trial",
-        "a wrong answer in the right format earns more than half of what the right one does",
+        "nonsense in the right format earns more than half of what the right answer does",
         "the policy settles for the format",
         "weight the format at a tenth of the answer",
     ),

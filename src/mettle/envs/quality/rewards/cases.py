@@ -18,6 +18,7 @@ from mettle.records.messages import messages_from
 
 Family = Literal["gold", "wrong", "void", "odd"]
 REFUSAL = "I'm sorry, but I can't help with that."
+NONSENSE = "xyzzy"
 LONG_WORDS = 20_000
 
 MEANING: dict[str, str] = {
@@ -30,6 +31,7 @@ MEANING: dict[str, str] = {
     "empty": "nothing",
     "whitespace": "space and line ends",
     "empty-in-format": "the format with nothing in it",
+    "nonsense": "a word that means nothing, in the format",
     "refusal": REFUSAL,
     "prompt-echo": "the question, said back",
     "malformed": "the right answer in another format",
@@ -55,6 +57,7 @@ def data_cases(row_index: int, gold: Gold, layout: Layout, *, has_gold: bool) ->
         yield Case("gold", "gold", row_index, said)
     for kind, text in wrong_answers(gold).items():
         yield Case(kind, "wrong", row_index, layout.write(text))
+    yield Case("nonsense", "void", row_index, layout.write(NONSENSE))
     if layout.name != "plain":
         yield Case("empty-in-format", "void", row_index, layout.write(""))
     other = LAYOUTS["boxed" if layout.name == "plain" else "plain"]

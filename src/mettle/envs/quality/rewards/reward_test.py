@@ -151,12 +151,13 @@ def run_reward_test(env: Any, options: RewardTestOptions | None = None, custom: 
 
 
 def all_rows(env: Any, num_rows: int, seed: int) -> list[dict[str, Any]]:
-    """Some rows: of the evaluation split, of the training split where there is no other."""
-    rows = env.eval_dataset if env.eval_dataset is not None else env.dataset
-    if rows is None or not len(rows):
-        return []
-    shuffled = rows.shuffle(seed=seed) if len(rows) > num_rows else rows
-    return list(shuffled.take(num_rows))
+    """Some rows: of the evaluation split first, then of the training split."""
+    found: list[dict[str, Any]] = []
+    for rows in (env.eval_dataset, env.dataset):
+        if rows is not None and len(found) < num_rows:
+            shuffled = rows.shuffle(seed=seed) if len(rows) > num_rows else rows
+            found += shuffled.take(num_rows - len(found))
+    return found
 
 
 def _try_rows(
@@ -171,9 +172,10 @@ def _try_rows(
     for index, row in enumerate(rows):
         shown = list(shown_cases(trials.env, index, rows))
         gold = basis.gold(index) if basis else None
-        cases += [*shown, *void_cases(index, row)]
+        cases += shown
         if basis is not None and gold is not None:
             cases += data_cases(index, gold, basis.layout, has_gold=bool(shown))
+        cases += void_cases(index, row)
     report.source = source_of_cases(cases)
     if report.source == "nothing":
         report.checks.append(_no_gold())
