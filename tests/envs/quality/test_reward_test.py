@@ -32,7 +32,17 @@ def test_a_sound_reward_passes_and_every_kind_is_tried(single):
     assert (report.status, report.source, report.layout, report.num_rows) == ("pass", "data", "plain", 8)
     rewards = {row["kind"]: (row["family"], row["mean"]) for row in report.table()}
     assert rewards["gold"] == ("gold", 1.0)
-    wrong = {"other-row", "near-miss", "empty", "whitespace", "refusal", "prompt-echo", "nonsense", "malformed", "very-long"}
+    wrong = {
+        "other-row",
+        "near-miss",
+        "empty",
+        "whitespace",
+        "refusal",
+        "prompt-echo",
+        "nonsense",
+        "malformed",
+        "very-long",
+    }
     assert wrong <= set(rewards)
     assert {rewards[kind][1] for kind in wrong} == {0.0}
     assert json.loads(json.dumps(report.to_dict()))["kinds"][0]["kind"] == "gold"
@@ -65,10 +75,14 @@ def test_xml_fields_and_thinking_are_written_as_their_parsers_read_them(single):
 
 def test_gold_is_read_out_of_worked_answers_and_of_info(single):
     rows = [{"question": f"{n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(20)]
-    report = run_reward_test(single(lambda completion, answer, parser: exact(completion, answer.split("#### ")[1], parser), rows=rows))
+    report = run_reward_test(
+        single(lambda completion, answer, parser: exact(completion, answer.split("#### ")[1], parser), rows=rows)
+    )
     assert report.status == "pass"
     rows = [{"question": f"{n} + 1?", "info": {"solution": n + 1}} for n in range(20)]
-    report = run_reward_test(single(lambda completion, info, parser: exact(completion, str(info["solution"]), parser), rows=rows))
+    report = run_reward_test(
+        single(lambda completion, info, parser: exact(completion, str(info["solution"]), parser), rows=rows)
+    )
     assert report.status == "pass"
 
 
