@@ -2,8 +2,8 @@
 
 Parts: `CodeRubric`, `tests_of`. A row's tests stand in `info["tests"]`, as data: `{"stdin": ..., "expected": ...}`
 for programs, `{"function": ..., "args": [...], "expected": ...}` for functions. Invariants: expected outputs never
-enter the process that runs the code; a sandbox that fails is that rollout's `SandboxError` and never a reward of 0; what
-isolation was in force is stored with the verdicts in `state["judged"]`.
+enter the process that runs the code; a sandbox that fails is that rollout's `SandboxError` and never a reward of 0;
+what isolation was in force is stored with the verdicts in `state["judged"]`.
 """
 
 from __future__ import annotations
