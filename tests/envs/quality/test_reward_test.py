@@ -23,6 +23,9 @@ def exact(completion, answer, parser):
     return float((parser.parse_answer(completion) or "").strip() == answer)
 
 
+COUNTER = itertools.count()
+
+
 def failed(report) -> list[str]:
     return [check.name for check in report.checks if check.status == "fail"]
 
@@ -96,7 +99,7 @@ def test_gold_is_read_out_of_worked_answers_and_of_info(single):
         (lambda completion, answer, parser: int(parser.parse_answer(completion)) == int(answer), "no errors"),
         (lambda completion, answer, parser: exact(completion, answer, parser) or float("nan"), "no errors"),
         (lambda completion, answer, parser: 5.0 * exact(completion, answer, parser), "in range"),
-        (lambda completion, answer, parser, counter=itertools.count(): exact(completion, answer, parser) + next(counter) * 1e-6, "deterministic"),
+        (lambda completion, answer, parser: exact(completion, answer, parser) + next(COUNTER) * 1e-6, "deterministic"),
     ],
 )  # fmt: skip
 def test_what_a_reward_must_obey_is_checked(single, reward, check):
