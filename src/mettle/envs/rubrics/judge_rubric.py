@@ -13,13 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from mettle.clients.errors import AuthenticationError, InvalidModelResponseError, ModelError
+from mettle.clients.errors import AuthenticationError, InvalidModelResponseError, ModelError, one_line
 from mettle.envs.decorators import teardown
 from mettle.envs.parsers.parser import Parser, message_text
 from mettle.envs.rubrics.judge_client import JudgeClient
 from mettle.envs.rubrics.judge_prompt import DEFAULT_JUDGE_PROMPT, question_of, render
 from mettle.envs.rubrics.rubric import RewardFunc, Rubric
-from mettle.envs.rubrics.values import one_line
 from mettle.envs.state import State
 from mettle.errors import JudgeError, MettleError
 from mettle.records.messages import Response

@@ -1,6 +1,6 @@
 """What a reward function may return, and what becomes of the rest.
 
-Parts: `Score`, `Overrun`, `number_from`, `numbers_from` (of a group), `failure_of`, `one_line`. A score is a finite
+Parts: `Score`, `Overrun`, `number_from`, `numbers_from` (of a group), `failure_of`. A score is a finite
 number: an int, a float, a bool, a Fraction, or a numpy or torch scalar. Invariant: text, None, lists, NaN and infinity
 are no scores; they become a `JudgeError` that names the function, never a 0.
 """
@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping, Sized
 from typing import Any
 
+from mettle.clients.errors import one_line
 from mettle.errors import JudgeError
 
 logger = logging.getLogger(__name__)
 
 Score = float | JudgeError
-MAX_MESSAGE = 300
 FAILURES = (Exception, SystemExit)
 """What a function may raise without ending more than its own rollout; `sys.exit()` inside a grader is common."""
 
@@ -65,12 +65,6 @@ def failure_of(name: str, error: BaseException) -> JudgeError:
     made.__cause__ = error
     logger.debug("reward function failed", exc_info=error)
     return made
-
-
-def one_line(text: str, limit: int = MAX_MESSAGE) -> str:
-    """`text` without line breaks, cut at `limit` characters."""
-    joined = " ".join(text[: 4 * limit].split())
-    return joined if len(joined) <= limit else joined[: limit - 3] + "..."
 
 
 def _is_many(value: Any) -> bool:
