@@ -191,6 +191,32 @@ async def test_whatever_a_function_raises_ends_its_own_rollout_only(finished, fu
         assert list(state["reward_errors"]) == [function.__name__]
 
 
+class Picky(vf.SandboxError):
+    def __init__(self, code: int, *, where: str):
+        super().__init__(f"{code} {where}")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (vf.SandboxError("no machine"), vf.SandboxError),
+        (vf.ModelError("grader down"), vf.ModelError),
+        (Picky(3, where="here"), JudgeError),
+        (OSError("disk"), JudgeError),
+    ],
+)
+async def test_a_failure_that_says_already_who_failed_keeps_its_kind(finished, error, kind):
+    async def needs_a_machine(completion):
+        raise error
+
+    state = finished()
+    await vf.Rubric([needs_a_machine]).score_rollout(state)
+    assert type(state["error"]) is kind
+    assert str(state["error"]).startswith("needs_a_machine: ")
+    assert state["error"].__cause__ is error
+    assert state["reward"] is None
+
+
 async def test_functions_that_only_work_on_the_main_thread_or_on_the_loop_get_there(finished):
     def alarmed(completion):
         before = signal.signal(signal.SIGALRM, signal.SIG_DFL)

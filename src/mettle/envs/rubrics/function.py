@@ -23,7 +23,7 @@ from mettle.envs.rubrics.processes import shared_processes
 from mettle.envs.rubrics.threads import ThreadLane
 from mettle.envs.rubrics.values import FAILURES, Overrun, Score, failure_of, number_from
 from mettle.envs.signatures import signature_of
-from mettle.errors import JudgeError
+from mettle.errors import JudgeError, RolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +79,12 @@ class RewardFunction:
     def start(self, available: Mapping[str, Any]) -> Score | Awaitable[Score]:
         """The score of one rollout, or what will become it."""
         value = self.start_value(available)
-        if isinstance(value, JudgeError):
+        if isinstance(value, RolloutError):
             return value
         return self._number(value) if isinstance(value, Awaitable) else number_from(self.name, value)
 
     def start_value(self, available: Mapping[str, Any]) -> Any:
-        """What the function returns, a `JudgeError`, or an awaitable of one of them."""
+        """What the function returns, a `RolloutError`, or an awaitable of one of them."""
         arguments = self.signature.pick(available)
         if self.place != "loop":
             return self._elsewhere(arguments)
@@ -110,7 +110,7 @@ class RewardFunction:
 
     async def _number(self, value: Awaitable[Any]) -> Score:
         awaited = await value
-        return awaited if isinstance(awaited, JudgeError) else number_from(self.name, awaited)
+        return awaited if isinstance(awaited, RolloutError) else number_from(self.name, awaited)
 
     async def _awaited(self, value: Awaitable[Any], started: float) -> Any:
         try:

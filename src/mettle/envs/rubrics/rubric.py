@@ -5,7 +5,7 @@ any column of the row, any class object). One with `completions`, `states`, ... 
 the whole group. Functions run one after the other, each for all rollouts of a group side by side; with
 `parallelize_scoring` the functions run side by side too, and must not rely on each other. How one function is run is in
 `function`, what it may return in `values`. Invariants: a function that raises, hangs or returns no finite number leaves
-its rollout without a reward (`state["error"]` is a `JudgeError` that names it), never with 0; a rollout that failed
+its rollout without a reward (`state["error"]` names it), never with 0; a rollout that failed
 before is not scored; each function has its own metric, whatever its name.
 """
 
@@ -24,6 +24,7 @@ from mettle.envs.rubrics.function import RewardFunction, func_name
 from mettle.envs.rubrics.values import Score, numbers_from
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.state import State
+from mettle.errors import RolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ class Rubric:
         }
         values = function.start_value(available)
         values = await values if isinstance(values, Awaitable) else values
-        if isinstance(values, JudgeError):
+        if isinstance(values, RolloutError):
             return [values] * len(states)
         return list(numbers_from(function.name, values, len(states)))
 
@@ -200,7 +201,7 @@ class Rubric:
         reward = 0.0
         metrics: dict[str, float] = {}
         for name, weight, score in zip(names, self.weights, scores, strict=True):
-            if not isinstance(score, JudgeError):
+            if not isinstance(score, RolloutError):
                 metrics[name] = score
                 reward += weight * score
                 continue

@@ -2,7 +2,7 @@
 
 Parts: `Score`, `Overrun`, `number_from`, `numbers_from` (of a group), `failure_of`. A score is a finite
 number: an int, a float, a bool, a Fraction, or a numpy or torch scalar. Invariant: text, None, lists, NaN and infinity
-are no scores; they become a `JudgeError` that names the function, never a 0.
+are no scores; they become an error that names the function, never a 0.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 from mettle.clients.errors import one_line
-from mettle.errors import JudgeError
+from mettle.errors import JudgeError, RolloutError
 
 logger = logging.getLogger(__name__)
 
-Score = float | JudgeError
+Score = float | RolloutError
 FAILURES = (Exception, SystemExit)
 """What a function may raise without ending more than its own rollout; `sys.exit()` inside a grader is common."""
 
@@ -55,13 +55,18 @@ def numbers_from(name: str, values: Any, size: int) -> list[Score]:
     return [number_from(name, value) for value in listed]
 
 
-def failure_of(name: str, error: BaseException) -> JudgeError:
-    """What `name` raised, as the error of the rollout that it was scoring."""
-    if isinstance(error, JudgeError):
-        text = str(error) if str(error).startswith(name) else f"{name}: {error}"
-    else:
-        text = f"{name}: {type(error).__name__}: {error}"
-    made = JudgeError(one_line(text))
+def failure_of(name: str, error: BaseException) -> RolloutError:
+    """What `name` raised, as the error of the rollout that it was scoring: one line that names the function.
+
+    A failure that was attributed already, to a sandbox or an endpoint, keeps its kind; any other is a `JudgeError`.
+    """
+    is_attributed = isinstance(error, RolloutError)
+    text = str(error) if is_attributed else f"{type(error).__name__}: {error}"
+    kind = type(error) if isinstance(error, RolloutError) else JudgeError
+    try:
+        made = kind(one_line(text if is_attributed and text.startswith(name) else f"{name}: {text}"))
+    except TypeError:  # an environment's own kind, made from something else than a message
+        made = JudgeError(one_line(f"{name}: {type(error).__name__}: {error}"))
     made.__cause__ = error
     logger.debug("reward function failed", exc_info=error)
     return made
