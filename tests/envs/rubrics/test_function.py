@@ -36,36 +36,60 @@ def blocks(completion):
     return 1.0
 
 
-async def _longest_stall(work) -> float:
-    """The longest time for which the loop did not turn while `work` went on."""
-    longest, task = 0.0, asyncio.ensure_future(work)
+async def _turns_during(work) -> int:
+    """How often the loop turned while `work` went on: counted, because time is what a busy machine has none of."""
+    num_turns, task = 0, asyncio.ensure_future(work)
     while not task.done():
-        before = time.perf_counter()
         await asyncio.sleep(0.001)
-        longest = max(longest, time.perf_counter() - before)
+        num_turns += 1
     await task
-    return longest
+    return num_turns
+
+
+async def _until_on_the_loop(rubric, name, finished) -> None:
+    for _ in range(200):
+        await rubric.score_rollout(finished())
+        if rubric.func_stats()[name]["runs_in"] == "loop":
+            return
+    pytest.fail(f"{name} is quick and still runs elsewhere")
 
 
 async def test_a_quick_function_moves_to_the_loop_and_stays(finished):
     rubric = vf.Rubric([quick])
-    await _score(rubric, *(finished() for _ in range(NUM_TRIED)))
-    assert rubric.func_stats()["quick"]["runs_in"] == "loop"
-    thread = []
-    rubric = vf.Rubric([lambda completion: float(bool(thread.append(threading.get_ident()) or 1))])
-    for _ in range(NUM_TRIED + 5):
-        await _score(rubric, finished())
-    assert thread[-5:] == [threading.get_ident()] * 5
+    await _until_on_the_loop(rubric, "quick", finished)
+    threads = []
+
+    def notes(completion):
+        threads.append(threading.get_ident())
+        return 1.0
+
+    rubric = vf.Rubric([notes])
+    await _until_on_the_loop(rubric, "notes", finished)
+    assert threading.get_ident() not in threads
+    await _score(rubric, finished())
+    assert threads[-1] == threading.get_ident()
+
+
+async def test_a_function_that_only_begins_slowly_moves_to_the_loop_too(finished):
+    calls = []
+
+    def imports_something(completion):
+        calls.append(1)
+        time.sleep(0.06 if len(calls) == 1 else 0)
+        return 1.0
+
+    await _until_on_the_loop(vf.Rubric([imports_something]), "imports_something", finished)
+    assert len(calls) > NUM_TRIED
 
 
 async def test_a_blocking_function_never_stalls_the_loop(finished):
     rubric = vf.Rubric([blocks])
     states = [finished() for _ in range(20)]
-    assert await _longest_stall(rubric.score_group(states)) < 0.015
+    assert await _turns_during(rubric.score_group(states)) > 60
     assert all(state["reward"] == 1.0 for state in states)
     stats = rubric.func_stats()["blocks"]
     assert (stats["runs_in"], stats["num_calls"]) == ("thread", 20)
-    assert 20 <= stats["p50_ms"] <= 200
+    assert stats["p50_ms"] >= 20
 
 
 async def test_a_function_that_becomes_slow_leaves_the_loop_after_one_stall(finished):
@@ -76,9 +100,7 @@ async def test_a_function_that_becomes_slow_leaves_the_loop_after_one_stall(fini
         return 1.0
 
     rubric = vf.Rubric([moody])
-    for _ in range(10):
-        await _score(rubric, finished())
-    assert rubric.func_stats()["moody"]["runs_in"] == "loop"
+    await _until_on_the_loop(rubric, "moody", finished)
     pause[0] = 0.06
     await _score(rubric, finished())
     assert rubric.func_stats()["moody"]["runs_in"] == "thread"

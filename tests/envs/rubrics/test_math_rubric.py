@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,13 +61,12 @@ async def test_what_cannot_be_known_is_an_error_and_not_a_zero(finished, answer,
 async def test_the_loop_turns_while_hundreds_are_verified(rubric, finished):
     states = [finished(f"x+{i}", rf"\boxed{{{i}+x}}") for i in range(300)]
     await rubric.score_rollout(finished("x", r"\boxed{x+0}"))
-    task, longest = asyncio.ensure_future(rubric.score_group(states)), 0.0
+    task, num_turns = asyncio.ensure_future(rubric.score_group(states)), 0
     while not task.done():
-        before = time.perf_counter()
         await asyncio.sleep(0.001)
-        longest = max(longest, time.perf_counter() - before)
+        num_turns += 1
     assert [state["reward"] for state in states] == [1.0] * 300
-    assert longest < 0.1
+    assert num_turns > 50
 
 
 async def test_own_functions_and_a_parser_are_taken_along(finished):

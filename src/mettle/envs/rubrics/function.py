@@ -1,9 +1,9 @@
 """One reward function: what it asks for, where it runs, how long it takes, and how long it may take.
 
 Parts: `run_in` (the decorator that chooses the place), `RewardFunction`. A coroutine function runs on the event loop.
-A plain function is tried in a thread first; one that is quick then runs on the loop, where a call costs microseconds,
-and goes back to its thread for good once it holds the loop up (half of its recent calls over `SLOW_S`, or one over
-`STALL_S`). Invariants: a call gives a `Score` and raises nothing but a cancellation from outside; what has hung or
+A plain function is tried in a thread first; after `NUM_TRIED` quick calls in a row it runs on the loop, where a call
+costs microseconds, and goes back to its thread for good once it holds the loop up (half of its recent calls over
+`SLOW_S`, or one over `STALL_S`). Invariants: a call gives a `Score` and raises nothing but a cancellation from outside; what has hung or
 raised is named.
 """
 
@@ -177,12 +177,11 @@ class RewardFunction:
             return
         if self.place == "loop" and duration_s > SLOW_S:
             if duration_s > STALL_S or statistics.median(self._durations) > SLOW_S:
-                self.place = "thread"
+                self.place, self._is_trial = "thread", False
                 logger.info("reward function holds the event loop up; it runs in a thread from here on: %s", self.name)
         elif self._is_trial and len(self._durations) >= NUM_TRIED:
-            self._is_trial = False
-            if statistics.median(self._durations) <= SLOW_S and max(self._durations) <= STALL_S:
-                self.place = "loop"
+            self._is_trial = max(list(self._durations)[-NUM_TRIED:]) > SLOW_S
+            self.place = "thread" if self._is_trial else "loop"
 
 
 def func_name(function: Callable[..., Any]) -> str:
