@@ -1,10 +1,10 @@
 """One reward function: what it asks for, where it runs, how long it takes, and how long it may take.
 
-Parts: `run_in` (the decorator that chooses the place), `RewardFunction`. A coroutine function runs on the event loop.
-A plain function is tried in a thread first; after `NUM_TRIED` quick calls in a row it runs on the loop, where a call
+Parts: `run_in` (the decorator that chooses the place), `RewardFunction`. A coroutine function runs on the event loop. A
+plain function is tried in a thread first; after `NUM_TRIED` quick calls in a row it runs on the loop, where a call
 costs microseconds, and goes back to its thread for good once it holds the loop up (half of its recent calls over
-`SLOW_S`, or one over `STALL_S`). Invariants: a call gives a `Score` and raises nothing but a cancellation from outside; what has hung or
-raised is named.
+`SLOW_S`, or one over `STALL_S`). Invariants: a call gives a `Score` and raises nothing but a cancellation from outside;
+what has hung or raised is named.
 """
 
 from __future__ import annotations
