@@ -20,7 +20,7 @@ from mettle.envs.quality.rewards.layouts import user_text
 from mettle.envs.quality.rewards.reward_test import Basis, RewardReport
 from mettle.envs.quality.rewards.trials import Outcome, Trials
 from mettle.envs.quality.rewards.verdicts import EPSILON, by_kind, mean_reward
-from mettle.envs.rubrics.rubric import func_name
+from mettle.envs.rubrics.function import func_name
 
 EMPTY_SHARE = 0.1
 FORMAT_SHARE = 0.5

@@ -8,6 +8,7 @@ timer can interrupt it).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import signal
 import threading
@@ -48,6 +49,7 @@ class Trials:
         self.env = env
         self.timeout_s = timeout_s
         self._runner = asyncio.Runner()
+        self._moved = _move_to_loop(env.rubric)
         self.is_group = bool(env.rubric.has_group_funcs())
 
     def __enter__(self) -> Self:
@@ -62,6 +64,8 @@ class Trials:
             pass  # what a teardown does is no part of what is tried here
         finally:
             self._runner.close()
+            for function in self._moved:
+                del function.runs_in
 
     def try_one(self, row: Mapping[str, Any], policy: Policy) -> Outcome:
         """One answer to one row."""
@@ -98,6 +102,15 @@ class Trials:
                 return [await self.env.run_rollout(rows[0], client, MODEL)]
             states: list[Any] = await self.env.run_group(rows, client, MODEL)
             return states
+
+
+def _move_to_loop(rubric: Any) -> list[Any]:
+    """Have plain reward functions run on the loop, where the timer can interrupt them; a choice of place is kept."""
+    functions: list[Any] = [getattr(func, "__func__", func) for func in rubric.get_reward_funcs()]
+    moved: list[Any] = [f for f in functions if inspect.isfunction(f) and not hasattr(f, "runs_in")]
+    for function in moved:
+        function.runs_in = "loop"
+    return list({id(function): function for function in moved}.values())
 
 
 def _outcome(state: Any, seconds: float) -> Outcome:
