@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
-from mettle.envs.quality.rewards.scripts import SCRIPT_KEY, Policy, ScriptedClient
+from mettle.envs.quality.rewards.scripts import SCRIPT_KEY, EndlessRollout, Policy, ScriptedClient
 
 MODEL = "scripted"
 
@@ -33,6 +33,7 @@ class Outcome:
     error: str = ""
     seconds: float = 0.0
     is_timeout: bool = False
+    is_endless: bool = False
 
     def __post_init__(self) -> None:
         assert self.reward is None or math.isfinite(self.reward), "the rubric lets no other number through"
@@ -116,7 +117,9 @@ def _move_to_loop(rubric: Any) -> list[Any]:
 def _outcome(state: Any, seconds: float) -> Outcome:
     error = state.get("error")
     if error is not None:
-        return Outcome(None, state.get("metrics") or {}, f"{type(error).__name__}: {error}", seconds)
+        said = f"{type(error).__name__}: {error}"
+        is_endless = isinstance(error, EndlessRollout)
+        return Outcome(None, state.get("metrics") or {}, said, seconds, is_endless=is_endless)
     return Outcome(state["reward"], state.get("metrics") or {}, "", seconds)
 
 
