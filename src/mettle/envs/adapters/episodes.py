@@ -47,7 +47,7 @@ class SeedRows:
 def split_seeds(
     num_train: int, num_eval: int, first: int, make: Callable[[int], dict[str, Any]]
 ) -> dict[str, Callable[[], SeedRows] | None]:
-    """`dataset` and `eval_dataset`: consecutive numbers from `first`, those for training before those for evaluation."""
+    """`dataset` and `eval_dataset`: consecutive numbers from `first`, first those for training."""
     middle = first + num_train
 
     def rows(start: int, num: int) -> Callable[[], SeedRows] | None:

@@ -1,14 +1,17 @@
 """Other people's libraries, imported when an adapter first needs them.
 
-Parts: `imported`. Invariant: one that is missing is a single line that says what to install.
+Parts: `imported`; `guest`, the boundary around their code. Invariant: a library that is missing is a single line that
+says what to install; what another's code raises is an `EnvironmentFault`, a person's mistake stays one.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from mettle.errors import UserError
+from mettle.errors import EnvironmentFault, RolloutError, UserError
 
 
 def imported(module: str, *, extra: str, needed_by: str) -> Any:
@@ -27,3 +30,14 @@ def imported(module: str, *, extra: str, needed_by: str) -> Any:
         raise UserError(
             f"{needed_by} needs {package}, which is not installed: pip install 'mettle[{extra}]'"
         ) from error
+
+
+@contextmanager
+def guest(what: str) -> Iterator[None]:
+    """Attribute what escapes another's code to the environment, saying `what` was going on."""
+    try:
+        yield
+    except (RolloutError, UserError):
+        raise
+    except Exception as error:
+        raise EnvironmentFault(f"{what}: {type(error).__name__}: {error}") from error

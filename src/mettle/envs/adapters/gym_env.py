@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import Any
 
 from mettle.envs.adapters.episodes import EpisodeEnv, EpisodicSumRubric, split_seeds
-from mettle.envs.adapters.extras import imported
+from mettle.envs.adapters.extras import guest, imported
 from mettle.envs.adapters.pace import EpisodeCalls, Pace
 from mettle.envs.decorators import cleanup, teardown
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State
-from mettle.errors import EnvironmentFault, UserError, boundary
+from mettle.errors import EnvironmentFault, UserError
 from mettle.records.messages import Messages, UserMessage, message_from
 
 MAX_REMEMBERED = 4096
@@ -87,7 +87,7 @@ class GymEnv(EpisodeEnv):
         return {"question": self._first_text(seed), "answer": str(seed)}
 
     def _look_at(self, seed: int) -> Any:
-        with self._probe_lock, boundary(EnvironmentFault, f"{self._name}.reset(seed={seed})"):
+        with self._probe_lock, guest(f"{self._name}.reset(seed={seed})"):
             if self._probe is None:
                 self._probe = self.make_env()
             return self.obs_to_text(reset(self._probe, seed))
@@ -115,7 +115,7 @@ class GymEnv(EpisodeEnv):
         state["gym_episode"] = episode
         state["gym_done"] = False
         seed = _seed_of(state)
-        with boundary(EnvironmentFault, f"{self._name}.reset(seed={seed})"):
+        with guest(f"{self._name}.reset(seed={seed})"):
             text = await episode.calls(self._begin, episode, seed)
         state["gym_env"] = episode.env
         prompt = [message_from(message) for message in state["prompt"]]
@@ -139,7 +139,7 @@ class GymEnv(EpisodeEnv):
             step["reward"] = 0.0
             state["gym_done"] = not self.retry_bad_actions
             return self.wrap_response(f"Action Parsing Error: {error}"), state["gym_done"]
-        with boundary(EnvironmentFault, f"{self._name}.step({str(action)[:80]})"):
+        with guest(f"{self._name}.step({str(action)[:80]})"):
             obs, reward, is_over, info, text = await episode.calls(self._step, episode.env, action)
         step["reward"] = reward
         step["extras"]["gym_info"] = info
