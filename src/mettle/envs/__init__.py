@@ -28,6 +28,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "adapters.mcp_env": ("MCPEnv",),
     _ROOM + "adapters.mcp_servers": ("MCPServerConfig",),
     _ROOM + "adapters.reasoning_gym_env": ("ReasoningGymEnv",),
+    _ROOM + "adapters.textarena_env": ("TextArenaEnv",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
     _ROOM + "rubrics.rubric_group": ("RubricGroup",),
     _ROOM + "parsers.parser": ("Parser",),
@@ -106,7 +107,6 @@ _NOT_YET = frozenset(
         "OpenEnvEnv",
         "PythonEnv",
         "SandboxEnv",
-        "TextArenaEnv",
         "load_example_dataset",
     }
 )
