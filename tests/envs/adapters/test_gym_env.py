@@ -222,3 +222,11 @@ async def test_own_prompt_and_parser_are_used(scripted):
     state, _ = await play(env, scripted, "<move>1</move>")
     assert state["prompt"][-1]["content"].startswith("<<at ")
     assert state["completion"][-1]["content"] == "<<at 4>>"
+
+
+async def test_a_seed_is_not_taken_for_a_demonstration(scripted):
+    env = walk_env()
+    state = await env.run_rollout(env.get_dataset()[0], vf.Demonstrator(env), "m")
+    assert "GymEnv demonstrates nothing" in str(state["error"])
+    env = walk_env(demonstrate=lambda messages, row: "+1", env_kwargs={"goal": 4})
+    assert (await env.run_rollout(env.get_dataset()[0], vf.Demonstrator(env), "m"))["stop_condition"] == "is_done"

@@ -152,3 +152,12 @@ async def test_one_family_takes_a_config_and_other_options_pass(scripted):
     assert env.rg_dataset.config.max_animals == 3
     with pytest.raises(UserError, match="config is for one family"):
         env_of(["leg_counting"], config={})
+
+
+async def test_the_oracle_is_demonstrated():
+    env = env_of(["leg_counting", "spiral_matrix"])
+    for row in env.get_dataset():
+        assert (await env.run_rollout(row, vf.Demonstrator(env), "m"))["reward"] == 1.0
+    env = env_of("graph_color")
+    state = await env.run_rollout(env.get_dataset()[0], vf.Demonstrator(env), "m")
+    assert "graph_color has verifiers but no answers to demonstrate" in str(state["error"])

@@ -8,13 +8,14 @@ trajectory step has the reward of its own action.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mettle.envs.decorators import stop
 from mettle.envs.multiturn_env import MultiTurnEnv
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State
+from mettle.errors import EnvironmentFault
 from mettle.records.messages import Messages, Response, messages_from
 
 
@@ -57,7 +58,11 @@ def split_seeds(
 
 
 class EpisodeEnv(MultiTurnEnv):
-    """A kind of environment defines `act`."""
+    """A kind of environment defines `act`. What a row's `answer` says (a seed, a secret) is not to be imitated."""
+
+    def demonstrate(self, messages: Messages, row: Mapping[str, Any]) -> Any:
+        """Nothing is demonstrated unless a subclass or the argument `demonstrate` does."""
+        raise EnvironmentFault(f"{type(self).__name__} demonstrates nothing; give it demonstrate(messages, row)")
 
     @abstractmethod
     async def act(self, messages: Messages, state: State) -> tuple[Any, bool]:

@@ -27,7 +27,7 @@ from mettle.envs.parsers.parser import Parser
 from mettle.envs.parsers.xml_parser import XMLParser
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.singleturn_env import SingleTurnEnv
-from mettle.errors import UserError
+from mettle.errors import EnvironmentFault, UserError
 from mettle.records.messages import Messages
 
 MAX_REMEMBERED = 4096
@@ -113,9 +113,6 @@ class ReasoningGymEnv(SingleTurnEnv):
                 made = library.create_dataset("composite", datasets=specs, size=total_examples, seed=seed)
         except (AssertionError, TypeError, ValueError) as error:
             raise UserError(f"reasoning-gym refused the settings of {_names(self._specs)}: {error}") from error
-        for part in getattr(made, "datasets", {"": made}).values():
-            if _module_name(part) in EVALUATING:
-                use_literals(part)
         return made
 
     def _generate(self, index: int) -> dict[str, Any]:
@@ -145,13 +142,25 @@ class ReasoningGymEnv(SingleTurnEnv):
         dataset = self.rg_dataset
         parts = getattr(dataset, "datasets", None)
         verifier = parts[entry["metadata"]["source_dataset"]] if parts else dataset
-        readable = self._readable(_module_name(verifier), given)
+        family = _module_name(verifier)
+        if family in EVALUATING:
+            use_literals(verifier)
+        readable = self._readable(family, given)
         if readable is not None:
             try:
                 return float(verifier.score_answer(readable, entry))
             except Exception as error:
                 self.logger.debug("a verifier could not read an answer", exc_info=error)
         return float(verifier.score_answer(None, entry))
+
+    def demonstrate(self, messages: Messages, row: Mapping[str, Any]) -> str:
+        """The family's own answer, in the format asked for."""
+        known = self._entry(int(row["answer"]))["answer"]
+        if known is None:
+            raise EnvironmentFault(f"{row['info']['source_dataset']} has verifiers but no answers to demonstrate")
+        if isinstance(self.parser, XMLParser):
+            return self.parser.format(**{self.parser.answer_field: str(known)})
+        return str(known)
 
     @staticmethod
     def _readable(family: str, given: Any) -> str | None:
