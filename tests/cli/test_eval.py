@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mettle.cli.evaluation import interval
-from mettle.cli.results import excerpt, read_rollouts
+from mettle.envs.evaluation.facts import excerpt
+from mettle.envs.evaluation.reader import EvaluationReader
 
 ENVIRONMENT = """
 import mettle.envs as vf
@@ -42,11 +42,17 @@ def only_evaluation(folder: Path) -> Path:
     return path
 
 
+def read_rollouts(folder: Path) -> list[dict]:
+    return list(EvaluationReader(folder).rows())
+
+
 def test_an_endpoint_is_measured_and_the_results_saved(mettle, environment, endpoint):
     ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "3", "-r", "2")
     assert ended.code == 0, ended.err
-    assert re.search(r"^reward +1\.0000 \(95 % interval 1\.000 to 1\.000\)$", ended.out, re.MULTILINE)
-    assert re.search(r"^rollouts +6, 0\.0% failed$", ended.out, re.MULTILINE)
+    assert re.search(r"^reward +1\.0000 \(95 % interval 0\.439 to 1\.000\)$", ended.out, re.MULTILINE)
+    assert re.search(r"^pass@2 +1\.0000 \(95 % interval 0\.439 to 1\.000\)$", ended.out, re.MULTILINE)
+    assert re.search(r"^rollouts +6 of 3 tasks$", ended.out, re.MULTILINE)
+    assert re.search(r"^failed +none$", ended.out, re.MULTILINE)
     folder = only_evaluation(environment)
     assert ended.out.splitlines()[-1] == f"next: mettle eval view {folder.relative_to(environment.parents[1])}"
     rows = read_rollouts(folder)
@@ -56,7 +62,10 @@ def test_an_endpoint_is_measured_and_the_results_saved(mettle, environment, endp
 
 def test_the_summary_as_json(mettle, environment, endpoint):
     found = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "--json").json
-    assert (found["avg_reward"], found["avg_error"], found["interval"]) == (1.0, 0.0, [1.0, 1.0])
+    assert (found["avg_reward"], found["avg_error"], found["interval"][1]) == (1.0, 0.0, 1.0)
+    assert found["stats"]["reward"]["interval"] == found["interval"]
+    assert found["stats"]["tokens"]["output"] == 4.0
+    assert found["stats"]["cost"] is None, "nobody said what a token costs"
     assert Path(found["path"]).is_dir()
 
 
@@ -81,7 +90,7 @@ def test_an_endpoints_file_with_a_mistake_is_one_line(mettle, environment, tmp_p
     (tmp_path / "configs" / "endpoints.toml").write_text('[[endpoint]]\nendpoint_id = "mine"\nurl = "x"\n')
     ended = mettle("eval", "run", "mirror-words", "-m", "mine")
     assert ended.code == 2
-    assert "configs/endpoints.toml: endpoint.0 lacks model" in ended.err
+    assert "configs/endpoints.toml:1: endpoint.0 lacks model" in ended.err
 
 
 def test_environment_arguments_and_output_folder(mettle, environment, endpoint, tmp_path):
@@ -138,7 +147,15 @@ def test_when_every_rollout_fails_the_exit_code_says_so(mettle, environment, end
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", "[1]"), "is no JSON object"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", '{"wrds": 1}'), "takes no argument 'wrds'"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-R", "none"), "cannot resume from none"),
-        (("mirror-words",), "Missing option '-m'"),
+        (("mirror-words", "-m", "x", "-p", "opnai"), "did you mean 'openai'?"),
+        (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "--api-client-type", "chatt"), "did you mean 'chat'?"),
+        (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "--header", "nonsense"), "'Name: value' lines"),
+        (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-n", "0"), "at least 1, or -1 for all"),
+        (("mirror-words", "-m", "x", "-e", "none.toml"), "no config file none.toml"),
+        (("mirror-words", "-m", "x", "-p", "openrouter"), "set the environment variable OPENROUTER_API_KEY"),
+        (("nowhere.toml",), "no config file nowhere.toml"),
+        (("mirror-words",), "say which model with -m"),
+        ((), "say which environment"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_exit_2(mettle, environment, words, message):
@@ -177,14 +194,6 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(mettle, tmp_pat
     (folder / "results.jsonl").write_text(json.dumps(row) + "\n")
     assert "\x1b" not in mettle("eval", "view", folder).out + mettle("eval", "view", folder, "-i", "0").out
     assert "1.5 s" in mettle("eval", "view").out, "older files have milliseconds"
-
-
-def test_the_interval_is_over_tasks_and_leaves_failures_out():
-    rows = [{"example_id": i, "reward": r} for i, r in ((0, 0.0), (0, 1.0), (1, 1.0), (1, 1.0))]
-    low, high = interval([*rows, {"example_id": 2, "reward": None, "error": {"error": "x"}}])
-    assert (low + high) / 2 == pytest.approx(0.75)
-    assert high - low == pytest.approx(2 * 1.96 * 0.35355 / 2**0.5, rel=1e-4)
-    assert interval(rows[:2]) is None
 
 
 def test_an_excerpt_is_the_last_thing_said_in_one_short_line():

@@ -1,7 +1,7 @@
 """The statistics of evaluations: pure functions over numbers, no I/O, no NumPy (their tests have NumPy twins).
 
-Parts: `distribution` and `percentile` (what values look like), `pass_at_k` and `pass_all_k` (unbiased), `clustered_mean`
-(a mean over rollouts whose error is over tasks), `share_interval` (for what is a share of yes and no),
+Parts: `distribution` and `percentile` (what values look like), `pass_at_k` and `pass_all_k` (unbiased),
+`clustered_mean` (a mean over rollouts whose error is over tasks), `share_interval` (for what is a share of yes and no),
 `paired_difference` and `sign_test` (two evaluations of the same tasks), `student_t_quantile`, `format_reward`.
 Invariant: rollouts of one task are never treated as independent draws; too little data gives None, never a guess.
 """
@@ -72,7 +72,7 @@ def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
 
 
 def pass_all_k(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that all of k rollouts are correct (pass^k). Source: arXiv 2406.12045, sec. 3."""
+    """Unbiased estimate of the chance that all of k rollouts are correct (pass^k). Source: arXiv 2406.12045."""
     return math.comb(num_correct, k) / math.comb(num_rollouts, k)
 
 
@@ -151,7 +151,7 @@ def paired_difference(
 def sign_test(num_up: int, num_down: int) -> float:
     """Chance of a split at least this uneven if up and down were equally likely (exact, two-sided; McNemar's test)."""
     total = num_up + num_down
-    tail = sum(math.comb(total, i) for i in range(min(num_up, num_down) + 1)) / 2**total
+    tail = sum(math.comb(total, i) for i in range(min(num_up, num_down) + 1)) / (1 << total)
     return min(1.0, 2 * tail)
 
 
