@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import click
+
 from mettle.cli.local_server import local_server
 from mettle.cli.progress import Progress, money
 from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
@@ -33,7 +35,7 @@ def evaluate(what: str | None, settings: Mapping[str, Any], *, is_json: bool, is
     specs = read_plan(Path(str(what)), settings) if is_file else [_one(what, settings)]
     with ExitStack() as servers:
         prepared = _prepare_all(specs, _serving(servers))
-        servers.enter_context(going_on(_how_to_go_on(str(what) if is_file else None, prepared)))
+        servers.enter_context(going_on(_how_to_go_on(str(what) if is_file else None, settings, prepared)))
         outcomes = asyncio.run(_run(prepared, is_quiet=is_json, is_plain=is_plain))
     _report(outcomes, is_file=is_file, is_json=is_json)
     for outcome in outcomes:
@@ -83,14 +85,15 @@ async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) 
         return await run_all(prepared, slots)
 
 
-def _how_to_go_on(file: str | None, prepared: Sequence[Prepared]) -> str:
-    again = " (give the same --header again)" if any(one.spec.headers for one in prepared) else ""
-    if file is not None:
-        return f"`{program()} eval run {file} --resume` runs what is missing{again}"
+def _how_to_go_on(file: str | None, settings: Mapping[str, Any], prepared: Sequence[Prepared]) -> str:
     path = prepared[0].path
     if path is None:
         return "nothing was saved"
-    return f"`{program()} eval run --resume {path}` runs what is missing{again}"
+    if file is not None:
+        again = " with the same options" if settings else ""
+        return f"`{program()} eval run {file} --resume`{again} runs what is missing"
+    again = " with the same --header" if prepared[0].spec.headers else ""
+    return f"`{program()} eval run --resume {path}`{again} runs what is missing"
 
 
 def _name_of(model_dir: Path) -> str:
@@ -152,14 +155,12 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
-    columns = ("evaluation", "model", "reward", "95 % interval", "pass@k", "failed", "tokens out", "cost", "path")
+    columns = ("evaluation", "model", "reward", "95 % interval", "pass@k", "failed", "tokens out", "cost")
     rows: list[tuple[Any, ...]] = []
     for outcome in outcomes:
         prepared, results = outcome.prepared, outcome.results
         if results is None:
-            rows.append(
-                (prepared.spec.title, prepared.target.model, f"stopped: {outcome.error}", *[""] * 5, prepared.path)
-            )
+            rows.append((prepared.spec.title, prepared.target.model, f"stopped: {outcome.error}", *[""] * 5))
             continue
         stats = results.stats
         passed = " ".join(f"{k}: {found.mean:.3g}" for k, found in stats.pass_at_k.items())
@@ -169,10 +170,13 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
                 prepared.spec.title, prepared.target.model, reward.mean if reward else None,
                 between(reward.interval) if reward else None, passed,
                 f"{stats.errors.num} of {stats.num_rollouts}", f"{tokens.output:,.0f}" if tokens else None,
-                money(stats.cost.total_usd) if stats.cost else None, prepared.path,
+                money(stats.cost.total_usd) if stats.cost else None,
             )
         )  # fmt: skip
     print_table(columns, rows)
+    for outcome in outcomes:
+        if outcome.prepared.path is not None:
+            click.echo(f"{outcome.prepared.spec.title}: {outcome.prepared.path}")
 
 
 def _print_summary(outcome: Outcome) -> None:

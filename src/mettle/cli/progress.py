@@ -6,6 +6,7 @@ Parts: `Progress`. Invariant: it is drawn a few times a second, however many rol
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -104,5 +105,5 @@ def money(usd: float | None) -> str:
 def _pace(tally: Tally) -> tuple[str, str, str]:
     rate = tally.tokens_per_s
     is_running = not tally.is_over and tally.num_done < tally.total
-    left = seconds(tally.eta_s) if is_running and tally.eta_s is not None else ""
+    left = seconds(float(math.ceil(tally.eta_s))) if is_running and tally.eta_s is not None else ""
     return (f"{rate:,.0f}" if rate else "", money(tally.cost_usd), left)

@@ -6,6 +6,7 @@ thousand facts stay small because the conversation is not kept.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ def facts_of(row: Mapping[str, Any]) -> RolloutFacts:
     timing = timing if isinstance(timing, Mapping) else {}
     metrics = row.get("metrics")
     facts = RolloutFacts(
-        example_id=row.get("example_id", 0),
+        example_id=_example(row.get("example_id", 0)),
         reward=reward,
         is_truncated=bool(row.get("is_truncated")),
         stop_condition=row.get("stop_condition"),
@@ -123,11 +124,18 @@ def _read_error(facts: RolloutFacts, error: Any) -> None:
         facts.cause = facts.error_type = UNSCORED
 
 
+def _example(value: Any) -> Any:
+    """What tells tasks apart; rows of the same task are grouped by it."""
+    return value if isinstance(value, str | int | float) or value is None else json.dumps(value, sort_keys=True)
+
+
 def _number(value: Any) -> float | None:
     """A finite number, or None."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # a whole number of more than 308 digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _seconds(timing: Mapping[str, Any], name: str) -> float | None:

@@ -161,6 +161,7 @@ class Evaluation:
         self.folder = self._folder(results_path) if save_results or results_path else None
         self._is_split = independent_scoring or self._can_split()
         self._started = time.time()
+        self._time_before = 0.0
         self._metadata_written = 0.0
 
     async def run(self) -> GenerateOutputs:
@@ -197,7 +198,7 @@ class Evaluation:
             "shuffle": self.shuffle,
             "shuffle_seed": self.shuffle_seed,
             "sampling_args": self.sampling_args,
-            "time": time.time() - self._started,
+            "time": self._time_before + time.time() - self._started,
             **self.summary.metadata(),
             "version_info": _version_info(self.env),
             "state_columns": self.state_columns,
@@ -295,7 +296,8 @@ class Evaluation:
             if self.folder.results.exists() and self.folder.results.stat().st_size:
                 raise UserError(f"{self.folder.results} has rows and no metadata.json beside it; give another path")
             return self.inputs
-        check_same(self.folder, self.metadata())
+        saved_time = check_same(self.folder, self.metadata()).get("time")
+        self._time_before = saved_time if isinstance(saved_time, int | float) else 0.0
         is_whole_groups = self.env.requires_group_rollouts and not self.independent_scoring
         return take_over(self.folder, self.inputs, self._count, is_whole_groups=is_whole_groups).missing
 

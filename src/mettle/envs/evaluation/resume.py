@@ -72,8 +72,8 @@ def take_over(
     return found
 
 
-def check_same(folder: ResultsFolder, mine: Mapping[str, Any]) -> None:
-    """Refuse to continue an evaluation of something else; it may grow by more examples.
+def check_same(folder: ResultsFolder, mine: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved metadata, unless it is that of something else; an evaluation may grow by more examples.
 
     Raises: UserError, one line.
     """
@@ -90,6 +90,7 @@ def check_same(folder: ResultsFolder, mine: Mapping[str, Any]) -> None:
         if before != now:
             key = next(key for key in (*before, *now) if before.get(key) != now.get(key))
             raise UserError(_other(folder, f"{name}.{key}", before.get(key), now.get(key)))
+    return saved
 
 
 def example_of(row: Row) -> Any:
