@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from mettle.envs.evaluation.plan import package_defaults, read_plan
-from mettle.envs.evaluation.spec import spec_from
+from mettle.envs.evaluation.spec import ALIASES, SETTINGS, spec_from
 from mettle.errors import UserError
 
 
@@ -129,6 +132,20 @@ def test_a_mistake_is_one_line_with_file_line_and_nearest_key(plan, text, messag
         plan(text)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_the_reference_names_every_setting():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "evaluations.md").read_text()
+    table = page.partition("## Settings of an evaluation")[2]
+    assert [name for name in (*SETTINGS, *ALIASES) if f"`{name}`" not in table] == []
+
+
+def test_the_file_in_the_guide_can_be_read(plan, tmp_path):
+    guide = (Path(__file__).parents[3] / "docs" / "how-to" / "evaluate-a-model.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    specs = plan(text.replace("gsm8k", "words").replace("reverse-text", "sums"))
+    assert len(specs) == 1 + 3 * 2
+    assert specs[-1].env_args == {"length": 8}
 
 
 def test_a_mistake_in_an_environments_own_defaults_names_its_file(plan, tmp_path):
