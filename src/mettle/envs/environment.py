@@ -15,7 +15,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
@@ -26,6 +26,9 @@ from mettle.envs.errors import (
     attributed,
 )
 from mettle.envs.evaluation.generate import Evaluation
+from mettle.envs.limits import bounded_sampling, within
+from mettle.envs.loops import run_sync, size_executor
+from mettle.envs.pacing import pacer
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rows import Rows, format_row
 from mettle.envs.rubrics.rubric import Rubric
@@ -34,17 +37,20 @@ from mettle.envs.rubrics.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.splits import Splits
 from mettle.envs.state import State, new_state
+from mettle.envs.usage import UsageTracker
 from mettle.errors import RolloutError
 from mettle.records.messages import Messages, Response, Tool, tool_from
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 MAX_RETRY_WAIT_S = 60.0
 
 
 class Environment(ABC):
     """Base of all environments. Keyword arguments that it does not know become attributes."""
+
+    max_turn_completion_tokens: int | None = None
+    concurrency: int = 0
 
     def __init__(
         self,
@@ -65,6 +71,7 @@ class Environment(ABC):
         max_total_completion_tokens: int = -1,
         score_rollouts: bool = True,
         scoring_timeout_seconds: float | None = None,
+        cleanup_timeout_seconds: float | None = None,
         pass_threshold: float = 0.5,
         **kwargs: Any,
     ) -> None:
@@ -95,6 +102,7 @@ class Environment(ABC):
         self.max_total_completion_tokens = max_total_completion_tokens
         self.score_rollouts = score_rollouts
         self.scoring_timeout_seconds = scoring_timeout_seconds
+        self.cleanup_timeout_seconds = cleanup_timeout_seconds
         self.pass_threshold = pass_threshold
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -135,6 +143,14 @@ class Environment(ABC):
             return self.get_dataset(n, seed)
         return self._splits.rows("eval", n, seed)
 
+    def build_dataset(self) -> Rows | None:
+        """Read the training rows, where a function makes them."""
+        return self.dataset
+
+    def build_eval_dataset(self) -> Rows | None:
+        """Read the evaluation rows, where a function makes them."""
+        return self.eval_dataset
+
     def _format_row(self, row: dict[str, Any], index: int) -> dict[str, Any]:
         return format_row(row, index, self.system_prompt, self.few_shot)
 
@@ -171,6 +187,7 @@ class Environment(ABC):
         client = client if client is not None else state["client"]
         tools = tool_defs if tool_defs is not None else state.get("tool_defs")
         arguments = sampling_args if sampling_args is not None else state["sampling_args"]
+        arguments = bounded_sampling(arguments, self.max_turn_completion_tokens)
         try:
             response: Response = await client.get_response(
                 prompt=prompt, model=model or state["model"], sampling_args=arguments, tools=tools or None, state=state
@@ -198,10 +215,15 @@ class Environment(ABC):
         available = {"state": state, "env": self, "task": state.get("task"), "resources": None}
         for handler in self._marked("cleanup"):
             try:
-                await call_by_name(handler, self._signatures(handler), available)
+                async with within(self.cleanup_timeout_seconds, handler.__name__):
+                    await call_by_name(handler, self._signatures(handler), available)
             except Exception as error:
                 state["cleanup_error"] = f"{handler.__name__}: {type(error).__name__}: {error}"
                 self.logger.warning("cleanup failed", exc_info=error)
+
+    async def cleanup(self, state: State, task: Any = None, resources: Any = None) -> None:
+        """`clean_up`, by the name that verifiers gives it."""
+        await self.clean_up(state)
 
     async def teardown(self) -> None:
         """Run every `@vf.teardown` method of the environment and its rubric."""
@@ -213,6 +235,28 @@ class Environment(ABC):
         if mark not in self._handlers:
             self._handlers[mark] = marked_methods(self, mark)
         return self._handlers[mark]
+
+    # Usage
+
+    def increment_state_usage(self, state: State, input_tokens: float = 0, output_tokens: float = 0) -> None:
+        """Count tokens of a model call that is no turn of the rollout (a judge, a summary)."""
+        self._usage_tracker(state).increment(input_tokens, output_tokens)
+
+    def increment_state_usage_from_response(self, state: State, response: Any) -> None:
+        """Count what a response says it used."""
+        self._usage_tracker(state).increment_from_response(response)
+
+    def get_state_usage(self, state: State) -> dict[str, float] | None:
+        """The tokens counted so far; None when no call told any."""
+        return self._usage_tracker(state).snapshot()
+
+    @staticmethod
+    def _usage_tracker(state: State) -> UsageTracker:
+        tracker = state.get("usage_tracker")
+        if not isinstance(tracker, UsageTracker):
+            tracker = state["usage_tracker"] = UsageTracker()
+            state["usage"] = tracker.usage
+        return tracker
 
     # Rollouts with scores
 
@@ -264,6 +308,8 @@ class Environment(ABC):
         self, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None, max_retries: int
     ) -> State:
         for attempt in range(max_retries + 1):
+            if (pace := pacer()).is_spent:
+                await pace.turn()
             try:
                 state = await self.rollout(row, client, model, sampling_args)
             except Exception as error:
@@ -291,6 +337,8 @@ class Environment(ABC):
         return state
 
     async def _score(self, states: list[State], score: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if (pace := pacer()).is_spent:
+            await pace.turn()
         chosen = score if self.score_rollouts else None
         await score_states(states, chosen, self.rubric, timeout_s=self.scoring_timeout_seconds)
 
@@ -298,6 +346,8 @@ class Environment(ABC):
 
     async def generate(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
         """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options."""
+        if self.concurrency:
+            self.set_concurrency(self.concurrency)
         return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
 
     async def evaluate(
@@ -339,6 +389,11 @@ class Environment(ABC):
             if hasattr(resolved, "close"):
                 await resolved.close()
 
+    @staticmethod
+    def make_dataset(results: Mapping[str, Any]) -> Rows:
+        """The outputs of `generate` or `evaluate` as rows."""
+        return Rows.from_list(results["outputs"])
+
     # Settings
 
     @property
@@ -367,6 +422,11 @@ class Environment(ABC):
             else:
                 setattr(self, name, value)
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Let as many blocking calls (`asyncio.to_thread`) run side by side, up to `max_workers`."""
+        self.concurrency = concurrency
+        size_executor(min(concurrency, self.max_workers))
+
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
         """Cut trajectory steps at this many tokens, prompt included."""
         self.max_seq_len = max_seq_len
@@ -378,15 +438,3 @@ class Environment(ABC):
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
         """End a rollout once it has sampled this many tokens; -1 for no limit."""
         self.max_total_completion_tokens = max_total_completion_tokens
-
-
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine from code that is not asynchronous, inside a running loop (a notebook) too."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
