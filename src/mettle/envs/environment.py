@@ -344,8 +344,22 @@ class Environment(ABC):
 
     # Many rollouts
 
-    async def generate(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
-        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options."""
+    async def generate(
+        self,
+        inputs: Any,
+        client: Any,
+        model: str,
+        sampling_args: Any = None,
+        *,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> Any:
+        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options.
+
+        With `num_workers`, in so many processes of their own, which load this environment by its id.
+        """
+        if num_workers:
+            return await generate_in_workers(self, num_workers, inputs, client, model, sampling_args, **options)
         if self.concurrency:
             self.set_concurrency(self.concurrency)
         return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
@@ -368,7 +382,11 @@ class Environment(ABC):
         if num_examples > 0:
             rows = rows.take(num_examples)
         inputs = [row for row in rows for _ in range(rollouts_per_example)]
-        described = {"rollouts_per_example": rollouts_per_example, "shuffle": shuffle, "shuffle_seed": shuffle_seed}
+        described: dict[str, Any] = {
+            "rollouts_per_example": rollouts_per_example,
+            "shuffle": shuffle,
+            "shuffle_seed": shuffle_seed,
+        }
         return await self.generate(inputs, client, model, sampling_args, **described, **options)
 
     def generate_sync(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
@@ -438,3 +456,13 @@ class Environment(ABC):
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
         """End a rollout once it has sampled this many tokens; -1 for no limit."""
         self.max_total_completion_tokens = max_total_completion_tokens
+
+
+async def generate_in_workers(env: Environment, num_workers: int, inputs: Any, *args: Any, **options: Any) -> Any:
+    """`env.generate` with its groups in worker processes."""
+    from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
+    from mettle.envs.workers.pool import WorkerPool
+
+    async with WorkerPool(worker_spec(env), num_workers) as pool:
+        remote = WorkerEnvironment(pool, state_columns=options.get("state_columns") or ())
+        return await Evaluation(remote, inputs, *args, **options).run()

@@ -7,7 +7,7 @@ the `*_ms` keys are computed from them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -73,6 +73,17 @@ class RolloutTiming:
         self.scoring = TimeSpan()
         self.model = TimeSpans()
         self.env = TimeSpans()
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> RolloutTiming:
+        """Read what `to_dict` wrote."""
+        timing = cls()
+        timing.start_time = float(saved["start_time"])
+        for name in ("setup", "generation", "scoring"):
+            setattr(timing, name, TimeSpan(saved[name]["start"], saved[name]["end"]))
+        for name in ("model", "env"):
+            getattr(timing, name).spans = [TimeSpan(span["start"], span["end"]) for span in saved[name]["spans"]]
+        return timing
 
     @property
     def total(self) -> float:

@@ -219,6 +219,46 @@ class ResponseTokens(Mapping[str, Any]):
         self.previous, self.prefix_length = (previous, shared) if shared else (None, 0)
         self._new_prompt_ids = prompt[shared:]
 
+    def parts(self) -> dict[str, Any]:
+        """What is stored, as `from_parts` takes it: numbers as they are, without the previous call."""
+        return {
+            "num_prompt": self._num_prompt,
+            "prefix_length": self.prefix_length,
+            "new_prompt_ids": self._new_prompt_ids,
+            "completion_ids": self._completion_ids,
+            "completion_logprobs": self._completion_logprobs,
+            "completion_versions": self._completion_versions,
+            "overlong_prompt": self.overlong_prompt,
+            "was_cut": self.was_cut,
+        }
+
+    @classmethod
+    def from_parts(
+        cls,
+        *,
+        num_prompt: int,
+        prefix_length: int,
+        new_prompt_ids: array[int],
+        completion_ids: array[int],
+        completion_logprobs: array[float],
+        completion_versions: array[int],
+        overlong_prompt: bool,
+        was_cut: bool,
+        previous: ResponseTokens | None = None,
+    ) -> ResponseTokens:
+        """Tokens from what is stored of them; `previous` is the call whose prefix they share."""
+        if prefix_length + len(new_prompt_ids) != num_prompt or (prefix_length and previous is None):
+            raise ValueError(f"{prefix_length} shared and {len(new_prompt_ids)} new ids are no prompt of {num_prompt}")
+        tokens = cls(new_prompt_ids, completion_ids, completion_logprobs, completion_versions)
+        tokens._num_prompt = num_prompt
+        tokens.previous, tokens.prefix_length = previous, prefix_length
+        tokens.overlong_prompt, tokens.was_cut = overlong_prompt, was_cut
+        return tokens
+
+    def whole_prompt(self) -> array[int]:
+        """The whole prompt, compactly."""
+        return self._prompt()
+
     def cut(self, max_length: int) -> None:
         """Keep at most `max_length` ids; a prompt that is longer by itself loses its whole completion."""
         room = max(0, max_length - self._num_prompt)
