@@ -27,7 +27,7 @@ from mettle.envs.errors import (
 )
 from mettle.envs.evaluation.generate import Evaluation
 from mettle.envs.limits import bounded_sampling, within
-from mettle.envs.loops import run_sync, size_executor
+from mettle.envs.loops import quiet_collector, run_sync, size_executor
 from mettle.envs.pacing import pacer
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rows import Rows, format_row
@@ -270,6 +270,8 @@ class Environment(ABC):
         **_: Any,
     ) -> State:
         """Run and score one rollout. Its failure is in its state; nothing is raised."""
+        if (pace := pacer()).is_spent:
+            await pace.turn()
         client = client_from(client)
         state = await self._attempt(input, client, model, sampling_args, max_retries)
         await self._score([state], partial(self.rubric.score_rollout, state))
@@ -285,6 +287,8 @@ class Environment(ABC):
         **_: Any,
     ) -> list[State]:
         """Run the rollouts of one group side by side and score them together. Nothing is raised for one that fails."""
+        if (pace := pacer()).is_spent:
+            await pace.turn()
         client = client_from(client)
         make_group = getattr(client, "for_group", None) if len(group_inputs) > 1 else None
         shared = make_group(len(group_inputs)) if make_group else client
@@ -308,8 +312,6 @@ class Environment(ABC):
         self, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None, max_retries: int
     ) -> State:
         for attempt in range(max_retries + 1):
-            if (pace := pacer()).is_spent:
-                await pace.turn()
             try:
                 state = await self.rollout(row, client, model, sampling_args)
             except Exception as error:
@@ -362,7 +364,8 @@ class Environment(ABC):
             return await generate_in_workers(self, num_workers, inputs, client, model, sampling_args, **options)
         if self.concurrency:
             self.set_concurrency(self.concurrency)
-        return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
+        with quiet_collector():
+            return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
 
     async def evaluate(
         self,
@@ -381,7 +384,12 @@ class Environment(ABC):
             rows = rows.shuffle(seed=shuffle_seed)
         if num_examples > 0:
             rows = rows.take(num_examples)
-        inputs = [row for row in rows for _ in range(rollouts_per_example)]
+        inputs: list[dict[str, Any]] = []
+        pace = pacer()
+        for row in rows:
+            inputs += [row] * rollouts_per_example
+            if pace.is_spent:
+                await pace.turn()
         described: dict[str, Any] = {
             "rollouts_per_example": rollouts_per_example,
             "shuffle": shuffle,

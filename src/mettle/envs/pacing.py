@@ -13,7 +13,7 @@ from collections import deque
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-SLICE_S = 0.008
+SLICE_S = 0.005
 """Work of one iteration of the loop. Others (heartbeats, sockets, a progress bar) wait at most about this long."""
 
 

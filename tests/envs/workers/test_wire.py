@@ -97,6 +97,16 @@ def sent(state):
     return state_from(found["state"], found["arrays"]), len(frame)
 
 
+def test_a_mask_is_sent_too():
+    state = new_state({"prompt": "q"}, None, "m", {}, [])
+    tokens = ResponseTokens(
+        prompt_ids=[1], prompt_mask=[0], completion_ids=[2, 3], completion_mask=[1, 0], completion_logprobs=[-1.0, 0.0]
+    )
+    state["trajectory"].append(TrajectoryStep(prompt=[], completion=[], response=None, tokens=tokens))
+    found, _ = sent(state)
+    assert found["trajectory"][0]["tokens"]["completion_mask"] == [1, 0]
+
+
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=12)
 
 
