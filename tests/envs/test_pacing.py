@@ -96,7 +96,7 @@ def test_the_collector_is_as_it_was_once_the_last_is_done():
         with quiet_collector():
             assert gc.get_threshold()[2] >= FULL_COLLECTION_EVERY
         assert gc.get_threshold()[2] >= FULL_COLLECTION_EVERY
-        assert gc.get_freeze_count() > before[1]
+        assert gc.get_freeze_count() > 0
     assert (gc.get_threshold(), gc.get_freeze_count()) == before
     with pytest.raises(ZeroDivisionError), quiet_collector():
         _ = 1 / 0

@@ -36,6 +36,7 @@ def size_executor(num_threads: int) -> None:
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
 _usual_thresholds = (0, 0, 0)
+_is_frozen_by_us = False
 
 
 @contextmanager
@@ -45,20 +46,23 @@ def quiet_collector() -> Iterator[None]:
     A full collection walks every object and stops the event loop meanwhile: 150 ms beside a loaded `datasets` and some
     thousand results. What is there at the start lives on anyway, so it is set aside until the end.
     """
-    global _quiet_depth, _usual_thresholds
+    global _quiet_depth, _usual_thresholds, _is_frozen_by_us
     with _quiet_lock:
         _quiet_depth += 1
         if _quiet_depth == 1:
             _usual_thresholds = gc.get_threshold()
             gc.set_threshold(*_usual_thresholds[:2], max(_usual_thresholds[2], FULL_COLLECTION_EVERY))
-            gc.freeze()
+            _is_frozen_by_us = gc.get_freeze_count() == 0
+            if _is_frozen_by_us:
+                gc.freeze()
     try:
         yield
     finally:
         with _quiet_lock:
             _quiet_depth -= 1
             if _quiet_depth == 0:
-                gc.unfreeze()
+                if _is_frozen_by_us:
+                    gc.unfreeze()
                 gc.set_threshold(*_usual_thresholds)
 
 
