@@ -20,7 +20,7 @@ class RubricGroup(Rubric):
         self.parser = self.rubrics[0].parser
 
     def __getattr__(self, name: str) -> Any:
-        """What one of the rubrics knows reads through the group, which an environment makes of the rubric it is given."""
+        """What a rubric inside knows reads through the group that an environment made of it and its monitors."""
         if not name.startswith("_"):
             for rubric in self.__dict__.get("rubrics", ()):
                 if hasattr(rubric, name):
