@@ -66,6 +66,10 @@ async def test_a_group_in_a_worker_process_is_the_same_group(in_workers, source,
         assert (rollout.reward == 1.0) == (said == rollout.answer)
         assert rollout.error_kind is None
     assert await source.run_group(request(1, is_eval=True))
+    figures = in_workers.figures()
+    assert figures["env_workers/words/rss_max_mib"] > 10
+    assert (figures["env_workers/words/deaths"], figures["env_workers/words/lag_max_ms"] < 60_000) == (0.0, True)
+    assert source.figures() == {}
 
 
 async def test_groups_of_a_worker_that_is_killed_are_finished_by_another(in_workers, stand_in):

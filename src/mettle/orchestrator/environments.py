@@ -63,6 +63,17 @@ class EnvironmentSource:
         rows = self._train_rows if env in self._train_rows else self._eval_rows
         return row_uid(rows[env][example_id])
 
+    def figures(self) -> dict[str, float]:
+        """For each environment in worker processes: the worst lag of their event loops, their memory, their deaths."""
+        found: dict[str, float] = {}
+        for name, env in {**self._eval, **self._train}.items():
+            if isinstance(env, WorkerEnvironment):
+                pool = env.pool
+                found[f"env_workers/{name}/lag_max_ms"] = pool.take_max_lag_s() * 1000
+                found[f"env_workers/{name}/rss_max_mib"] = max((w.max_rss_bytes for w in pool.stats), default=0) / 2**20
+                found[f"env_workers/{name}/deaths"] = float(pool.num_deaths)
+        return found
+
     async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
         """Roll out one group. Failed rollouts are records; what escapes the environment, the caller records."""
         rows = (self._eval_rows if request.is_eval else self._train_rows)[request.env]

@@ -160,6 +160,10 @@ class WorkerPool:
             return [state_from(wired, answer["arrays"]) for wired in answer["states"]]
         raise AssertionError("a loop over attempts returns or raises")
 
+    def take_max_lag_s(self) -> float:
+        """The worst lag of any worker's event loop since this was last asked."""
+        return max((worker.take_max_lag_s() for worker in self._workers), default=0.0)
+
     @property
     def stats(self) -> list[WorkerStats]:
         """How each worker does."""

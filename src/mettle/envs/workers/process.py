@@ -58,7 +58,7 @@ class Worker:
         self._beats_writer: asyncio.StreamWriter | None = None
         self._last_beat = time.monotonic()
         self._beat: dict[str, Any] = {}
-        self._max_lag_s = 0.0
+        self._max_lag_s = self._recent_lag_s = 0.0
         self._num_done = 0
         self._verdict = ""
         self.death: WorkerDied | None = None
@@ -78,6 +78,11 @@ class Worker:
         """How it does."""
         lag_s, rss = self._beat.get("lag_s", 0.0), self._beat.get("max_rss_kib", 0) * 1024
         return WorkerStats(self.pid, self.num_running, self._num_done, lag_s, self._max_lag_s, rss)
+
+    def take_max_lag_s(self) -> float:
+        """The worst lag of its event loop since this was last asked."""
+        lag_s, self._recent_lag_s = self._recent_lag_s, 0.0
+        return lag_s
 
     async def start(self) -> None:
         """Begin to listen."""
@@ -138,7 +143,7 @@ class Worker:
             self._last_beat = time.monotonic()
             self._beat = json.loads(line)
             lag_s = self._beat["lag_s"]
-            self._max_lag_s = max(self._max_lag_s, lag_s)
+            self._max_lag_s, self._recent_lag_s = max(self._max_lag_s, lag_s), max(self._recent_lag_s, lag_s)
             if lag_s > LATE_S:
                 logger.warning("a worker's event loop is blocked", extra={"worker": self.pid, "lag_s": round(lag_s, 1)})
 
