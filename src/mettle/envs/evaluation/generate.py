@@ -22,6 +22,7 @@ from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
 from mettle.envs.evaluation.facts import RolloutFacts, facts_of
 from mettle.envs.evaluation.output import output_of, task_key_of
+from mettle.envs.evaluation.refusals import Refusals
 from mettle.envs.evaluation.report import Stats, plain, stats_of
 from mettle.envs.evaluation.results import ResultsFolder
 from mettle.envs.evaluation.resume import Row, check_same, count_by_example, example_of, take_over
@@ -163,6 +164,7 @@ class Evaluation:
         self._started = time.time()
         self._time_before = 0.0
         self._metadata_written = 0.0
+        self._refusals = Refusals()
 
     async def run(self) -> GenerateOutputs:
         """Run everything that is missing; all outputs, old and new, with the metadata."""
@@ -247,6 +249,7 @@ class Evaluation:
             if self.on_rollout is not None:
                 self.on_rollout(self.facts[-1])
         self._write_metadata()
+        self._refusals.see(outputs)
 
     def _count(self, output: dict[str, Any]) -> None:
         facts = facts_of(output)
