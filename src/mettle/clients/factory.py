@@ -66,7 +66,7 @@ def _from_config(config: ClientConfig) -> Client:
     if len(config.endpoint_configs) > 1:
         from mettle.clients.rotation import RotatingClient
 
-        return RotatingClient([(_from_config(one), one.model) for one in config.endpoint_configs])
+        return RotatingClient([(_from_config(one), one.model) for one in config.endpoint_configs], config)
     if config.endpoint_configs:
         return _from_config(config.endpoint_configs[0])
     kind = client_type_named(config.client_type)

@@ -31,7 +31,7 @@ def client_spec(client: Any) -> Spec:
     """
     source = client
     if isinstance(client, Client):
-        source = getattr(getattr(client, "endpoint", None), "source", None)
+        source = getattr(client, "source", None) or getattr(getattr(client, "endpoint", None), "source", None)
     if isinstance(source, str):
         source = ClientConfig(api_base_url=source)
     if not isinstance(source, ClientConfig):
