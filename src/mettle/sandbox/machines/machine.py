@@ -58,12 +58,12 @@ class Machine:
         self._job_numbers = itertools.count(1)
         self._num_busy = 0
         self._last_used = self.created
-        self._why_ended = ""
+        self.why_ended = ""
         self.on_end: Callable[[Machine], None] = lambda _: None
 
     @property
     def is_alive(self) -> bool:
-        return not self._why_ended and self.channel.is_open
+        return not self.why_ended and self.channel.is_open
 
     @property
     def idle_s(self) -> float:
@@ -181,7 +181,7 @@ class Machine:
 
     async def delete(self, why: str = "it was deleted") -> None:
         """End it, and everything in it. Doing it twice is harmless."""
-        self._why_ended = self._why_ended or why
+        self.why_ended = self.why_ended or why
         self.channel.hang_up()
         try:
             async with asyncio.timeout(_END_S):
@@ -192,7 +192,7 @@ class Machine:
 
     async def force_end(self, why: str) -> None:
         """End it without asking."""
-        self._why_ended = self._why_ended or why
+        self.why_ended = self.why_ended or why
         await self._kill()
         self.close()
 
@@ -250,7 +250,7 @@ class Machine:
             raise MachineLost(self._epitaph("its process 1 ended"))
 
     def _epitaph(self, otherwise: str) -> str:
-        return f"machine {self.id} has ended: {self._why_ended or otherwise}"
+        return f"machine {self.id} has ended: {self.why_ended or otherwise}"
 
     async def _give(
         self, hand: str, order: dict[str, Any], feed: Callable[[PipeWriter], Awaitable[None]], what: str
