@@ -19,6 +19,14 @@ class RubricGroup(Rubric):
         self.rubrics = list(rubrics)
         self.parser = self.rubrics[0].parser
 
+    def __getattr__(self, name: str) -> Any:
+        """What a rubric inside knows reads through the group that an environment made of it and its monitors."""
+        if not name.startswith("_"):
+            for rubric in self.__dict__.get("rubrics", ()):
+                if hasattr(rubric, name):
+                    return getattr(rubric, name)
+        raise AttributeError(f"no rubric of the group has {name!r}")
+
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
         """One more function, in the first rubric."""
         self.rubrics[0].add_reward_func(func, weight)
@@ -36,6 +44,14 @@ class RubricGroup(Rubric):
         """The weights of every rubric."""
         return [weight for rubric in self.rubrics for weight in rubric.get_reward_weights()]
 
+    def get_reward_func_names(self) -> list[str]:
+        """The names of the metrics of every rubric; where two rubrics share one, its values are added."""
+        return [name for rubric in self.rubrics for name in rubric.get_reward_func_names()]
+
+    def func_stats(self) -> dict[str, dict[str, Any]]:
+        """Those of every rubric."""
+        return {name: stats for rubric in self.rubrics for name, stats in rubric.func_stats().items()}
+
     def has_group_funcs(self) -> bool:
         """True when some rubric must see a whole group."""
         return any(rubric.has_group_funcs() for rubric in self.rubrics)
@@ -51,11 +67,13 @@ class RubricGroup(Rubric):
 
     async def cleanup(self, state: State) -> None:
         """Clean up after every rubric."""
+        await super().cleanup(state)
         for rubric in self.rubrics:
             await rubric.cleanup(state)
 
     async def teardown(self) -> None:
         """Tear down every rubric."""
+        await super().teardown()
         for rubric in self.rubrics:
             await rubric.teardown()
 
