@@ -24,6 +24,7 @@ async def main():
         for _ in range(3):
             machine = await machines.create(MachineConfig(files={"kept": "1"}))
             await machine.exec("setsid sh -c 'sleep 300 & sleep 300' >/dev/null 2>&1 &")
+            await machine.exec("mkdir locked && touch locked/in && chmod 500 locked")
             await machine.start("sleep 300")
         await asyncio.sleep(0.2)
         print(machines.template_pid, flush=True)

@@ -159,9 +159,12 @@ class Template:
         By a program of its own, because judged code decides how deep the tree is.
         """
         for _ in range(_MAX_REMOVALS if self._scratch else 0):
+            opened = ("chmod", "-R", "u+rwX", "--", self._scratch)  # what judged code has closed
             remove = ("rm", "-rf", "--one-file-system", "--", self._scratch)
-            process = await asyncio.create_subprocess_exec(*remove, stderr=asyncio.subprocess.DEVNULL)
-            if await process.wait() == 0:
+            for command in (opened, remove):
+                process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+                status = await process.wait()
+            if status == 0:
                 return
             await asyncio.sleep(_REMOVAL_PAUSE_S)
 

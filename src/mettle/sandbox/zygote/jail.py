@@ -93,6 +93,6 @@ def kill_descendants() -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a directory, of whatever depth, by a program of its own."""
-    command = ["rm", "-rf", "--one-file-system", "--", path]
-    os.waitpid(os.posix_spawnp("rm", command, {"PATH": "/usr/bin:/bin"}), 0)
+    """Delete a directory, of whatever depth and closed however, by programs of their own."""
+    for command in (("chmod", "-R", "u+rwX", "--", path), ("rm", "-rf", "--one-file-system", "--", path)):
+        os.waitpid(os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}), 0)
