@@ -81,17 +81,18 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "Usage",
         "UserMessage",
     ),
+    "mettle.clients.anthropic_messages": ("AnthropicMessagesClient",),
     "mettle.clients.base": ("Client",),
     "mettle.clients.config": ("ClientConfig",),
     "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
     "mettle.clients.completions": ("OpenAICompletionsClient",),
+    "mettle.clients.responses": ("OpenAIResponsesClient",),
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 _NOT_YET = frozenset(
     {
-        "AnthropicMessagesClient",
         "BrowserEnv",
         "CliAgentEnv",
         "GymEnv",
@@ -99,7 +100,6 @@ _NOT_YET = frozenset(
         "JudgeRubric",
         "MCPEnv",
         "MathRubric",
-        "OpenAIResponsesClient",
         "OpenEnvEnv",
         "PythonEnv",
         "ReasoningGymEnv",
