@@ -1,0 +1,500 @@
+"""An environment whose harness is somebody else's program: a command in a sandbox that believes to talk to a model's API.
+
+Parts: `CliAgentEnv`, `AgentError`, `SandboxTimeouts`, `CliAgentMonitorRubric`. The agent finds its task in
+`/task/instruction.md` and `/task/prompt.json`, and the API at `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`; each of its calls
+is one step of the rollout. Invariants: the proxy is the only thing that the agent can reach; its secret and its machine
+end with the rollout, however it ends; an agent that fails is an error of its rollout, one that was told to stop is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mettle.envs.decorators import cleanup, stop, teardown
+from mettle.envs.errors import InfraError, SandboxError, attributed
+from mettle.envs.multiturn_env import MultiTurnEnv
+from mettle.envs.proxy.agent import AgentAtWork
+from mettle.envs.proxy.recorder import AGENT_SAMPLING, AgentSampling, Recorder
+from mettle.envs.proxy.server import Listener, ProxyServer
+from mettle.envs.rubrics.rubric import Rubric
+from mettle.envs.state import State
+from mettle.errors import UserError
+from mettle.records.messages import Messages, Response, messages_from
+
+logger = logging.getLogger(__name__)
+
+TASK_FOLDER = "/task"
+MARGIN_S = 600.0
+ERROR_EXCERPT = 2000
+MAX_ARTIFACT_BYTES = 1 << 20
+
+
+class AgentError(InfraError):
+    """The agent program failed."""
+
+    kind = "environment"
+
+
+@dataclass(frozen=True)
+class SandboxTimeouts:
+    """Seconds that one operation on a sandbox may take."""
+
+    read_file: int = 10
+    extract: int = 60
+    poll: int = 60
+    mkdir: int = 10
+
+
+class CliAgentMonitorRubric(Rubric):
+    """What became of the agent, as metrics; lets go of a sandbox that was kept for scoring."""
+
+    def __init__(self, release: Callable[[State], Awaitable[None]] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._release = release
+        for metric in (self.agent_timeout, self.agent_error, self.sandbox_oom, self.sandbox_timeout):
+            self.add_metric(metric)
+
+    async def agent_timeout(self, state: State) -> float:
+        """1 when the agent ran out of time."""
+        return float(bool(state.get("timed_out")))
+
+    async def agent_error(self, state: State) -> float:
+        """1 when the agent ended with an exit code other than 0."""
+        return float(state.get("agent_exit_code") not in (None, 0))
+
+    async def sandbox_oom(self, state: State) -> float:
+        """1 when the agent's machine ran out of memory."""
+        return float(bool(state.get("sandbox_oom")))
+
+    async def sandbox_timeout(self, state: State) -> float:
+        """1 when the machine's own time was over."""
+        return float(bool(state.get("sandbox_timeout")))
+
+    @cleanup
+    async def release_sandbox(self, state: State) -> None:
+        """Delete a sandbox that was kept for scoring."""
+        if self._release is not None:
+            await self._release(state)
+
+
+class CliAgentEnv(MultiTurnEnv):
+    """Runs `run_command` in a sandbox for each rollout.
+
+    `docker_image`, `start_command`, `cpu_cores`, `team_id`, `advanced_configs` and the `sandbox_client_*` settings belong
+    to a hosted sandbox and change nothing in the embedded one, whose programs are those of this host. `max_retries`, and
+    the delays after it, are for making the sandbox. Mettle's own settings come last: see docs/how-to.
+    """
+
+    PROTECTED_ENV_VARS = frozenset(
+        {
+            "ANTHROPIC_API_KEY",
+            "ANTHROPIC_BASE_URL",
+            "HTTPX_TIMEOUT",
+            "OPENAI_API_KEY",
+            "OPENAI_BASE_URL",
+            "OPENAI_MODEL",
+            "OPENAI_REQUEST_TIMEOUT",
+            "OPENAI_TIMEOUT",
+        }
+    )
+
+    def __init__(
+        self,
+        run_command: str,
+        interception_port: int | None = None,
+        interception_url: str | None = None,
+        max_turns: int = -1,
+        poll_interval: float = 5.0,
+        docker_image: str = "python:3.11-slim",
+        start_command: str = "tail -f /dev/null",
+        cpu_cores: int = 1,
+        memory_gb: float = 2,
+        disk_size_gb: float = 5,
+        gpu_count: int = 0,
+        environment_vars: Mapping[str, str] | None = None,
+        team_id: str | None = None,
+        advanced_configs: Any = None,
+        labels: Sequence[str] | None = None,
+        max_retries: int = 5,
+        base_delay: float = 0.5,
+        backoff_factor: float = 2.0,
+        max_backoff_seconds: float = 30.0,
+        jitter: float = 1e-3,
+        sandbox_client_max_workers: int | None = None,
+        sandbox_client_max_connections: int = 1000,
+        sandbox_client_max_keepalive_connections: int = 200,
+        sandbox_wait_for_creation_max_attempts: int = 120,
+        sandbox_creations_per_minute: float | None = 128,
+        timeouts: SandboxTimeouts | None = None,
+        keep_sandbox_for_scoring: bool = False,
+        *,
+        files: Mapping[str, Any] | None = None,
+        artifacts: Sequence[str] = (),
+        working_dir: str = "/work",
+        max_processes: int = 128,
+        wrap_up_seconds: float = 10.0,
+        agent_sampling: AgentSampling = "limits",
+        sandbox_backend: str = "zygote",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(max_turns=max_turns, message_type="chat", **kwargs)
+        if gpu_count:
+            raise UserError(f"gpu_count is {gpu_count}, and the embedded sandbox has no GPU; leave it at 0")
+        if agent_sampling not in AGENT_SAMPLING:
+            raise UserError(f"agent_sampling is {agent_sampling!r}; it is one of {', '.join(AGENT_SAMPLING)}")
+        self.run_command = run_command
+        self.interception_port = interception_port
+        self.interception_url = interception_url
+        self.poll_interval = poll_interval
+        self.docker_image, self.start_command = docker_image, start_command
+        self.cpu_cores, self.memory_gb, self.disk_size_gb, self.gpu_count = (
+            cpu_cores,
+            memory_gb,
+            disk_size_gb,
+            gpu_count,
+        )
+        self.environment_vars = dict(environment_vars or {})
+        self.team_id, self.advanced_configs = team_id, advanced_configs
+        self.labels = list(labels or ())
+        self.max_retries = max_retries
+        self.base_delay, self.backoff_factor = base_delay, backoff_factor
+        self.max_backoff_seconds, self.jitter = max_backoff_seconds, jitter
+        self.sandbox_client_max_workers = sandbox_client_max_workers
+        self.sandbox_client_max_connections = sandbox_client_max_connections
+        self.sandbox_client_max_keepalive_connections = sandbox_client_max_keepalive_connections
+        self.sandbox_wait_for_creation_max_attempts = sandbox_wait_for_creation_max_attempts
+        self.sandbox_creations_per_minute = sandbox_creations_per_minute
+        self.timeouts = timeouts or SandboxTimeouts()
+        self.keep_sandbox_for_scoring = keep_sandbox_for_scoring
+        self.files = dict(files or {})
+        self.artifacts = list(artifacts)
+        self.working_dir = working_dir
+        self.max_processes = max_processes
+        self.wrap_up_seconds = wrap_up_seconds
+        self.agent_sampling: AgentSampling = agent_sampling
+        self.sandbox_backend = sandbox_backend
+        self._agents: dict[str, AgentAtWork] = {}
+        self._place = _Place(sandbox_backend, interception_port if interception_url else None)
+        self.add_rubric(CliAgentMonitorRubric(self._delete_sandbox))
+
+    # A rollout begins
+
+    async def setup_state(self, state: State) -> State | None:
+        """Make the sandbox, open the way to the proxy, start the agent."""
+        changed = await super().setup_state(state)
+        state = changed if changed is not None else state
+        rollout_id = f"rollout_{os.urandom(4).hex()}"
+        state["rollout_id"], state["agent_completed"] = rollout_id, False
+        proxy = await self._place.proxy()
+        recorder = Recorder(self, state)
+        session = proxy.open(recorder, state["model"])
+        recorder.session = session
+        agent = self._agents[rollout_id] = AgentAtWork(proxy, recorder, session)
+        agent.machine = await self._new_machine(state)
+        state["sandbox_id"] = agent.machine.id
+        if self.interception_url is None:
+            state["interception_base_url"] = f"http://127.0.0.1:{await agent.open_door(self.interception_port or 0)}/v1"
+        else:
+            state["interception_base_url"] = f"{self.interception_url.rstrip('/')}/v1"
+        await self.post_sandbox_setup(state)
+        await self.start_agent(state)
+        return state
+
+    async def _new_machine(self, state: State) -> Any:
+        from mettle.sandbox import MachineConfig
+
+        resources = self.get_sandbox_resources(state)
+        config = MachineConfig(
+            memory_mb=max(16, int(resources["memory_gb"] * 1024)),
+            disk_mb=max(1, int(resources["disk_size_gb"] * 1024)),
+            max_processes=self.max_processes,
+            lifetime_s=resources["timeout_minutes"] * 60.0,
+            labels={str(index): label for index, label in enumerate(self.labels)},
+            files={**self.task_files(state), **self.files},
+        )
+        for attempt in range(self.max_retries + 1):
+            try:
+                return await self._place.machine(config)
+            except SandboxError:
+                if attempt == self.max_retries:
+                    raise
+                wait_s = min(self.max_backoff_seconds, self.base_delay * self.backoff_factor**attempt)
+                await asyncio.sleep(wait_s + random.uniform(0, self.jitter))
+        raise AssertionError("the loop returns or raises")
+
+    def task_files(self, state: State) -> dict[str, Any]:
+        """What tells the agent its task: the last thing that the user says, and the whole prompt."""
+        prompt = messages_from(state["prompt"])
+        asked = [message.text for message in prompt if message["role"] in ("user", "text")]
+        return {
+            f"{TASK_FOLDER}/instruction.md": (asked[-1] if asked else "").encode("utf-8", "replace"),
+            f"{TASK_FOLDER}/prompt.json": json.dumps(prompt).encode(),
+        }
+
+    async def get_docker_image(self, state: State) -> str:
+        """The image that a hosted sandbox would use."""
+        return self.docker_image
+
+    def get_sandbox_resources(self, state: State) -> dict[str, Any]:
+        """What this rollout's sandbox may use. Override for resources by task."""
+        minutes = ((self.timeout_seconds or 3600.0) + MARGIN_S) / 60.0
+        return {
+            "cpu_cores": self.cpu_cores,
+            "memory_gb": self.memory_gb,
+            "disk_size_gb": self.disk_size_gb,
+            "gpu_count": self.gpu_count,
+            "gpu_type": None,
+            "timeout_minutes": minutes,
+        }
+
+    async def build_env_vars(self, state: State) -> dict[str, str]:
+        """The agent's environment variables. Override to add some; those of the proxy cannot be replaced."""
+        url = str(state["interception_base_url"])
+        secret = self._agent(state).session.secret
+        return {
+            **self.environment_vars,
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": secret,
+            "OPENAI_MODEL": str(state["model"]),
+            "OPENAI_TIMEOUT": "3600",
+            "OPENAI_REQUEST_TIMEOUT": "3600",
+            "HTTPX_TIMEOUT": "3600",
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": secret,
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+
+    async def post_sandbox_setup(self, state: State) -> None:
+        """Override to prepare the sandbox before the agent starts."""
+
+    async def start_agent(self, state: State) -> None:
+        """Start the agent and watch it."""
+        agent = self._agent(state)
+        given = await CliAgentEnv.build_env_vars(self, state)
+        variables = await self.build_env_vars(state)
+        variables.update({name: given[name] for name in self.PROTECTED_ENV_VARS})
+        await agent.start(self.run_command, variables, self.working_dir)
+        state["agent_start_time"] = time.time()
+        agent.watcher = asyncio.create_task(self.wait_for_completion(state), name=f"agent of {state['rollout_id']}")
+
+    async def wait_for_completion(self, state: State) -> None:
+        """Follow the agent until it has ended, and judge how it ended."""
+        agent = self._agent(state)
+        try:
+            while (result := await agent.job.wait(self.poll_interval)) is None:
+                if await self.check_agent_completed(state):
+                    break
+            if result is not None:
+                state["agent_exit_code"] = result.exit_code
+                state["agent_stdout"], state["agent_stderr"] = result.stdout, result.stderr
+                state["sandbox_oom"] = result.is_out_of_memory
+                self._judge_exit(state, agent)
+        except Exception as error:
+            state["error"] = state.get("error") or attributed(error, SandboxError, "following the agent")
+        finally:
+            state["agent_completed"] = True
+
+    def _judge_exit(self, state: State, agent: AgentAtWork) -> None:
+        if agent.recorder.is_context_full:
+            state["prompt_too_long"] = state["is_truncated"] = True
+            state.stop("prompt_too_long")
+            return
+        was_refused = agent.recorder.ended.is_set() or agent.recorder.num_refused_over > 0
+        if state["agent_exit_code"] == 0 or was_refused or state.get("error") is not None:
+            return
+        num_turns = len(state["trajectory"])
+        when = f"after {num_turns} model calls" if num_turns else "before any model call"
+        why = (
+            "out of memory" if state["sandbox_oom"] else (state["agent_stderr"] or state["agent_stdout"] or "").strip()
+        )
+        state["error"] = AgentError(
+            f"the agent ended with exit code {state['agent_exit_code']} {when} "
+            f"(sandbox {state['sandbox_id']}): {why[-ERROR_EXCERPT:]}"
+        )
+
+    async def check_agent_completed(self, state: State) -> bool:
+        """Asked between two looks at the process: override for an agent that says otherwise that it is done."""
+        return False
+
+    # The agent's calls
+
+    async def normalize_intercepted_messages(self, intercepted_messages: Any) -> Messages:
+        """Override to change what the agent sent before the model sees it."""
+        return messages_from(intercepted_messages)
+
+    async def normalize_response(self, response: Response) -> Response:
+        """Override to change what is kept of an answer."""
+        return response
+
+    async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
+        """Make a step of a call; the first one tells what the agent made of the prompt."""
+        if not state["trajectory"]:
+            state["prompt"] = prompt_messages
+        await super().add_model_response(state, prompt_messages, await self.normalize_response(response))
+
+    async def get_prompt_messages(self, state: State) -> Messages:
+        """Wait until the agent is done; its calls are answered meanwhile."""
+        await self._agent(state).over(self.wrap_up_seconds)
+        state["final_env_response"] = []
+        return []
+
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
+        """Nothing: the agent leads the conversation."""
+        return []
+
+    @stop
+    async def agent_completed(self, state: State) -> bool:
+        """The agent has ended."""
+        return bool(state.get("agent_completed", False))
+
+    # A rollout ends
+
+    @cleanup(priority=90)
+    async def render_conversation(self, state: State) -> None:
+        """Set `completion` to what followed the prompt in the latest conversation that began with it."""
+        trajectory, prompt = state["trajectory"], state["prompt"]
+        for step in reversed(trajectory):
+            if step["prompt"][: len(prompt)] == prompt:
+                state["completion"] = [*step["prompt"][len(prompt) :], *step["completion"]]
+                return
+
+    @cleanup(priority=10)
+    async def cleanup_interception_context(self, state: State) -> None:
+        """Revoke the secret and end the agent; what it had written is kept."""
+        agent = self._agents.get(state.get("rollout_id", ""))
+        if agent is None:
+            return
+        written = await agent.stop(str(state.get("stop_condition") or "ended"))
+        if written is not None:
+            state["agent_stdout"], state["agent_stderr"] = written
+        session = agent.session
+        state["agent_calls"] = {
+            "answered": session.num_calls,
+            "repeated": session.num_repeated,
+            "refused": session.num_refused,
+            "refusals": session.refusals,
+        }
+        if agent.machine is not None and not agent.machine.is_alive:
+            state["sandbox_timeout"] = True
+
+    @cleanup
+    async def destroy_sandbox(self, state: State) -> None:
+        """Run `post_rollout` on a rollout that ended, then delete the sandbox (or keep it for scoring)."""
+        agent = self._agents.get(state.get("rollout_id", ""))
+        is_ended = bool(state.get("is_completed")) and agent is not None and agent.machine is not None
+        try:
+            if is_ended:
+                await self._collect(state)
+                await self.post_rollout(state)
+        except Exception as error:
+            state["error"] = state.get("error") or attributed(error, SandboxError, "post_rollout")
+        finally:
+            if not (self.keep_sandbox_for_scoring and is_ended):
+                await self._delete_sandbox(state)
+
+    async def post_rollout(self, state: State) -> None:
+        """Override to look at the sandbox before it is deleted; a reward function then reads what was put into `state`."""
+        names = [call["name"] for step in state["trajectory"] for call in step["completion"][0].get("tool_calls") or ()]
+        found = {
+            "turns": len(state["trajectory"]),
+            "tools": dict(Counter(names)),
+            "stop": state.get("stop_condition"),
+            "exit_code": state.get("agent_exit_code"),
+        }
+        self.logger.info("agent finished", extra={"rollout": state["rollout_id"], **found})
+
+    def machine(self, state: State) -> Any:
+        """The rollout's sandbox: `exec`, `upload`, `download`."""
+        machine = self._agent(state).machine
+        if machine is None:
+            raise SandboxError("this rollout's sandbox was never made")
+        return machine
+
+    async def _collect(self, state: State) -> None:
+        """Read the files that rewards are given for; one that is not there is None."""
+        found: dict[str, str | None] = {}
+        for path in self.artifacts:
+            try:
+                data = await self.machine(state).download(path, max_bytes=MAX_ARTIFACT_BYTES)
+                found[path] = data.decode("utf-8", "replace")
+            except OSError as error:
+                self.logger.debug("no artifact", extra={"path": path, "error": str(error)})
+                found[path] = None
+        state["artifacts"] = found
+
+    async def _delete_sandbox(self, state: State) -> None:
+        agent = self._agents.pop(state.get("rollout_id", ""), None)
+        if agent is not None and agent.machine is not None:
+            await agent.machine.delete()
+
+    def _agent(self, state: State) -> AgentAtWork:
+        agent = self._agents.get(state.get("rollout_id", ""))
+        if agent is None:
+            raise SandboxError("this rollout has no sandbox (any more)")
+        return agent
+
+    @teardown
+    async def teardown_resources(self) -> None:
+        """Stop the proxy and delete every sandbox."""
+        await self._place.close()
+
+
+class _Place:
+    """Where agents work: a pool of machines and a proxy, made when first needed, one of each for an event loop."""
+
+    def __init__(self, backend: str, host_port: int | None) -> None:
+        self._backend = backend
+        self._host_port = host_port
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+        self._proxy: ProxyServer | None = None
+        self._pool: Any = None
+        self._host_listener: Listener | None = None
+
+    async def proxy(self) -> ProxyServer:
+        """The proxy; it listens on a port of this host only if it was given one."""
+        self._forget_other_loop()
+        async with self._lock:
+            if self._proxy is None:
+                self._proxy = ProxyServer()
+                if self._host_port is not None:
+                    await self._proxy.listen(port=self._host_port)
+        return self._proxy
+
+    async def machine(self, config: Any) -> Any:
+        """A new machine."""
+        from mettle.sandbox import MachinePool, SandboxConfig
+
+        self._forget_other_loop()
+        async with self._lock:
+            if self._pool is None:
+                pool = MachinePool(SandboxConfig.model_validate({"backend": self._backend}))
+                self._pool = await pool.__aenter__()
+        return await self._pool.create(config)
+
+    async def close(self) -> None:
+        """Close both."""
+        self._forget_other_loop()
+        proxy, self._proxy = self._proxy, None
+        pool, self._pool = self._pool, None
+        if proxy is not None:
+            await proxy.close()
+        if pool is not None:
+            await pool.close()
+
+    def _forget_other_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._lock, self._proxy, self._pool = loop, asyncio.Lock(), None, None
+
+
+__all__ = ["AgentError", "CliAgentEnv", "CliAgentMonitorRubric", "SandboxTimeouts"]
