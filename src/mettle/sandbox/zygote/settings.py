@@ -26,3 +26,15 @@ class Settings(NamedTuple):
     @classmethod
     def from_json(cls, text: str) -> Settings:
         return cls(**json.loads(text))
+
+
+class MachineLimits(NamedTuple):
+    """What one machine may hold and use; sent with the order that makes it."""
+
+    memory_bytes: int
+    disk_bytes: int
+    max_files: int
+    max_processes: int
+    max_open_files: int
+    cpu_s: int  # of each process
+    environment: dict[str, str]

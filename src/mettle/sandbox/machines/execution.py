@@ -1,0 +1,309 @@
+"""One command in a machine, from its order to its result.
+
+    Execution   the pipes, the deadline, and the task that sees the command to its end
+    Job         a command in the background, as its owner holds it
+    Stream      a command whose output is handed over piece by piece
+
+Invariant: whatever the command does is a result; SandboxError says that the machine itself is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+
+from mettle.sandbox.machines.channel import Answer, Channel, MachineLost
+from mettle.sandbox.machines.pipes import Capture, PipeReader, PipeWriter
+
+StreamName = Literal["stdout", "stderr"]
+_KILL_GRACE_S: Final = 10.0
+_FLOOD_BYTES: Final = 64 << 20
+_DRAIN_BYTES: Final = 1 << 20  # a pipe cannot hold more
+_STREAM_AHEAD_BYTES: Final = 1 << 20
+_CANNOT_RUN: Final = 126
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended.
+
+    `exit_code` is 128 + n after signal n, and None when the command was ended by its time limit or by its owner.
+    Of output over the limit the beginning and the end are kept (`is_truncated`).
+    """
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    is_timed_out: bool = False
+    is_truncated: bool = False
+    duration_s: float = 0.0
+    is_out_of_memory: bool = False
+
+
+class Chunk(NamedTuple):
+    """A piece of output as it came."""
+
+    stream: StreamName
+    data: bytes
+
+
+class Output(NamedTuple):
+    """What a command has written so far."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, and within which limits."""
+
+    argv: Sequence[str]
+    cwd: str
+    environment: Mapping[str, str]
+    stdin: bytes | None
+    timeout_s: float | None
+    max_output_bytes: int
+    has_flood_limit: bool  # end it when it writes far more than anyone will see
+
+
+class Host(Protocol):
+    """What an execution needs of its machine."""
+
+    channel: Channel
+
+    def keep_draining(self, readers: Sequence[PipeReader]) -> None: ...
+
+    async def force_end(self, why: str) -> None: ...
+
+
+class Execution:
+    """One command while it runs."""
+
+    def __init__(self, host: Host, command: Command) -> None:
+        self._host = host
+        self._command = command
+        self._captures: dict[StreamName, Capture] = {
+            "stdout": Capture(command.max_output_bytes),
+            "stderr": Capture(command.max_output_bytes),
+        }
+        self._readers: list[PipeReader] = []
+        self._stop = asyncio.Event()
+        self._started = time.monotonic()
+        self.on_chunk: Callable[[Chunk], None] | None = None
+        self.task = asyncio.create_task(self._run(), name="machine command")
+
+    def stop(self) -> None:
+        """End the command and everything that it has started."""
+        self._stop.set()
+
+    def output(self) -> Output:
+        return Output(self._captures["stdout"].text(), self._captures["stderr"].text())
+
+    def pause(self) -> None:
+        for reader in self._readers:
+            reader.pause()
+
+    def resume(self) -> None:
+        for reader in self._readers:
+            reader.resume()
+
+    async def result(self) -> ExecResult:
+        """Wait for the end; a caller that is cancelled takes the command along."""
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    async def _run(self) -> ExecResult:
+        feeder: asyncio.Task[None] | None = None
+        try:
+            number, answer, writer = await self._start()
+            if writer is not None and self._command.stdin is not None:
+                feeder = asyncio.create_task(writer.feed(self._command.stdin), name="machine command input")
+            is_timed_out, is_ended_by_us = await self._wait(number, answer)
+            header = (await answer).header
+            for reader in self._readers:
+                reader.drain(_DRAIN_BYTES)
+        except BaseException:
+            for reader in self._readers:
+                reader.close()
+            raise
+        finally:
+            if feeder is not None:
+                feeder.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await feeder
+                if writer is not None:
+                    writer.close()
+        self._host.keep_draining([reader for reader in self._readers if not reader.ended.is_set()])
+        return self._describe(header, is_timed_out=is_timed_out, is_ended_by_us=is_ended_by_us)
+
+    async def _start(self) -> tuple[int, asyncio.Future[Answer], PipeWriter | None]:
+        """Send the order with one end of each pipe, which stays open as long as anyone in the machine holds it."""
+        command, has_stdin = self._command, self._command.stdin is not None
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3 if has_stdin else 2)]
+        theirs = [pipes[0][1], pipes[1][1]] + ([pipes[2][0]] if has_stdin else [])
+        writer = PipeWriter(pipes[2][1]) if has_stdin else None
+        self._readers = [
+            PipeReader(pipes[0][0], lambda data: self._take("stdout", data)),
+            PipeReader(pipes[1][0], lambda data: self._take("stderr", data)),
+        ]
+        order: dict[str, Any] = {
+            "do": "start",
+            "hand": "run",
+            "streams": [1, 2, 0][: len(theirs)],
+            "argv": list(command.argv),
+            "cwd": command.cwd,
+            "environment": dict(command.environment),
+        }
+        try:
+            number, answer = await self._host.channel.order(order, theirs)
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        return number, answer, writer
+
+    def _take(self, stream: StreamName, data: bytes) -> None:
+        capture = self._captures[stream]
+        capture.add(data)
+        if self._command.has_flood_limit and capture.num_bytes > self._command.max_output_bytes + _FLOOD_BYTES:
+            self.stop()
+        if self.on_chunk is not None:
+            self.on_chunk(Chunk(stream, data))
+
+    async def _wait(self, number: int, answer: asyncio.Future[Answer]) -> tuple[bool, bool]:
+        """Until the command has ended, by itself or by us: whether it ran out of time, and whether we ended it."""
+        stopped = asyncio.create_task(self._stop.wait(), name="machine command stop")
+        try:
+            first: list[asyncio.Future[Any]] = [answer, stopped]
+            await asyncio.wait(first, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if answer.done():
+            return False, False
+        is_timed_out = not self._stop.is_set()
+        await self._host.channel.order({"do": "kill", "target": number})
+        done, _ = await asyncio.wait({answer}, timeout=_KILL_GRACE_S)
+        if not done:
+            await self._host.force_end("a command in it could not be ended")
+            raise MachineLost("a command in the machine could not be ended, so the machine was")
+        return is_timed_out, True
+
+    def _left_s(self) -> float | None:
+        if self._command.timeout_s is None:
+            return None
+        return max(0.0, self._started + self._command.timeout_s - time.monotonic())
+
+    def _describe(self, header: Mapping[str, Any], *, is_timed_out: bool, is_ended_by_us: bool) -> ExecResult:
+        stdout, stderr = self.output()
+        if "errno" in header:
+            return ExecResult(
+                _CANNOT_RUN, stdout, f"no process could be started: {os.strerror(int(header['errno']))}\n"
+            )
+        return ExecResult(
+            exit_code=None if is_ended_by_us else int(header["status"]),
+            stdout=stdout,
+            stderr=stderr,
+            is_timed_out=is_timed_out,
+            is_truncated=any(capture.is_truncated for capture in self._captures.values()),
+            duration_s=time.monotonic() - self._started,
+            is_out_of_memory=header["is_out_of_memory"] is True,
+        )
+
+
+class Job:
+    """A command in the background; it ends by itself, by its time limit, by `kill`, or with its machine."""
+
+    def __init__(self, job_id: str, execution: Execution) -> None:
+        self.id = job_id
+        self._execution = execution
+
+    def poll(self) -> ExecResult | None:
+        """The result, or None while it runs."""
+        return self._execution.task.result() if self._execution.task.done() else None
+
+    async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
+        """Wait for the result; None when it still runs after `timeout_s`."""
+        done, _ = await asyncio.wait({self._execution.task}, timeout=timeout_s)
+        return self._execution.task.result() if done else None
+
+    async def output(self) -> Output:
+        """What it has written so far."""
+        await asyncio.sleep(0)
+        return self._execution.output()
+
+    async def kill(self) -> ExecResult:
+        """End it, and everything that it has started."""
+        self._execution.stop()
+        await asyncio.wait({self._execution.task})
+        return self._execution.task.result()
+
+
+class Stream:
+    """The output of a command as it comes: `async for chunk in stream`; afterwards `result` is how it ended.
+
+    Leaving the loop early and closing the stream (or the `async with` around it) ends the command.
+    """
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._chunks: deque[Chunk] = deque()
+        self._num_ahead = 0
+        self._news = asyncio.Event()
+        execution.on_chunk = self._add
+        execution.task.add_done_callback(lambda _: self._news.set())
+
+    @property
+    def result(self) -> ExecResult | None:
+        """How the command ended; None while it runs."""
+        task = self._execution.task
+        return task.result() if task.done() else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while not self._chunks:
+            if self._execution.task.done():
+                self._execution.task.result()
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        chunk = self._chunks.popleft()
+        self._num_ahead -= len(chunk.data)
+        if self._num_ahead <= _STREAM_AHEAD_BYTES // 2:
+            self._execution.resume()
+        return chunk
+
+    async def aclose(self) -> None:
+        """End the command if it still runs."""
+        self._execution.stop()
+        await asyncio.wait({self._execution.task})
+
+    def _add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._num_ahead += len(chunk.data)
+        if self._num_ahead > _STREAM_AHEAD_BYTES:
+            self._execution.pause()  # whoever reads decides how fast it may write
+        self._news.set()
