@@ -23,6 +23,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
+    _ROOM + "cli_agent_env": ("CliAgentEnv",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
     _ROOM + "rubrics.rubric_group": ("RubricGroup",),
     _ROOM + "parsers.parser": ("Parser",),
@@ -94,7 +95,6 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 _NOT_YET = frozenset(
     {
         "BrowserEnv",
-        "CliAgentEnv",
         "GymEnv",
         "HarborEnv",
         "JudgeRubric",

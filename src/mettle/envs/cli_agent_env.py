@@ -1,9 +1,10 @@
-"""An environment whose harness is somebody else's program: a command in a sandbox that believes to talk to a model's API.
+"""An environment whose harness is somebody else's program: a command in a sandbox that takes a proxy for a model's API.
 
 Parts: `CliAgentEnv`, `AgentError`, `SandboxTimeouts`, `CliAgentMonitorRubric`. The agent finds its task in
-`/task/instruction.md` and `/task/prompt.json`, and the API at `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`; each of its calls
-is one step of the rollout. Invariants: the proxy is the only thing that the agent can reach; its secret and its machine
-end with the rollout, however it ends; an agent that fails is an error of its rollout, one that was told to stop is not.
+`/task/instruction.md` and `/task/prompt.json`, and the API at `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`; each of its
+calls is one step of the rollout. Invariants: the proxy is the only thing that the agent can reach; its secret and its
+machine end with the rollout, however it ends; an agent that fails is an error of its rollout, one that was told to stop
+is not.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from mettle.envs.decorators import cleanup, stop, teardown
 from mettle.envs.errors import InfraError, SandboxError, attributed
 from mettle.envs.multiturn_env import MultiTurnEnv
 from mettle.envs.proxy.agent import AgentAtWork
+from mettle.envs.proxy.place import Place
 from mettle.envs.proxy.recorder import AGENT_SAMPLING, AgentSampling, Recorder
-from mettle.envs.proxy.server import Listener, ProxyServer
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State
 from mettle.errors import UserError
@@ -89,9 +90,10 @@ class CliAgentMonitorRubric(Rubric):
 class CliAgentEnv(MultiTurnEnv):
     """Runs `run_command` in a sandbox for each rollout.
 
-    `docker_image`, `start_command`, `cpu_cores`, `team_id`, `advanced_configs` and the `sandbox_client_*` settings belong
-    to a hosted sandbox and change nothing in the embedded one, whose programs are those of this host. `max_retries`, and
-    the delays after it, are for making the sandbox. Mettle's own settings come last: see docs/how-to.
+    `docker_image`, `start_command`, `cpu_cores`, `team_id`, `advanced_configs` and the `sandbox_client_*` settings
+    belong to a hosted sandbox and change nothing in the embedded one, whose programs are those of this host.
+    `max_retries`, and the delays after it, are for making the sandbox. Mettle's own settings come last, from `files`
+    on; docs/how-to/train-an-agent-program.md tells what each is for.
     """
 
     PROTECTED_ENV_VARS = frozenset(
@@ -183,7 +185,7 @@ class CliAgentEnv(MultiTurnEnv):
         self.agent_sampling: AgentSampling = agent_sampling
         self.sandbox_backend = sandbox_backend
         self._agents: dict[str, AgentAtWork] = {}
-        self._place = _Place(sandbox_backend, interception_port if interception_url else None)
+        self._place = Place(sandbox_backend, interception_port if interception_url else None)
         self.add_rubric(CliAgentMonitorRubric(self._delete_sandbox))
 
     # A rollout begins
@@ -289,6 +291,7 @@ class CliAgentEnv(MultiTurnEnv):
     async def wait_for_completion(self, state: State) -> None:
         """Follow the agent until it has ended, and judge how it ended."""
         agent = self._agent(state)
+        assert agent.job is not None, "the agent was started"
         try:
             while (result := await agent.job.wait(self.poll_interval)) is None:
                 if await self.check_agent_completed(state):
@@ -402,7 +405,7 @@ class CliAgentEnv(MultiTurnEnv):
                 await self._delete_sandbox(state)
 
     async def post_rollout(self, state: State) -> None:
-        """Override to look at the sandbox before it is deleted; a reward function then reads what was put into `state`."""
+        """Override to look at the sandbox before it is deleted, and leave in `state` what a reward function wants."""
         names = [call["name"] for step in state["trajectory"] for call in step["completion"][0].get("tool_calls") or ()]
         found = {
             "turns": len(state["trajectory"]),
@@ -446,55 +449,6 @@ class CliAgentEnv(MultiTurnEnv):
     async def teardown_resources(self) -> None:
         """Stop the proxy and delete every sandbox."""
         await self._place.close()
-
-
-class _Place:
-    """Where agents work: a pool of machines and a proxy, made when first needed, one of each for an event loop."""
-
-    def __init__(self, backend: str, host_port: int | None) -> None:
-        self._backend = backend
-        self._host_port = host_port
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = asyncio.Lock()
-        self._proxy: ProxyServer | None = None
-        self._pool: Any = None
-        self._host_listener: Listener | None = None
-
-    async def proxy(self) -> ProxyServer:
-        """The proxy; it listens on a port of this host only if it was given one."""
-        self._forget_other_loop()
-        async with self._lock:
-            if self._proxy is None:
-                self._proxy = ProxyServer()
-                if self._host_port is not None:
-                    await self._proxy.listen(port=self._host_port)
-        return self._proxy
-
-    async def machine(self, config: Any) -> Any:
-        """A new machine."""
-        from mettle.sandbox import MachinePool, SandboxConfig
-
-        self._forget_other_loop()
-        async with self._lock:
-            if self._pool is None:
-                pool = MachinePool(SandboxConfig.model_validate({"backend": self._backend}))
-                self._pool = await pool.__aenter__()
-        return await self._pool.create(config)
-
-    async def close(self) -> None:
-        """Close both."""
-        self._forget_other_loop()
-        proxy, self._proxy = self._proxy, None
-        pool, self._pool = self._pool, None
-        if proxy is not None:
-            await proxy.close()
-        if pool is not None:
-            await pool.close()
-
-    def _forget_other_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._lock, self._proxy, self._pool = loop, asyncio.Lock(), None, None
 
 
 __all__ = ["AgentError", "CliAgentEnv", "CliAgentMonitorRubric", "SandboxTimeouts"]

@@ -10,11 +10,15 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mettle.envs.proxy.recorder import Recorder
 from mettle.envs.proxy.server import Listener, ProxyServer
 from mettle.envs.proxy.sessions import Session
+
+if TYPE_CHECKING:
+    from mettle.sandbox.machines.execution import Job
+    from mettle.sandbox.machines.machine import Machine
 
 LOG_BYTES = 1 << 20
 
@@ -26,13 +30,14 @@ class AgentAtWork:
     proxy: ProxyServer
     recorder: Recorder
     session: Session
-    machine: Any = None
+    machine: Machine | None = None
     listener: Listener | None = None
-    job: Any = None
+    job: Job | None = None
     watcher: asyncio.Task[None] | None = None
 
     async def open_door(self, port: int) -> int:
         """Let the proxy be reached from inside the machine, on `port` (0: any); the port."""
+        assert self.machine is not None, "a door needs a machine"
         sock = await self.machine.listen(port)
         sock.setblocking(False)
         self.listener = await self.proxy.serve(sock, only=self.session)
@@ -40,10 +45,11 @@ class AgentAtWork:
 
     async def start(self, command: str, environment: Mapping[str, str], cwd: str) -> None:
         """Start the agent in the background."""
+        assert self.machine is not None, "an agent needs a machine"
         self.job = await self.machine.start(command, cwd=cwd, env=environment, max_output_bytes=LOG_BYTES)
 
     async def over(self, wrap_up_s: float) -> None:
-        """Wait until the agent has ended, or has had `wrap_up_s` seconds to do so after the rollout ended without it."""
+        """Wait until the agent has ended; once the rollout is over it has `wrap_up_s` seconds left for that."""
         ended = asyncio.create_task(self.recorder.ended.wait())
         watcher = self.watcher
         assert watcher is not None, "the agent is watched from its start"

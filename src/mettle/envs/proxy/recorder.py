@@ -184,6 +184,7 @@ class Recorder:
 def _follow(tokens: Any, before: Any) -> None:
     """Let a step's ids share those of the step that it continues, which need not be the latest one."""
     earlier = before["tokens"] if before is not None else None
-    is_shared = isinstance(tokens, ResponseTokens) and isinstance(earlier, ResponseTokens)
-    if is_shared and tokens.previous is not earlier and not earlier.was_cut:
+    if not isinstance(tokens, ResponseTokens) or not isinstance(earlier, ResponseTokens):
+        return
+    if tokens.previous is not earlier and not earlier.was_cut:
         tokens.follow(earlier)
