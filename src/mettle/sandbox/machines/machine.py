@@ -301,8 +301,7 @@ class Machine:
         async with asyncio.timeout(_STALL_S):
             header = (await asyncio.shield(answer)).header
         status = int(header.get("errno", header.get("status", 0)))
-        if status > _MAX_PORT: Final = 65_535
-_FIRST_SIGNAL:
+        if status > _FIRST_SIGNAL:
             raise InterruptedError(errno.EINTR, "ended by a process of the machine, or for lack of memory", what)
         if status:
             raise OSError(status, os.strerror(status), what)
