@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +43,11 @@ class Rollout:
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """Raw HTTP: status and body."""
-        sent = body if isinstance(body, bytes) else None
+        sent = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         given = {"Authorization": f"Bearer {self.session.secret}", **headers}
         async with (
             aiohttp.ClientSession() as http,
-            http.post(f"{self.root}{path}", data=sent, json=None if sent is not None else body, headers=given) as answer,
+            http.post(f"{self.root}{path}", data=sent, headers=given) as answer,
         ):
             return answer.status, await answer.json()
 

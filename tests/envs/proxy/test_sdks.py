@@ -73,7 +73,9 @@ def check_steps(rollout, says):
     first, second = rollout.steps
     assert [message["role"] for message in first["prompt"]] == ["system", "user"]
     assert first["prompt"][1]["content"][1] == {"type": "image_url", "image_url": {"url": PNG}}
-    assert first["completion"] == [{key: SAID[key] for key in ("content", "reasoning_content", "tool_calls")} | {"role": "assistant"}]
+    assert first["completion"] == [
+        {key: SAID[key] for key in ("content", "reasoning_content", "tool_calls")} | {"role": "assistant"}
+    ]
     assert second["prompt"][2] is first["completion"][0]
     assert second["prompt"][:2] == first["prompt"]
     assert all(ours is theirs for ours, theirs in zip(second["prompt"], first["prompt"], strict=False))
