@@ -18,6 +18,13 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
 MESSAGES = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "q"}]}
 
 
+async def until(condition):
+    """Wait for something that has no event to wait for."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 class Slow:
     """A gate that lets model calls wait."""
 
@@ -35,9 +42,7 @@ class Slow:
         self.model.get_response = later
 
     async def started(self, count):
-        async with asyncio.timeout(5):
-            while self.num_started < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.num_started >= count)
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "ü" * 40, "x" * 100_000])
@@ -188,9 +193,7 @@ async def test_an_sdk_that_repeats_a_timed_out_call_gets_the_answer_to_it_and_on
     async with rollout.openai(timeout=0.15, max_retries=3) as client:
         call = asyncio.create_task(client.chat.completions.create(**BODY))
         await slow.started(1)
-        async with asyncio.timeout(5):
-            while not rollout.session.num_repeated:
-                await asyncio.sleep(0.01)
+        await until(lambda: rollout.session.num_repeated)
         slow.gate.set()
         assert (await call).choices[0].message.content == "yes"
     assert slow.num_started == 1
@@ -221,9 +224,7 @@ async def test_an_answer_that_nobody_waited_for_is_no_step_unless_it_is_asked_fo
     await hang_up_while_waiting(rollout, slow, BODY, 1)
     await hang_up_while_waiting(rollout, slow, {**BODY, "user": "other"}, 2)
     slow.gate.set()
-    async with asyncio.timeout(5):
-        while rollout.session.num_requests:
-            await asyncio.sleep(0.01)
+    await until(lambda: not rollout.session.num_requests)
     assert rollout.steps == []
     assert (await rollout.post(CHAT, BODY))[0] == 200
     assert (slow.num_started, len(rollout.steps)) == (2, 1)
@@ -362,8 +363,6 @@ async def test_an_agent_that_hangs_up_on_a_stream_leaves_no_step_behind(proxied,
         with pytest.raises((asyncio.CancelledError, openai.APIError)):
             await call
     slow.gate.set()
-    async with asyncio.timeout(5):
-        while rollout.session.num_requests:
-            await asyncio.sleep(0.01)
+    await until(lambda: not rollout.session.num_requests)
     proxied.proxy.close_session(rollout.session, "over")
     assert rollout.steps == []
