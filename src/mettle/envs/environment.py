@@ -46,6 +46,9 @@ MAX_RETRY_WAIT_S = 60.0
 class Environment(ABC):
     """Base of all environments. Keyword arguments that it does not know become attributes."""
 
+    demonstrate: Callable[[Messages, Mapping[str, Any]], Any] | None = None
+    """A policy that shows what is wanted, `(messages, row) -> text or assistant message`; see `demonstrations`."""
+
     def __init__(
         self,
         dataset: Any = None,
