@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -287,6 +288,29 @@ async def test_each_evaluation_in_a_loop_of_its_own_gets_a_proxy_of_its_own(scri
     assert not is_running(pids[0])
     await env.teardown()
     assert not is_running(pids[1])
+
+
+async def test_without_isolation_only_when_asked_by_name_and_in_a_directory_of_its_own(scripted):
+    command = "cat $METTLE_TASK_DIR/instruction.md; pwd; sed -i s,/task/,task/, agent.py; sed -i s,/work/,, agent.py; python3 agent.py"
+    env = make_env(command, sandbox_backend="unsafe")
+    state = await run(env, scripted(adds))
+    assert state["error"] is None, state["agent_stderr"]
+    assert state["agent_stdout"].startswith("What is 1 + 2 + 2?/")
+    assert "mettle-unsafe-" in state["agent_stdout"]
+    assert state["reward"] == 1.0
+
+
+async def test_an_agent_anywhere_reaches_the_proxy_at_the_url_that_one_gives(scripted):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    env = make_env("echo $OPENAI_BASE_URL", interception_port=port, interception_url=url, sandbox_backend="unsafe")
+    state = await run(env, scripted("yes"))
+    assert state["agent_stdout"] == f"{url}/v1\n"
+    probe = "import os, urllib.request as u; u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/models', headers={'x-api-key': os.environ['OPENAI_API_KEY']}))"
+    env = make_env(["python3", "-c", probe], interception_port=port, interception_url=url, sandbox_backend="unsafe")
+    state = await run(env, scripted("yes"))
+    assert state["agent_exit_code"] == 0, state["agent_stderr"]
 
 
 def test_settings_that_cannot_be_met_are_refused_at_once():

@@ -24,6 +24,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
     _ROOM + "cli_agent_env": ("CliAgentEnv",),
+    _ROOM + "harbor_env": ("HarborEnv",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
     _ROOM + "rubrics.code_rubric": ("CodeRubric",),
     _ROOM + "rubrics.rubric_group": ("RubricGroup",),
@@ -99,7 +100,6 @@ _NOT_YET = frozenset(
     {
         "BrowserEnv",
         "GymEnv",
-        "HarborEnv",
         "JudgeRubric",
         "MCPEnv",
         "MathRubric",

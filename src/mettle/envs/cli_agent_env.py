@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mettle.envs.decorators import cleanup, stop, teardown
 from mettle.envs.errors import InfraError, SandboxError, attributed
@@ -31,9 +31,13 @@ from mettle.envs.state import State
 from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, messages_from
 
+if TYPE_CHECKING:
+    from mettle.sandbox.machines.machine import Machine
+
 logger = logging.getLogger(__name__)
 
 TASK_FOLDER = "/task"
+UNSAFE_TASK_FOLDER = "task"  # without isolation, absolute paths are the host's own
 MARGIN_S = 600.0
 ERROR_EXCERPT = 2000
 MAX_ARTIFACT_BYTES = 1 << 20
@@ -111,7 +115,7 @@ class CliAgentEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        run_command: str,
+        run_command: str | Sequence[str],
         interception_port: int | None = None,
         interception_url: str | None = None,
         max_turns: int = -1,
@@ -211,7 +215,8 @@ class CliAgentEnv(MultiTurnEnv):
         await self.start_agent(state)
         return state
 
-    async def _new_machine(self, state: State) -> Any:
+    async def _new_machine(self, state: State, snapshot: Any = None, files: Mapping[str, Any] | None = None) -> Machine:
+        """A machine for this rollout: with the task in it, unless other `files` are given."""
         from mettle.sandbox import MachineConfig
 
         resources = self.get_sandbox_resources(state)
@@ -221,11 +226,11 @@ class CliAgentEnv(MultiTurnEnv):
             max_processes=self.max_processes,
             lifetime_s=resources["timeout_minutes"] * 60.0,
             labels={str(index): label for index, label in enumerate(self.labels)},
-            files={**self.task_files(state), **self.files},
+            files={**self.task_files(state), **self.files} if files is None else files,
         )
         for attempt in range(self.max_retries + 1):
             try:
-                return await self._place.machine(config)
+                return await self._place.machine(config, snapshot)
             except SandboxError:
                 if attempt == self.max_retries:
                     raise
@@ -238,9 +243,14 @@ class CliAgentEnv(MultiTurnEnv):
         prompt = messages_from(state["prompt"])
         asked = [message.text for message in prompt if message["role"] in ("user", "text")]
         return {
-            f"{TASK_FOLDER}/instruction.md": (asked[-1] if asked else "").encode("utf-8", "replace"),
-            f"{TASK_FOLDER}/prompt.json": json.dumps(prompt).encode(),
+            f"{self.task_folder}/instruction.md": (asked[-1] if asked else "").encode("utf-8", "replace"),
+            f"{self.task_folder}/prompt.json": json.dumps(prompt).encode(),
         }
+
+    @property
+    def task_folder(self) -> str:
+        """Where the agent finds its task."""
+        return UNSAFE_TASK_FOLDER if self.sandbox_backend == "unsafe" else TASK_FOLDER
 
     async def get_docker_image(self, state: State) -> str:
         """The image that a hosted sandbox would use."""
@@ -273,6 +283,7 @@ class CliAgentEnv(MultiTurnEnv):
             "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": secret,
             "NO_PROXY": "127.0.0.1,localhost",
+            "METTLE_TASK_DIR": self.task_folder,
         }
 
     async def post_sandbox_setup(self, state: State) -> None:
@@ -284,9 +295,14 @@ class CliAgentEnv(MultiTurnEnv):
         given = await CliAgentEnv.build_env_vars(self, state)
         variables = await self.build_env_vars(state)
         variables.update({name: given[name] for name in self.PROTECTED_ENV_VARS})
-        await agent.start(self.run_command, variables, self.working_dir)
+        cwd = state.get("agent_workdir") or self.working_dir
+        await agent.start(self.run_command, variables, cwd, self.agent_timeout(state))
         state["agent_start_time"] = time.time()
         agent.watcher = asyncio.create_task(self.wait_for_completion(state), name=f"agent of {state['rollout_id']}")
+
+    def agent_timeout(self, state: State) -> float | None:
+        """Seconds that the agent has. Override for limits by task; `timeout_seconds` holds besides."""
+        return None
 
     async def wait_for_completion(self, state: State) -> None:
         """Follow the agent until it has ended, and judge how it ended."""
@@ -300,7 +316,11 @@ class CliAgentEnv(MultiTurnEnv):
                 state["agent_exit_code"] = result.exit_code
                 state["agent_stdout"], state["agent_stderr"] = result.stdout, result.stderr
                 state["sandbox_oom"] = result.is_out_of_memory
-                self._judge_exit(state, agent)
+                if result.is_timed_out:
+                    state["timed_out"] = True
+                    state.stop("timeout_reached")
+                else:
+                    self._judge_exit(state, agent)
         except Exception as error:
             state["error"] = state.get("error") or attributed(error, SandboxError, "following the agent")
         finally:
@@ -415,7 +435,7 @@ class CliAgentEnv(MultiTurnEnv):
         }
         self.logger.info("agent finished", extra={"rollout": state["rollout_id"], **found})
 
-    def machine(self, state: State) -> Any:
+    def machine(self, state: State) -> Machine:
         """The rollout's sandbox: `exec`, `upload`, `download`."""
         machine = self._agent(state).machine
         if machine is None:

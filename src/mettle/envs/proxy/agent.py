@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,10 +43,14 @@ class AgentAtWork:
         self.listener = await self.proxy.serve(sock, only=self.session)
         return self.listener.port
 
-    async def start(self, command: str, environment: Mapping[str, str], cwd: str) -> None:
+    async def start(
+        self, command: str | Sequence[str], environment: Mapping[str, str], cwd: str, timeout_s: float | None
+    ) -> None:
         """Start the agent in the background."""
         assert self.machine is not None, "an agent needs a machine"
-        self.job = await self.machine.start(command, cwd=cwd, env=environment, max_output_bytes=LOG_BYTES)
+        self.job = await self.machine.start(
+            command, cwd=cwd, env=environment, timeout_s=timeout_s, max_output_bytes=LOG_BYTES
+        )
 
     async def over(self, wrap_up_s: float) -> None:
         """Wait until the agent has ended; once the rollout is over it has `wrap_up_s` seconds left for that."""

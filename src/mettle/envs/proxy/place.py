@@ -17,6 +17,7 @@ from mettle.envs.proxy.server import ProxyServer
 
 if TYPE_CHECKING:
     from mettle.sandbox import MachineConfig, MachinePool
+    from mettle.sandbox.machines.files import Snapshot
     from mettle.sandbox.machines.machine import Machine
 
 
@@ -47,8 +48,8 @@ class Place:
                     await here.proxy.listen(port=self._host_port)
         return here.proxy
 
-    async def machine(self, config: MachineConfig) -> Machine:
-        """A new machine."""
+    async def machine(self, config: MachineConfig, snapshot: Snapshot | None = None) -> Machine:
+        """A new machine, which starts from `snapshot` where one is given."""
         from mettle.sandbox import MachinePool, SandboxConfig
 
         here = self._of_this_loop()
@@ -56,7 +57,7 @@ class Place:
             if here.pool is None:
                 pool = MachinePool(SandboxConfig.model_validate({"backend": self._backend}))
                 here.pool = await pool.__aenter__()
-        return await here.pool.create(config)
+        return await here.pool.create(config, snapshot=snapshot)
 
     async def close(self) -> None:
         """Close what this loop has, and end what closed loops have left."""
