@@ -27,6 +27,12 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "harbor_env": ("HarborEnv",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
     _ROOM + "rubrics.code_rubric": ("CodeRubric",),
+    _ROOM + "rubrics.function": ("run_in",),
+    _ROOM + "rubrics.judge_rubric": ("JudgeRubric",),
+    _ROOM + "rubrics.math_rubric": ("MathRubric",),
+    _ROOM + "rubrics.hybrid_math_rubric": ("HybridMathRubric",),
+    _ROOM + "rubrics.tool_rubric": ("ToolRubric",),
+    _ROOM + "datasets": ("load_example_dataset",),
     _ROOM + "rubrics.rubric_group": ("RubricGroup",),
     _ROOM + "parsers.parser": ("Parser",),
     _ROOM + "parsers.code_parser": ("CodeParser",),
@@ -103,12 +109,14 @@ _NOT_YET = frozenset(
         "JudgeRubric",
         "MCPEnv",
         "MathRubric",
+        "HarborEnv",
+        "MCPEnv",
+        "OpenAIResponsesClient",
         "OpenEnvEnv",
         "PythonEnv",
         "ReasoningGymEnv",
         "SandboxEnv",
         "TextArenaEnv",
-        "load_example_dataset",
     }
 )
 
