@@ -25,6 +25,9 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "env_group": ("EnvGroup",),
     _ROOM + "cli_agent_env": ("CliAgentEnv",),
     _ROOM + "harbor_env": ("HarborEnv",),
+    _ROOM + "sandbox_env": ("SandboxEnv",),
+    _ROOM + "python_env": ("PythonEnv",),
+    _ROOM + "sandbox_mixin": ("SandboxMixin",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
     _ROOM + "rubrics.code_rubric": ("CodeRubric",),
     _ROOM + "rubrics.function": ("run_in",),
@@ -113,9 +116,7 @@ _NOT_YET = frozenset(
         "MCPEnv",
         "OpenAIResponsesClient",
         "OpenEnvEnv",
-        "PythonEnv",
         "ReasoningGymEnv",
-        "SandboxEnv",
         "TextArenaEnv",
     }
 )

@@ -23,8 +23,9 @@ from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
 from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.execution import Chunk, ExecResult, Job, Output, Stream
+from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
 from mettle.sandbox.machines.files import Entry, Snapshot
+from mettle.sandbox.machines.jobs import Job, Stream
 from mettle.sandbox.machines.machine import Machine
 from mettle.sandbox.machines.pool import MachinePool
 from mettle.sandbox.pool import PoolStats, SandboxPool, probe

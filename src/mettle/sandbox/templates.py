@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from mettle.errors import SandboxError
 from mettle.sandbox.cells import Cell
 from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.packages import package_paths
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 logger = logging.getLogger(__name__)
@@ -176,6 +177,7 @@ class Template:
             disk_bytes=(config.disk_mb << 20) // 3,
             max_disk_files=_MAX_DISK_FILES,
             scratch=self._scratch,
+            packages=tuple(str(path) for path in package_paths(config.python_packages).found),
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]

@@ -27,6 +27,10 @@ _ALIASES: dict[str, str] = {
     "verifiers.envs.tool_env": "mettle.envs.tool_env",
     "verifiers.envs.stateful_tool_env": "mettle.envs.stateful_tool_env",
     "verifiers.envs.env_group": "mettle.envs.env_group",
+    "verifiers.envs.sandbox_env": "mettle.envs.sandbox_env",
+    "verifiers.envs.python_env": "mettle.envs.python_env",
+    "verifiers.envs.experimental.sandbox_mixin": "mettle.envs.sandbox_mixin",
+    "verifiers.utils.threaded_sandbox_client": "mettle.envs.packages.prime_sandboxes.client",
     "verifiers.parsers.parser": "mettle.envs.parsers.parser",
     "verifiers.parsers.xml_parser": "mettle.envs.parsers.xml_parser",
     "verifiers.parsers.think_parser": "mettle.envs.parsers.think_parser",
@@ -39,7 +43,14 @@ _ALIASES: dict[str, str] = {
     "verifiers.utils.tool_utils": "mettle.envs.tool_schema",
     "verifiers.utils.error_utils": "mettle.envs.errors",
 }
-_PACKAGES = ("verifiers.clients", "verifiers.envs", "verifiers.parsers", "verifiers.rubrics", "verifiers.utils")
+_PACKAGES = (
+    "verifiers.clients",
+    "verifiers.envs",
+    "verifiers.envs.experimental",
+    "verifiers.parsers",
+    "verifiers.rubrics",
+    "verifiers.utils",
+)
 
 
 class _Verifiers(ModuleType):

@@ -9,28 +9,26 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import errno
 import itertools
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.machines.channel import Answer, Channel, MachineLost
+from mettle.sandbox.machines.channel import Channel, MachineLost
 from mettle.sandbox.machines.config import MachineConfig, check_environment
-from mettle.sandbox.machines.execution import Command, ExecResult, Execution, Job, Stream
+from mettle.sandbox.machines.execution import Command, ExecResult, Execution
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
+from mettle.sandbox.machines.jobs import Job, Stream
 from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
+from mettle.sandbox.machines.transfers import Transfers
 
 _ANSWER_S: Final = 10.0
-_STALL_S: Final = 60.0
-_LOOK_S: Final = 0.1
 _MAX_PORT: Final = 65_535
-_FIRST_SIGNAL: Final = 133  # error numbers end here
 _END_S: Final = 2.0
 _MAX_LISTING_BYTES: Final = 64 << 20
 _MAX_DRAINED: Final = 64
@@ -53,17 +51,18 @@ class Machine:
         self.channel = channel
         self.created = time.monotonic()
         self._kill = kill
+        self._transfers = Transfers(self)
         self._executions: set[Execution] = set()
         self._drained: deque[PipeReader] = deque()
         self._job_numbers = itertools.count(1)
         self._num_busy = 0
         self._last_used = self.created
-        self._why_ended = ""
+        self.why_ended = ""
         self.on_end: Callable[[Machine], None] = lambda _: None
 
     @property
     def is_alive(self) -> bool:
-        return not self._why_ended and self.channel.is_open
+        return not self.why_ended and self.channel.is_open
 
     @property
     def idle_s(self) -> float:
@@ -146,23 +145,25 @@ class Machine:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 await writer.write(piece)
 
-        await self._give("put", {}, feed, ", ".join(list(files)[:3]))
+        await self._transfers.give("put", {}, feed, ", ".join(list(files)[:3]))
 
     async def download(self, path: str, *, max_bytes: int = 1 << 30) -> bytes:
         """The bytes of a file. Raises: OSError as `open` would, and EFBIG over `max_bytes`."""
-        return await self._take("get", {"path": path}, path, max_bytes)
+        return await self._transfers.take("get", {"path": path}, path, max_bytes)
 
     async def list(self, path: str = "/work") -> builtins.list[Entry]:
         """What a directory holds, by name. Raises: OSError as `os.scandir` would."""
-        return read_entries(await self._take("list", {"path": path}, path, _MAX_LISTING_BYTES))
+        return read_entries(await self._transfers.take("list", {"path": path}, path, _MAX_LISTING_BYTES))
 
     async def snapshot(self, paths: Sequence[str] = ("/work",)) -> Snapshot:
         """The files below these directories, for another machine to start from. Processes are not part of it."""
-        return Snapshot(await self._take("pack", {"paths": list(paths)}, " ".join(paths), 1 << 40), tuple(paths))
+        return Snapshot(
+            await self._transfers.take("pack", {"paths": list(paths)}, " ".join(paths), 1 << 40), tuple(paths)
+        )
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Put a snapshot's files back where they were."""
-        await self._give("unpack", {}, lambda writer: writer.write(snapshot.data), "the snapshot")
+        await self._transfers.give("unpack", {}, lambda writer: writer.write(snapshot.data), "the snapshot")
 
     async def listen(self, port: int = 0) -> socket.socket:
         """A socket that listens on 127.0.0.1:`port` inside and belongs to the caller, who answers there."""
@@ -181,7 +182,7 @@ class Machine:
 
     async def delete(self, why: str = "it was deleted") -> None:
         """End it, and everything in it. Doing it twice is harmless."""
-        self._why_ended = self._why_ended or why
+        self.why_ended = self.why_ended or why
         self.channel.hang_up()
         try:
             async with asyncio.timeout(_END_S):
@@ -192,7 +193,7 @@ class Machine:
 
     async def force_end(self, why: str) -> None:
         """End it without asking."""
-        self._why_ended = self._why_ended or why
+        self.why_ended = self.why_ended or why
         await self._kill()
         self.close()
 
@@ -224,7 +225,7 @@ class Machine:
         *,
         has_flood_limit: bool,
     ) -> Execution:
-        self._require_alive()
+        self.require_alive()
         ordered = Command(
             argv=["sh", "-c", command] if isinstance(command, str) else list(command),
             cwd=cwd,
@@ -245,72 +246,19 @@ class Machine:
         if not execution.task.cancelled() and isinstance(error := execution.task.exception(), MachineLost):
             error.args = (self._epitaph(str(error)),)
 
-    def _require_alive(self) -> None:
+    def require_alive(self) -> None:
+        """Raises: MachineLost, which says why it ended."""
         if not self.is_alive:
             raise MachineLost(self._epitaph("its process 1 ended"))
 
     def _epitaph(self, otherwise: str) -> str:
-        return f"machine {self.id} has ended: {self._why_ended or otherwise}"
-
-    async def _give(
-        self, hand: str, order: dict[str, Any], feed: Callable[[PipeWriter], Awaitable[None]], what: str
-    ) -> None:
-        """Send a hand its order and bytes, and wait until it has done with them."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        writer = PipeWriter(write_end, stall_s=_STALL_S)
-        try:
-            async with self._hand({"hand": hand, "streams": [0], **order}, read_end, what) as answer:
-                with contextlib.suppress(BrokenPipeError):  # the hand has met an error, which its answer names
-                    await feed(writer)
-                writer.close()
-                await self._conclude(answer, what)
-        finally:
-            writer.close()
-
-    async def _take(self, hand: str, order: dict[str, Any], what: str, max_bytes: int) -> bytes:
-        """Send a hand its order and collect what it sends back."""
-        received = bytearray()
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        reader = PipeReader(read_end, received.extend)
-        try:
-            async with self._hand({"hand": hand, "streams": [1], **order}, write_end, what) as answer:
-                await _collect(reader, received, max_bytes, what)
-                await self._conclude(answer, what)
-        finally:
-            reader.close()
-        return bytes(received)
-
-    @contextlib.asynccontextmanager
-    async def _hand(self, order: dict[str, Any], descriptor: int, what: str) -> AsyncIterator[asyncio.Future[Answer]]:
-        """A hand at work; one that has not answered at the end, because it stalls or is no longer wanted, is ended."""
-        with self._working():
-            try:
-                self._require_alive()
-                number, answer = await self.channel.order({"do": "start", **order}, [descriptor])
-            finally:
-                os.close(descriptor)
-            try:
-                yield answer
-            except TimeoutError as error:
-                raise MachineLost(f"machine {self.id} got no further with {what} for {_STALL_S:.0f} s") from error
-            finally:
-                if not answer.done() and self.is_alive:
-                    await self.channel.order({"do": "kill", "target": number})
-
-    async def _conclude(self, answer: asyncio.Future[Answer], what: str) -> None:
-        async with asyncio.timeout(_STALL_S):
-            header = (await asyncio.shield(answer)).header
-        status = int(header.get("errno", header.get("status", 0)))
-        if status > _FIRST_SIGNAL:
-            raise InterruptedError(errno.EINTR, "ended by a process of the machine, or for lack of memory", what)
-        if status:
-            raise OSError(status, os.strerror(status), what)
+        return f"machine {self.id} has ended: {self.why_ended or otherwise}"
 
     async def _socket(self, order: dict[str, Any], what: str) -> socket.socket:
-        self._require_alive()
+        self.require_alive()
         if not 0 <= order["port"] <= _MAX_PORT:
             raise UserError(f"there is no {what}; ports go from 1 to {_MAX_PORT}, and 0 asks for any that is free")
-        with self._working():
+        with self.working():
             answer = await self.channel.ask(order, _ANSWER_S)
         if "errno" in answer.header:
             number = int(answer.header["errno"])
@@ -322,28 +270,14 @@ class Machine:
         return passed
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
+    def working(self) -> Iterator[None]:
+        """While an order is carried out, the machine is not idle."""
         self._num_busy += 1
         try:
             yield
         finally:
             self._num_busy -= 1
             self._last_used = time.monotonic()
-
-
-async def _collect(reader: PipeReader, received: bytearray, max_bytes: int, what: str) -> None:
-    """Wait for the end of the stream; OSError when it is too long, TimeoutError when it stalls."""
-    num_before, deadline = 0, time.monotonic() + _STALL_S
-    while not reader.ended.is_set() and len(received) <= max_bytes:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
-                await reader.ended.wait()
-        if len(received) > num_before:
-            num_before, deadline = len(received), time.monotonic() + _STALL_S
-        if time.monotonic() > deadline:
-            raise TimeoutError
-    if len(received) > max_bytes:
-        raise OSError(errno.EFBIG, f"over {max_bytes} bytes", what)
 
 
 async def _wait_connected(connection: socket.socket) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import secrets
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,9 @@ from mettle.sandbox.machines.channel import Channel
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot
 from mettle.sandbox.machines.machine import Machine
+from mettle.sandbox.packages import package_paths
+from mettle.sandbox.zygote.rootfs import PACKAGES
+from mettle.sandbox.zygote.settings import MachineLimits
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +140,7 @@ class MachinePool:
         template = await self._keeper.living()
         if not template.is_ready:
             raise SandboxError(f"no machine can be made: {why_not_ready(template)}")
-        clone = await template.spawn_machine(config.limits())
+        clone = await template.spawn_machine(self._with_packages(config.limits()))
         channel = Channel(clone.channel)
         machine = Machine(
             machine_id, config, report, channel, lambda: self._keeper.kill(clone.number, template.generation)
@@ -152,6 +156,18 @@ class MachinePool:
             machine.close()
             raise SandboxError(f"a machine could not be made: {str(header.get('failed'))[:500]}")
         return machine
+
+    def _with_packages(self, limits: MachineLimits) -> MachineLimits:
+        """Where machines find the packages that the pool was given; a PYTHONPATH of the caller's comes first."""
+        if not self.config.python_packages:
+            return limits
+        if self.config.backend == "unsafe":
+            paths = [str(path.parent) for path in package_paths(self.config.python_packages).found]
+        else:
+            paths = [PACKAGES]
+        given = limits.environment.get("PYTHONPATH")
+        path = os.pathsep.join(dict.fromkeys([*([given] if given else []), *paths]))
+        return limits._replace(environment={**limits.environment, "PYTHONPATH": path})
 
     def _forget(self, machine: Machine) -> None:
         self._machines.pop(machine.id, None)

@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from mettle.sandbox.zygote import kernel
 
 SANDBOX_UID: Final = 1000  # as seen from inside
 PROGRAMS: Final = "/opt/bin"  # of a machine
+PACKAGES: Final = "/packages"
 WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
 _changed_ns: dict[str, int] = {}  # of this cell's own directories
 _bound: list[str] = []  # what the template bound read-only, so that a machine can bind it again
@@ -38,7 +40,7 @@ _FILES: Final = {
 }
 
 
-def build_root() -> None:
+def build_root(packages: Sequence[str] = ()) -> None:
     """Assemble the root in this mount namespace and move into it. The caller has made the namespace its own."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     sources = _interpreter_directories()
@@ -50,6 +52,7 @@ def build_root() -> None:
         _bind(source, root)
     _add_system_links(root)
     _add_etc(root)
+    _add_packages(packages, root)
     kernel.lock_mounts(root)
     _add_devices(root)
     kernel.mount("/proc", f"{root}/proc", None, kernel.MS_BIND | kernel.MS_REC)
@@ -172,6 +175,20 @@ def _add_etc(root: str) -> None:
                 target.write(source.read())
     if os.path.isdir("/etc/alternatives"):
         _bind("/etc/alternatives", root)
+
+
+def _add_packages(packages: Sequence[str], root: str) -> None:
+    """Bind chosen packages of the owner's, each under its own name, and nothing that lies beside them."""
+    os.makedirs(root + PACKAGES)
+    for source in packages:
+        target = f"{root}{PACKAGES}/{os.path.basename(source)}"
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            with open(target, "xb"):
+                pass
+        kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    _bound.append(PACKAGES)
 
 
 def _add_devices(root: str) -> None:

@@ -93,7 +93,7 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     Root builds the file system first, because only root may be able to see the interpreter (below /root, say), and
     then becomes an ordinary user for good; from there on both ways are one.
     """
-    is_root_built = os.geteuid() == 0 and _build_root_as_root(layers)
+    is_root_built = os.geteuid() == 0 and _build_root_as_root(settings, layers)
     if os.geteuid() == 0:
         _become_ordinary(settings.host_uid)
     uid = os.geteuid()
@@ -107,16 +107,16 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     layers["namespaces"] = ""
     kernel.set_hostname("sandbox")
     if not is_root_built:
-        rootfs.build_root()
+        rootfs.build_root(settings.packages)
         layers["root"] = ""
 
 
-def _build_root_as_root(layers: dict[str, str]) -> bool:
+def _build_root_as_root(settings: Settings, layers: dict[str, str]) -> bool:
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except PermissionError:
         return False  # root of a container without the right; it goes the ordinary user's way
-    rootfs.build_root()
+    rootfs.build_root(settings.packages)
     layers["root"] = ""
     return True
 
