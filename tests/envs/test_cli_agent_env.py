@@ -12,6 +12,7 @@ import pytest
 
 import mettle.envs as vf
 from mettle.envs.cli_agent_env import AgentError, CliAgentEnv
+from mettle.envs.packages.prime_sandboxes.depot import depot
 from mettle.errors import UserError
 
 AGENT = Path(__file__).parent / "agents" / "tool_agent.py"
@@ -186,16 +187,23 @@ except urllib.error.HTTPError as error:
     assert lines[2] == "401"
 
 
+def check_nothing_is_left(env, sandboxes):
+    """No machine, no door, no open secret."""
+    (proxy,) = env._proxies.values()
+    assert not env._agents
+    assert not env.active_sandboxes
+    assert not proxy.server._listeners
+    assert len(proxy.server._sessions) == 0
+    assert sandboxes
+    assert not set(sandboxes) & set(depot().boxes)
+
+
 async def test_rollouts_of_a_group_run_side_by_side_and_leave_nothing_behind(scripted):
     env = make_env()
     states = await env.run_group([env.get_dataset()[0]] * 6, scripted(adds), "policy")
     assert [state["reward"] for state in states] == [1.0] * 6
     assert len({state["sandbox_id"] for state in states}) == 6
-    assert not env._agents
-    (here,) = env._place._here.values()
-    assert not here.pool.machines
-    assert not here.proxy._listeners
-    assert len(here.proxy._sessions) == 0
+    check_nothing_is_left(env, [state["sandbox_id"] for state in states])
     await env.teardown()
 
 
@@ -205,12 +213,11 @@ async def test_a_cancelled_rollout_leaves_nothing_behind(scripted):
     async with asyncio.timeout(20):
         while not any(agent.job for agent in env._agents.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+    sandboxes = list(env.active_sandboxes)
     rollout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await rollout
-    assert not env._agents
-    (here,) = env._place._here.values()
-    assert not here.pool.machines
+    check_nothing_is_left(env, sandboxes)
     await env.teardown()
 
 
@@ -245,6 +252,46 @@ async def test_hooks_of_subclasses_see_the_sandbox_before_during_and_after(scrip
     assert state["reward"] == 1.0
 
 
+async def test_hooks_written_for_the_hosted_sandbox_reach_it_by_its_id(scripted):
+    class Older(CliAgentEnv):
+        async def post_sandbox_setup(self, state):
+            await self.upload_content(state["sandbox_id"], "41", "/data/number")
+            said = await self.sandbox_client.execute_command(state["sandbox_id"], "echo $OPENAI_BASE_URL $OPENAI_MODEL")
+            state["told"] = said.stdout
+
+        async def post_rollout(self, state):
+            state["seen"] = await self.read_file(state["sandbox_id"], "/work/seen")
+
+    env = Older(
+        "cat /data/number > seen", dataset=[{"question": "q"}], rubric=vf.Rubric([lambda state: float(state["seen"])])
+    )
+    state = await run(env, scripted("yes"))
+    assert (state["reward"], state["error"]) == (41.0, None)
+    assert state["told"] == "http://127.0.0.1:8765/v1 policy\n"
+
+
+async def test_an_agent_built_on_an_sdk_runs_where_its_packages_are_shown(scripted):
+    agent = """
+import anthropic, openai
+question = [{"role": "user", "content": open("/task/instruction.md").read()}]
+first = openai.OpenAI().chat.completions.create(model="m", messages=question).choices[0].message.content
+with anthropic.Anthropic().messages.stream(model="m", max_tokens=9, messages=question) as stream:
+    second = "".join(stream.text_stream)
+open("/work/answer.txt", "w").write(first + second)
+"""
+    env = make_env(
+        "python3 /work/sdk.py",
+        files={"/work/sdk.py": agent},
+        python_packages=["openai", "anthropic"],
+        memory_gb=1,
+        max_turns=2,
+    )
+    state = await run(env, scripted("5"))
+    assert state["error"] is None, state["agent_stderr"]
+    assert state["artifacts"] == {"/work/answer.txt": "55"}
+    assert [step["extras"]["dialect"] for step in state["trajectory"]] == ["chat", "messages"]
+
+
 async def test_a_hook_that_raises_is_an_error_of_the_rollout(scripted):
     class Broken(CliAgentEnv):
         async def post_rollout(self, state):
@@ -272,22 +319,13 @@ async def test_a_sandbox_kept_for_scoring_is_there_for_the_reward_and_gone_after
     await env.teardown()
 
 
-def is_running(pid):
-    return Path(f"/proc/{pid}").exists()
-
-
 async def test_each_evaluation_in_a_loop_of_its_own_gets_a_proxy_of_its_own(scripted):
     env = make_env()
-    pids = []
     for _ in range(2):
         results = await asyncio.to_thread(env.evaluate_sync, scripted(adds), "policy", num_examples=1)
         assert results.reward == [1.0]
-        (here,) = env._place._here.values()
-        pids.append(here.pool.template_pid)
-    assert pids[0] != pids[1]
-    assert not is_running(pids[0])
+    assert len(env._proxies) == 1, "a loop that was closed is forgotten"
     await env.teardown()
-    assert not is_running(pids[1])
 
 
 async def test_without_isolation_only_when_asked_by_name_and_in_a_directory_of_its_own(scripted):

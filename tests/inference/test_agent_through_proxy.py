@@ -170,6 +170,22 @@ async def test_thoughts_that_the_template_forgets_branch_and_still_train_once(
     raise AssertionError("the model never thinks")
 
 
+async def test_the_tokens_of_a_prompt_are_counted_as_they_will_be_sampled(
+    server: Server, renderer: Renderer, model: Any
+) -> None:
+    count = """
+import json, os, urllib.request
+body = {"model": "m", "messages": [user("hi")]}
+request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages/count_tokens",
+    json.dumps(body).encode(), {"x-api-key": os.environ["ANTHROPIC_API_KEY"]})
+print(json.load(urllib.request.urlopen(request))["input_tokens"])
+say([user("hi")], "messages")
+"""
+    for state in await play(server, renderer, count, group=2):
+        (step,) = state["trajectory"]
+        assert int(state["agent_stdout"]) == len(step["tokens"].prompt_ids)
+
+
 async def test_the_agents_of_a_group_sample_apart(server: Server, renderer: Renderer, model: Any) -> None:
     states = await play(server, renderer, CONVERSATION.format(dialect="chat"), group=3)
     for state in states:

@@ -113,7 +113,6 @@ _NOT_YET = frozenset(
         "MCPEnv",
         "MathRubric",
         "HarborEnv",
-        "MCPEnv",
         "OpenAIResponsesClient",
         "OpenEnvEnv",
         "ReasoningGymEnv",

@@ -13,32 +13,31 @@ import asyncio
 import json
 import logging
 import os
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mettle.envs.decorators import cleanup, stop, teardown
 from mettle.envs.errors import InfraError, SandboxError, attributed
 from mettle.envs.multiturn_env import MultiTurnEnv
+from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
 from mettle.envs.proxy.agent import AgentAtWork
-from mettle.envs.proxy.place import Place
+from mettle.envs.proxy.machines import AgentMachine
 from mettle.envs.proxy.recorder import AGENT_SAMPLING, AgentSampling, Recorder
+from mettle.envs.proxy.server import Listener, ProxyServer
 from mettle.envs.rubrics.rubric import Rubric
+from mettle.envs.sandbox_mixin import SandboxCreationError, SandboxMixin, SandboxTimeouts
 from mettle.envs.state import State
 from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, messages_from
-
-if TYPE_CHECKING:
-    from mettle.sandbox.machines.machine import Machine
 
 logger = logging.getLogger(__name__)
 
 TASK_FOLDER = "/task"
 UNSAFE_TASK_FOLDER = "task"  # without isolation, absolute paths are the host's own
-MARGIN_S = 600.0
+DEFAULT_PORT = 8765
 ERROR_EXCERPT = 2000
 MAX_ARTIFACT_BYTES = 1 << 20
 
@@ -47,16 +46,6 @@ class AgentError(InfraError):
     """The agent program failed."""
 
     kind = "environment"
-
-
-@dataclass(frozen=True)
-class SandboxTimeouts:
-    """Seconds that one operation on a sandbox may take."""
-
-    read_file: int = 10
-    extract: int = 60
-    poll: int = 60
-    mkdir: int = 10
 
 
 class CliAgentMonitorRubric(Rubric):
@@ -91,7 +80,16 @@ class CliAgentMonitorRubric(Rubric):
             await self._release(state)
 
 
-class CliAgentEnv(MultiTurnEnv):
+@dataclass
+class _Proxy:
+    """The proxy of one event loop, and where it listens on this host, if it does."""
+
+    server: ProxyServer
+    listening: asyncio.Future[Listener] | None = None
+    host_port: int | None = None
+
+
+class CliAgentEnv(SandboxMixin, MultiTurnEnv):
     """Runs `run_command` in a sandbox for each rollout.
 
     `docker_image`, `start_command`, `cpu_cores`, `team_id`, `advanced_configs` and the `sandbox_client_*` settings
@@ -146,7 +144,7 @@ class CliAgentEnv(MultiTurnEnv):
         files: Mapping[str, Any] | None = None,
         artifacts: Sequence[str] = (),
         working_dir: str = "/work",
-        max_processes: int = 128,
+        python_packages: Sequence[str] = (),
         wrap_up_seconds: float = 10.0,
         agent_sampling: AgentSampling = "limits",
         sandbox_backend: str = "zygote",
@@ -171,25 +169,29 @@ class CliAgentEnv(MultiTurnEnv):
         self.environment_vars = dict(environment_vars or {})
         self.team_id, self.advanced_configs = team_id, advanced_configs
         self.labels = list(labels or ())
-        self.max_retries = max_retries
-        self.base_delay, self.backoff_factor = base_delay, backoff_factor
-        self.max_backoff_seconds, self.jitter = max_backoff_seconds, jitter
-        self.sandbox_client_max_workers = sandbox_client_max_workers
-        self.sandbox_client_max_connections = sandbox_client_max_connections
-        self.sandbox_client_max_keepalive_connections = sandbox_client_max_keepalive_connections
-        self.sandbox_wait_for_creation_max_attempts = sandbox_wait_for_creation_max_attempts
-        self.sandbox_creations_per_minute = sandbox_creations_per_minute
-        self.timeouts = timeouts or SandboxTimeouts()
+        self.init_sandbox_client(
+            max_retries,
+            base_delay,
+            backoff_factor,
+            max_backoff_seconds,
+            jitter,
+            sandbox_client_max_workers,
+            sandbox_client_max_connections,
+            sandbox_client_max_keepalive_connections,
+            sandbox_wait_for_creation_max_attempts,
+            sandbox_creations_per_minute,
+            timeouts,
+        )
         self.keep_sandbox_for_scoring = keep_sandbox_for_scoring
         self.files = dict(files or {})
         self.artifacts = list(artifacts)
         self.working_dir = working_dir
-        self.max_processes = max_processes
+        self.python_packages = tuple(python_packages)
         self.wrap_up_seconds = wrap_up_seconds
         self.agent_sampling: AgentSampling = agent_sampling
         self.sandbox_backend = sandbox_backend
         self._agents: dict[str, AgentAtWork] = {}
-        self._place = Place(sandbox_backend, interception_port if interception_url else None)
+        self._proxies: dict[asyncio.AbstractEventLoop, _Proxy] = {}
         self.add_rubric(CliAgentMonitorRubric(self._delete_sandbox))
 
     # A rollout begins
@@ -200,43 +202,61 @@ class CliAgentEnv(MultiTurnEnv):
         state = changed if changed is not None else state
         rollout_id = f"rollout_{os.urandom(4).hex()}"
         state["rollout_id"], state["agent_completed"] = rollout_id, False
-        proxy = await self._place.proxy()
         recorder = Recorder(self, state)
-        session = proxy.open(recorder, state["model"])
+        proxy = await self._proxy()
+        session = proxy.server.open(recorder, state["model"])
         recorder.session = session
-        agent = self._agents[rollout_id] = AgentAtWork(proxy, recorder, session)
-        agent.machine = await self._new_machine(state)
-        state["sandbox_id"] = agent.machine.id
-        if self.interception_url is None:
-            state["interception_base_url"] = f"http://127.0.0.1:{await agent.open_door(self.interception_port or 0)}/v1"
-        else:
-            state["interception_base_url"] = f"{self.interception_url.rstrip('/')}/v1"
-        await self.post_sandbox_setup(state)
+        agent = self._agents[rollout_id] = AgentAtWork(proxy.server, recorder, session)
+        port = proxy.host_port or self.interception_port or DEFAULT_PORT
+        state["interception_base_url"] = f"{(self.interception_url or f'http://127.0.0.1:{port}').rstrip('/')}/v1"
+        agent.machine = await self._open_sandbox(state)
+        if proxy.host_port is None:
+            await agent.open_door(port)
+        try:
+            await self.post_sandbox_setup(state)
+        except Exception as error:
+            raise attributed(error, SandboxError, "post_sandbox_setup") from error
         await self.start_agent(state)
         return state
 
-    async def _new_machine(self, state: State, snapshot: Any = None, files: Mapping[str, Any] | None = None) -> Machine:
-        """A machine for this rollout: with the task in it, unless other `files` are given."""
-        from mettle.sandbox import MachineConfig
-
+    async def _open_sandbox(self, state: State) -> AgentMachine:
+        """The rollout's sandbox, with its task in it."""
         resources = self.get_sandbox_resources(state)
-        config = MachineConfig(
-            memory_mb=max(16, int(resources["memory_gb"] * 1024)),
-            disk_mb=max(1, int(resources["disk_size_gb"] * 1024)),
-            max_processes=self.max_processes,
-            lifetime_s=resources["timeout_minutes"] * 60.0,
-            labels={str(index): label for index, label in enumerate(self.labels)},
-            files={**self.task_files(state), **self.files} if files is None else files,
+        request = CreateSandboxRequest(
+            name=state["rollout_id"],
+            docker_image=await self.get_docker_image(state),
+            start_command=self.start_command,
+            environment_vars=await self._variables(state),
+            labels=self.labels,
+            team_id=self.team_id,
+            advanced_configs=self.advanced_configs,
+            python_packages=self.python_packages,
+            backend=self.sandbox_backend,
+            **resources,
         )
-        for attempt in range(self.max_retries + 1):
-            try:
-                return await self._place.machine(config, snapshot)
-            except SandboxError:
-                if attempt == self.max_retries:
-                    raise
-                wait_s = min(self.max_backoff_seconds, self.base_delay * self.backoff_factor**attempt)
-                await asyncio.sleep(wait_s + random.uniform(0, self.jitter))
-        raise AssertionError("the loop returns or raises")
+        try:
+            sandbox = await self.with_retry(self.sandbox_client.create)(request)
+        except Exception as error:
+            raise SandboxCreationError(f"no sandbox could be made: {error}") from error
+        self.register_sandbox(sandbox.id)
+        state["sandbox_id"], state["sandbox_isolation"] = sandbox.id, sandbox.isolation
+        machine = await AgentMachine.of(sandbox.id)
+        await machine.upload_files({**self.task_files(state), **self.files})
+        return machine
+
+    async def _proxy(self) -> _Proxy:
+        """The proxy of this event loop. It listens on this host only for agents without a network of their own."""
+        loop = asyncio.get_running_loop()
+        for closed in [known for known in self._proxies if known.is_closed()]:
+            del self._proxies[closed]
+        if loop not in self._proxies:
+            self._proxies[loop] = proxy = _Proxy(ProxyServer())
+            if self.interception_url is not None or self.sandbox_backend == "unsafe":
+                proxy.listening = asyncio.ensure_future(proxy.server.listen(port=self.interception_port or 0))
+        proxy = self._proxies[loop]
+        if proxy.listening is not None:
+            proxy.host_port = (await asyncio.shield(proxy.listening)).port
+        return proxy
 
     def task_files(self, state: State) -> dict[str, Any]:
         """What tells the agent its task: the last thing that the user says, and the whole prompt."""
@@ -258,14 +278,13 @@ class CliAgentEnv(MultiTurnEnv):
 
     def get_sandbox_resources(self, state: State) -> dict[str, Any]:
         """What this rollout's sandbox may use. Override for resources by task."""
-        minutes = ((self.timeout_seconds or 3600.0) + MARGIN_S) / 60.0
         return {
             "cpu_cores": self.cpu_cores,
             "memory_gb": self.memory_gb,
             "disk_size_gb": self.disk_size_gb,
             "gpu_count": self.gpu_count,
             "gpu_type": None,
-            "timeout_minutes": minutes,
+            "timeout_minutes": self.compute_sandbox_timeout_minutes(),
         }
 
     async def build_env_vars(self, state: State) -> dict[str, str]:
@@ -289,14 +308,16 @@ class CliAgentEnv(MultiTurnEnv):
     async def post_sandbox_setup(self, state: State) -> None:
         """Override to prepare the sandbox before the agent starts."""
 
+    async def _variables(self, state: State) -> dict[str, str]:
+        """What `build_env_vars` says, with the proxy's own variables as they must be."""
+        given = await CliAgentEnv.build_env_vars(self, state)
+        return {**await self.build_env_vars(state), **{name: given[name] for name in self.PROTECTED_ENV_VARS}}
+
     async def start_agent(self, state: State) -> None:
         """Start the agent and watch it."""
         agent = self._agent(state)
-        given = await CliAgentEnv.build_env_vars(self, state)
-        variables = await self.build_env_vars(state)
-        variables.update({name: given[name] for name in self.PROTECTED_ENV_VARS})
         cwd = state.get("agent_workdir") or self.working_dir
-        await agent.start(self.run_command, variables, cwd, self.agent_timeout(state))
+        await agent.start(self.run_command, await self._variables(state), cwd, self.agent_timeout(state))
         state["agent_start_time"] = time.time()
         agent.watcher = asyncio.create_task(self.wait_for_completion(state), name=f"agent of {state['rollout_id']}")
 
@@ -435,7 +456,7 @@ class CliAgentEnv(MultiTurnEnv):
         }
         self.logger.info("agent finished", extra={"rollout": state["rollout_id"], **found})
 
-    def machine(self, state: State) -> Machine:
+    def machine(self, state: State) -> AgentMachine:
         """The rollout's sandbox: `exec`, `upload`, `download`."""
         machine = self._agent(state).machine
         if machine is None:
@@ -456,8 +477,8 @@ class CliAgentEnv(MultiTurnEnv):
 
     async def _delete_sandbox(self, state: State) -> None:
         agent = self._agents.pop(state.get("rollout_id", ""), None)
-        if agent is not None and agent.machine is not None:
-            await agent.machine.delete()
+        if agent is not None and state.get("sandbox_id"):
+            await self.delete_sandbox(state["sandbox_id"])
 
     def _agent(self, state: State) -> AgentAtWork:
         agent = self._agents.get(state.get("rollout_id", ""))
@@ -467,8 +488,10 @@ class CliAgentEnv(MultiTurnEnv):
 
     @teardown
     async def teardown_resources(self) -> None:
-        """Stop the proxy and delete every sandbox."""
-        await self._place.close()
+        """Stop the proxy; every sandbox that is left is deleted by the mixin."""
+        proxy = self._proxies.pop(asyncio.get_running_loop(), None)
+        if proxy is not None:
+            await proxy.server.close()
 
 
 __all__ = ["AgentError", "CliAgentEnv", "CliAgentMonitorRubric", "SandboxTimeouts"]

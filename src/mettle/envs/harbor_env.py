@@ -10,7 +10,7 @@ import asyncio
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mettle.envs.cli_agent_env import CliAgentEnv
 from mettle.envs.errors import JudgeError, SandboxError, attributed
@@ -20,10 +20,6 @@ from mettle.envs.harbor.verifier import verified_reward
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State
 from mettle.errors import UserError
-
-if TYPE_CHECKING:
-    from mettle.sandbox.machines.files import Snapshot
-    from mettle.sandbox.machines.machine import Machine
 
 STEP_TIMEOUT_S = 600.0
 
@@ -156,11 +152,8 @@ class HarborEnv(CliAgentEnv):
     async def compute_reward(self, state: State) -> float:
         """What the tests say. Raises: JudgeError when they say nothing."""
         task = self.task(state)
-
-        async def new_machine(snapshot: Snapshot) -> Machine:
-            return await self._new_machine(state, snapshot, files={})
-
-        return await verified_reward(self.machine(state), new_machine, task, task.world.env, self.workdir(state))
+        place = self.workdir(state)
+        return await verified_reward(self.machine(state), task, task.world.env, place, self.python_packages)
 
     async def harbor_reward(self, state: State) -> float:
         """The reward that the tests wrote."""

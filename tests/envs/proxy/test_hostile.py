@@ -338,6 +338,14 @@ async def test_the_runs_sampling_wins_over_the_agents_and_the_smaller_limit_hold
     assert rollout.state["stop_condition"] == "max_total_completion_tokens_reached"
 
 
+async def test_tokens_that_nobody_can_count_are_not_guessed(proxied, scripted):
+    model = scripted("yes")
+    rollout = await proxied.rollout(model)
+    status, body = await rollout.post("/v1/messages/count_tokens", MESSAGES)
+    assert (status, body["error"]["type"]) == (404, "not_found_error")
+    assert model.calls == []
+
+
 async def test_fields_that_an_endpoint_does_not_know_are_left_out_and_named(proxied, scripted):
     model = scripted("yes")
     rollout = await proxied.rollout(model)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from mettle.envs.proxy.machines import AgentMachine
 from mettle.errors import SandboxError, UserError
-
-if TYPE_CHECKING:
-    from mettle.sandbox.machines.machine import Machine
 
 NETWORK_TRANSPORTS = frozenset({"http", "sse", "streamable-http"})
 
@@ -72,7 +70,7 @@ def servers_of(config: Mapping[str, Any], launch_commands: Mapping[str, str]) ->
     return found
 
 
-async def start_server(machine: Machine, server: MCPServer, check: HarborMCPHealthcheck) -> None:
+async def start_server(machine: AgentMachine, server: MCPServer, check: HarborMCPHealthcheck) -> None:
     """Start a server and wait until it is ready. Raises: SandboxError when it ends or does not get ready."""
     assert server.command is not None, "a server of somebody else is not started"
     job = await machine.start(server.command)
@@ -88,7 +86,7 @@ async def start_server(machine: Machine, server: MCPServer, check: HarborMCPHeal
     raise SandboxError(f"MCP server {server.name!r} did not get ready on port {server.port} in {check.retries} tries")
 
 
-async def _is_ready(machine: Machine, server: MCPServer, check: HarborMCPHealthcheck) -> bool:
+async def _is_ready(machine: AgentMachine, server: MCPServer, check: HarborMCPHealthcheck) -> bool:
     if check.command:
         command = check.command.replace("{port}", str(server.port))
         return (await machine.exec(command, timeout_s=check.timeout_sec)).exit_code == 0

@@ -10,28 +10,26 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mettle.envs.errors import JudgeError
 from mettle.envs.harbor.tasks import HarborTask
+from mettle.envs.proxy.machines import AgentMachine
 
 if TYPE_CHECKING:
     from mettle.sandbox.machines.execution import ExecResult
-    from mettle.sandbox.machines.files import Snapshot
-    from mettle.sandbox.machines.machine import Machine
 
 TESTS, ORACLE, LOGS = "/tests", "/oracle", "/logs/verifier"
 OURS = frozenset({"/dev", "/proc", "/sys", "/run", "/opt", TESTS, ORACLE, "/logs"})
-NewMachine = Callable[["Snapshot"], Awaitable["Machine"]]
 OUTPUT_EXCERPT = 1500
 
 
 async def verified_reward(
-    machine: Machine, new_machine: NewMachine, task: HarborTask, env: Mapping[str, str], workdir: str
+    machine: AgentMachine, task: HarborTask, env: Mapping[str, str], workdir: str, packages: Sequence[str] = ()
 ) -> float:
     """Run the tests of `task` on the files of `machine`. Raises: JudgeError when they give no reward."""
-    verifier = await new_machine(await machine.snapshot(await _kept_paths(machine)))
+    verifier = await machine.twin(await machine.snapshot(await _kept_paths(machine)), packages)
     try:
         await verifier.exec(
             f"rm -rf {TESTS} {ORACLE} {LOGS} && mkdir -p {TESTS} {LOGS} {shlex.quote(workdir)}", cwd="/"
@@ -50,14 +48,14 @@ async def verified_reward(
         await verifier.delete()
 
 
-async def _kept_paths(machine: Machine) -> list[str]:
+async def _kept_paths(machine: AgentMachine) -> list[str]:
     """What the agent may have written: all but the host's own directories, which are mounts, and ours."""
     table = await machine.exec(["/bin/cat", "/proc/self/mountinfo"], cwd="/")  # the agent may have a `cat` of its own
     mounts = {fields[4] for line in table.stdout.splitlines() if len(fields := line.split()) > 4}
     return await _below(machine, "", mounts)
 
 
-async def _below(machine: Machine, folder: str, mounts: set[str]) -> list[str]:
+async def _below(machine: AgentMachine, folder: str, mounts: set[str]) -> list[str]:
     """Paths in `folder` that hold no mount."""
     kept: list[str] = []
     for entry in await machine.list(folder or "/"):
@@ -71,7 +69,7 @@ async def _below(machine: Machine, folder: str, mounts: set[str]) -> list[str]:
     return kept
 
 
-async def _written(verifier: Machine) -> str:
+async def _written(verifier: AgentMachine) -> str:
     for name in ("reward.txt", "reward.json"):
         try:
             text = (await verifier.download(f"{LOGS}/{name}", max_bytes=1 << 20)).decode("utf-8", "replace").strip()

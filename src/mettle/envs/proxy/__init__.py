@@ -7,7 +7,7 @@
     server.py              the HTTP side
     recorder.py            calls to trajectory steps, within the environment's limits
     agent.py               one agent at work in a machine, and the way from there to the proxy
-    place.py               the machines and the proxy of an environment
+    machines.py            an agent's machine, used from any event loop
 
 `mettle.envs.cli_agent_env` puts them together. Invariant: each answer that reached the agent is one step of its
 rollout, with the ids that were sampled; what the agent rewrote branches, and no text is tokenized to guess what was

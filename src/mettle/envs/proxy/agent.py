@@ -10,15 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mettle.envs.proxy.machines import AgentJob, AgentMachine
 from mettle.envs.proxy.recorder import Recorder
 from mettle.envs.proxy.server import Listener, ProxyServer
 from mettle.envs.proxy.sessions import Session
-
-if TYPE_CHECKING:
-    from mettle.sandbox.machines.execution import Job
-    from mettle.sandbox.machines.machine import Machine
 
 LOG_BYTES = 1 << 20
 
@@ -30,9 +26,9 @@ class AgentAtWork:
     proxy: ProxyServer
     recorder: Recorder
     session: Session
-    machine: Machine | None = None
+    machine: AgentMachine | None = None
     listener: Listener | None = None
-    job: Job | None = None
+    job: AgentJob | None = None
     watcher: asyncio.Task[None] | None = None
 
     async def open_door(self, port: int) -> int:
