@@ -232,6 +232,27 @@ async def test_an_answer_that_nobody_waited_for_is_no_step_unless_it_is_asked_fo
     assert len(rollout.steps) == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_answer_that_broke_off_on_its_way_is_taken_back_or_sent_again(proxied, scripted, is_stream):
+    model = scripted("x" * (30 << 20))
+    rollout = await proxied.rollout(model)
+    bodies = [{**BODY, "stream": is_stream, "user": str(i)} for i in range(2)]
+    for body in bodies:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(rollout.root.rpartition(":")[2]), limit=1024)
+        raw = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {rollout.session.secret}\r\nContent-Length: {len(raw)}\r\n\r\n"
+        writer.write(head.encode() + raw)
+        count = len(rollout.steps)
+        await until(lambda count=count: len(rollout.steps) > count)
+        writer.transport.abort()
+    await until(lambda: not rollout.session.num_requests)
+    assert len(rollout.steps) == 2
+    assert (await read_stream(rollout, bodies[0])).count("x") >= 30 << 20
+    assert (len(model.calls), rollout.session.num_repeated) == (2, 1)
+    proxied.proxy.close_session(rollout.session, "over")
+    assert len(rollout.steps) == 1
+
+
 async def test_a_call_in_flight_is_refused_when_the_rollout_ends(proxied, scripted):
     slow = Slow(scripted)
     rollout = await proxied.rollout(slow.model)
