@@ -112,29 +112,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-_NOT_YET = frozenset(
-    {
-        "BrowserEnv",
-        "GymEnv",
-        "JudgeRubric",
-        "MCPEnv",
-        "MathRubric",
-        "HarborEnv",
-        "OpenAIResponsesClient",
-        "OpenEnvEnv",
-        "ReasoningGymEnv",
-        "CliAgentEnv",
-        "HarborEnv",
-        "MCPEnv",
-        "JudgeRubric",
-        "MathRubric",
-        "OpenAIResponsesClient",
-        "PythonEnv",
-        "SandboxEnv",
-        "TextArenaEnv",
-        "load_example_dataset",
-    }
-)
+_NOT_YET = frozenset({"BrowserEnv"})
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
