@@ -15,9 +15,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mettle.envs.decorators import cleanup, stop, teardown
 from mettle.envs.errors import InfraError, SandboxError, attributed
@@ -25,13 +25,15 @@ from mettle.envs.multiturn_env import MultiTurnEnv
 from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
 from mettle.envs.proxy.agent import AgentAtWork
 from mettle.envs.proxy.machines import AgentMachine
+from mettle.envs.proxy.monitor import CliAgentMonitorRubric
 from mettle.envs.proxy.recorder import AGENT_SAMPLING, AgentSampling, Recorder
-from mettle.envs.proxy.server import Listener, ProxyServer
-from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.sandbox_mixin import SandboxCreationError, SandboxMixin, SandboxTimeouts
 from mettle.envs.state import State
 from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, messages_from
+
+if TYPE_CHECKING:
+    from mettle.envs.proxy.server import Listener, ProxyServer
 
 logger = logging.getLogger(__name__)
 
@@ -46,38 +48,6 @@ class AgentError(InfraError):
     """The agent program failed."""
 
     kind = "environment"
-
-
-class CliAgentMonitorRubric(Rubric):
-    """What became of the agent, as metrics; lets go of a sandbox that was kept for scoring."""
-
-    def __init__(self, release: Callable[[State], Awaitable[None]] | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._release = release
-        for metric in (self.agent_timeout, self.agent_error, self.sandbox_oom, self.sandbox_timeout):
-            self.add_metric(metric)
-
-    async def agent_timeout(self, state: State) -> float:
-        """1 when the agent ran out of time."""
-        return float(bool(state.get("timed_out")))
-
-    async def agent_error(self, state: State) -> float:
-        """1 when the agent ended with an exit code other than 0."""
-        return float(state.get("agent_exit_code") not in (None, 0))
-
-    async def sandbox_oom(self, state: State) -> float:
-        """1 when the agent's machine ran out of memory."""
-        return float(bool(state.get("sandbox_oom")))
-
-    async def sandbox_timeout(self, state: State) -> float:
-        """1 when the machine's own time was over."""
-        return float(bool(state.get("sandbox_timeout")))
-
-    @cleanup
-    async def release_sandbox(self, state: State) -> None:
-        """Delete a sandbox that was kept for scoring."""
-        if self._release is not None:
-            await self._release(state)
 
 
 @dataclass
@@ -250,6 +220,8 @@ class CliAgentEnv(SandboxMixin, MultiTurnEnv):
         for closed in [known for known in self._proxies if known.is_closed()]:
             del self._proxies[closed]
         if loop not in self._proxies:
+            from mettle.envs.proxy.server import ProxyServer
+
             self._proxies[loop] = proxy = _Proxy(ProxyServer())
             if self.interception_url is not None or self.sandbox_backend == "unsafe":
                 proxy.listening = asyncio.ensure_future(proxy.server.listen(port=self.interception_port or 0))

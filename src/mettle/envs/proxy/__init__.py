@@ -7,6 +7,7 @@
     server.py              the HTTP side
     recorder.py            calls to trajectory steps, within the environment's limits
     agent.py               one agent at work in a machine, and the way from there to the proxy
+    monitor.py             what became of an agent, as metrics
     machines.py            an agent's machine, used from any event loop
 
 `mettle.envs.cli_agent_env` puts them together. Invariant: each answer that reached the agent is one step of its

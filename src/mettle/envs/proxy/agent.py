@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mettle.envs.proxy.machines import AgentJob, AgentMachine
 from mettle.envs.proxy.recorder import Recorder
-from mettle.envs.proxy.server import Listener, ProxyServer
 from mettle.envs.proxy.sessions import Session
+
+if TYPE_CHECKING:
+    from mettle.envs.proxy.server import Listener, ProxyServer
 
 LOG_BYTES = 1 << 20
 
