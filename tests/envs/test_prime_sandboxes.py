@@ -194,6 +194,43 @@ def test_an_installed_one_is_not_shadowed(tmp_path):
     assert run_python(code, tmp_path) == "True\n"
 
 
+DIRECT = """
+import verifiers as vf
+from prime_sandboxes import AsyncSandboxClient, CommandTimeoutError, CreateSandboxRequest
+from verifiers.envs.sandbox_env import SandboxEnv, SandboxMonitorRubric
+from verifiers.envs.experimental.sandbox_mixin import SandboxMixin
+from verifiers.utils.threaded_sandbox_client import ThreadedAsyncSandboxClient
+
+class Direct(vf.SingleTurnEnv):
+    async def setup_state(self, state):
+        client = AsyncSandboxClient()
+        box = await client.create(CreateSandboxRequest(name="direct", docker_image="python:3.11-slim"))
+        state["said"] = (await client.execute_command(box.id, "echo from a sandbox")).stdout
+        await client.delete(box.id)
+        return state
+
+def load_environment():
+    assert vf.SandboxEnv is SandboxEnv
+    return Direct(dataset=[{"question": "q", "answer": "a"}])
+"""
+
+
+@needs_isolation
+def test_an_environment_that_calls_the_client_runs_as_it_is(tmp_path, monkeypatch):
+    folder = tmp_path / "direct_toy"
+    folder.mkdir()
+    (folder / "direct_toy.py").write_text(DIRECT)
+    (folder / "pyproject.toml").write_text('[project]\nname = "direct-toy"\nversion = "1.0"\n')
+    code = (
+        "import asyncio, mettle.envs as vf\n"
+        "env = vf.load_environment('direct-toy')\n"
+        "state = asyncio.run(env.rollout(env.get_dataset()[0] | {'prompt': []}, None, 'm'))\n"
+        "print(state['said'], state['error'])"
+    )
+    monkeypatch.setenv("METTLE_ENVIRONMENTS", str(tmp_path))
+    assert run_python(code).startswith("from a sandbox\n")
+
+
 LEAVING = """
 import asyncio, os, sys
 from mettle.envs.packages.prime_sandboxes import AsyncSandboxClient, CreateSandboxRequest

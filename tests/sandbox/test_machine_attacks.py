@@ -189,7 +189,10 @@ async def test_no_exit_code_is_forged_by_ending_the_hand(machines: MachinePool) 
 
 async def test_a_transfer_that_is_interfered_with_fails_and_says_so(machines: MachinePool) -> None:
     machine = await machines.create(LIMITS)
-    hunter = await machine.start("while true; do for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; done 2>/dev/null")
+    hunt = "while True:\n    for p in range(os.getpid() + 1, os.getpid() + 200):\n        try: os.kill(p, 9)\n        except OSError: pass"
+    hunter = await machine.start(["python3", "-c", f"import os\nprint(1, flush=True)\n{hunt}"])
+    while not (await hunter.output()).stdout:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
 
     async def upload_again_and_again() -> None:
         for _ in range(50):

@@ -218,7 +218,7 @@ class PythonEnv(SandboxEnv):
         limit_s = self.timeout_per_command_seconds
         started = time.perf_counter()
         try:
-            reply = await home.run(self._ask(home, sandbox_id, python_state, code, limit_s))
+            reply = await home.run(self._ask_python(home, sandbox_id, python_state, code, limit_s))
         except PythonEnded:
             python_state["ready"] = False
             return "Error: Python ended while it ran this; it starts again, without its variables, at the next call"
@@ -227,9 +227,9 @@ class PythonEnv(SandboxEnv):
         except Exception as error:
             raise PythonWorkerRequestError(f"Python in sandbox {sandbox_id} could not be asked: {error}") from error
         sandbox_state["command_execution_times"].append(time.perf_counter() - started)
-        return self._describe(python_state, reply, limit_s)
+        return self._describe_reply(python_state, reply, limit_s)
 
-    async def _ask(
+    async def _ask_python(
         self, home: Depot, sandbox_id: str, python_state: PythonWorkerState, code: str, limit_s: float
     ) -> Reply:
         box = home.boxes.get(sandbox_id)
@@ -256,7 +256,7 @@ class PythonEnv(SandboxEnv):
         if session is not None:
             await session.close()
 
-    def _describe(self, python_state: PythonWorkerState, reply: Reply, limit_s: float) -> str:
+    def _describe_reply(self, python_state: PythonWorkerState, reply: Reply, limit_s: float) -> str:
         if not reply.is_timed_out and reply.answer is not None:
             return self._format_response(python_state, reply.answer)
         said = f"Error: Command timed out after {limit_s}s"

@@ -12,6 +12,7 @@
     orders.py       a caller's tests into orders, a cell's reports into verdicts
     verdicts.py, comparators.py   tests, results, and when an output is the expected one
     templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
+    cgroups.py      a memory cgroup for each machine, where the host delegates one
     machines/       machines to work in: commands, jobs, files, ports
     zygote/         the process tree in which the code runs; standard library only
 

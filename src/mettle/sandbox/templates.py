@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -118,17 +119,17 @@ class Template:
         clone = await self._clone({})
         return await Cell.connect(clone.number, self.generation, clone.channel)
 
-    async def spawn_machine(self, limits: MachineLimits) -> Clone:
-        """A new machine, not yet ready."""
-        return await self._clone({"machine": limits._asdict()})
+    async def spawn_machine(self, limits: MachineLimits, entrance: int | None = None) -> Clone:
+        """A new machine, not yet ready. `entrance` is the `cgroup.procs` that it is to enter, opened for writing."""
+        return await self._clone({"machine": limits._asdict()}, [] if entrance is None else [entrance])
 
-    async def _clone(self, kind: dict[str, Any]) -> Clone:
+    async def _clone(self, kind: dict[str, Any], descriptors: Sequence[int] = ()) -> Clone:
         self._num_spawned += 1
         number = self._num_spawned
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                await self._send({"spawn": number, **kind}, [theirs.fileno()])
+                await self._send({"spawn": number, **kind}, [theirs.fileno(), *descriptors])
             except OSError as error:
                 ours.close()
                 raise SandboxError(f"the sandbox's template process takes no orders: {error}") from error

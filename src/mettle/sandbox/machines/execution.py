@@ -21,6 +21,7 @@ _KILL_GRACE_S: Final = 10.0
 _FLOOD_BYTES: Final = 64 << 20
 _DRAIN_BYTES: Final = 1 << 20  # a pipe cannot hold more
 _CANNOT_RUN: Final = 126
+_KILLED: Final = 128 + 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Host(Protocol):
 
     def keep_draining(self, readers: Sequence[PipeReader]) -> None: ...
 
+    def num_killed_by_kernel(self) -> int: ...
+
     async def force_end(self, why: str) -> None: ...
 
 
@@ -90,6 +93,7 @@ class Execution:
         self._readers: list[PipeReader] = []
         self._stop = asyncio.Event()
         self._started = time.monotonic()
+        self._num_killed_before = host.num_killed_by_kernel()
         self.on_chunk: Callable[[Chunk], None] | None = None
         self.task = asyncio.create_task(self._run(), name="machine command")
 
@@ -213,5 +217,6 @@ class Execution:
             is_timed_out=is_timed_out,
             is_truncated=any(capture.is_truncated for capture in self._captures.values()),
             duration_s=time.monotonic() - self._started,
-            is_out_of_memory=header["is_out_of_memory"] is True,
+            is_out_of_memory=header["is_out_of_memory"] is True
+            or (header["status"] == _KILLED and self._host.num_killed_by_kernel() > self._num_killed_before),
         )

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
+from mettle.sandbox.cgroups import MachineCgroup
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.channel import Channel, MachineLost
 from mettle.sandbox.machines.config import MachineConfig, check_environment
@@ -58,6 +59,7 @@ class Machine:
         self._num_busy = 0
         self._last_used = self.created
         self.why_ended = ""
+        self.cgroup: MachineCgroup | None = None
         self.on_end: Callable[[Machine], None] = lambda _: None
 
     @property
@@ -203,6 +205,10 @@ class Machine:
         self.channel.close()
         while self._drained:
             self._drained.popleft().close()
+
+    def num_killed_by_kernel(self) -> int:
+        """How many of its processes the kernel has ended for lack of memory, where it counts them."""
+        return self.cgroup.num_killed() if self.cgroup is not None else 0
 
     def keep_draining(self, readers: Sequence[PipeReader]) -> None:
         """Read on for processes that a command has left behind, so that what they print does not end them."""

@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
+from mettle.sandbox.cgroups import CgroupHome, MachineCgroup
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
@@ -30,6 +31,8 @@ from mettle.sandbox.zygote.settings import MachineLimits
 
 logger = logging.getLogger(__name__)
 
+_MAX_REMOVALS: Final = 50
+_REMOVAL_PAUSE_S: Final = 0.02
 _READY_S: Final = 30.0
 _EXPLORER: Final = Path(__file__).parent.with_name("explorer.py")
 
@@ -40,6 +43,7 @@ class MachinePool:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
         self._keeper = TemplateKeeper(self.config, lambda: None)
+        self._cgroups: CgroupHome | None = None
         self._machines: dict[str, Machine] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -92,6 +96,7 @@ class MachinePool:
             return unmeasured
         if not template.is_ready:
             return isolation.refused(self.config, template.layers)
+        self._cgroups = CgroupHome.find()
         try:
             machine = await self._make("measure", MachineConfig(), unmeasured)
         except SandboxError as error:
@@ -103,7 +108,8 @@ class MachinePool:
             await machine.delete()
         if result.exit_code != 0:
             raise SandboxError(f"the look at a machine's isolation failed: {result.stderr[-500:]}")
-        return isolation.examine(self.config, json.loads(result.stdout), template.layers)
+        report = isolation.examine(self.config, json.loads(result.stdout), template.layers)
+        return isolation.with_memory_cgroup(report) if self._cgroups is not None else report
 
     async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
@@ -134,17 +140,26 @@ class MachinePool:
             with contextlib.suppress(asyncio.CancelledError):
                 await ending
         await self._keeper.close()
+        await self._close_cgroups()
         self._isolation = None
 
     async def _make(self, machine_id: str, config: MachineConfig, report: IsolationReport) -> Machine:
         template = await self._keeper.living()
         if not template.is_ready:
             raise SandboxError(f"no machine can be made: {why_not_ready(template)}")
-        clone = await template.spawn_machine(self._with_packages(config.limits()))
+        limits = self._with_packages(config.limits())
+        cgroup = self._make_cgroup(machine_id, limits)
+        try:
+            clone = await template.spawn_machine(limits, cgroup.procs if cgroup else None)
+        except BaseException:
+            if cgroup is not None and self._cgroups is not None:
+                self._cgroups.let_go(cgroup)
+            raise
         channel = Channel(clone.channel)
         machine = Machine(
             machine_id, config, report, channel, lambda: self._keeper.kill(clone.number, template.generation)
         )
+        machine.cgroup = cgroup
         machine.on_end = self._forget
         try:
             async with asyncio.timeout(_READY_S):
@@ -155,7 +170,36 @@ class MachinePool:
         if header.get("ready") is not True:
             machine.close()
             raise SandboxError(f"a machine could not be made: {str(header.get('failed'))[:500]}")
+        self._check_cgroup(machine, has_cgroup=header.get("has_cgroup") is True)
         return machine
+
+    def _make_cgroup(self, name: str, limits: MachineLimits) -> MachineCgroup | None:
+        try:
+            return self._cgroups.make(name, limits) if self._cgroups is not None else None
+        except OSError as error:
+            self._give_up_cgroups(str(error))
+            return None
+
+    def _check_cgroup(self, machine: Machine, *, has_cgroup: bool) -> None:
+        """A machine that should be in its cgroup and is not means that none will be."""
+        if machine.cgroup is None:
+            return
+        machine.cgroup.close_entrance()
+        if not (has_cgroup and machine.cgroup.is_occupied()):
+            self._give_up_cgroups("a machine could not enter its own")
+
+    def _give_up_cgroups(self, why: str) -> None:
+        logger.warning("machines have no memory cgroup: %s", why)
+        self._cgroups = None
+        if self._isolation is not None:
+            self._isolation = isolation.without_memory_cgroup(self._isolation)
+
+    async def _close_cgroups(self) -> None:
+        home, self._cgroups = self._cgroups, None
+        for _ in range(_MAX_REMOVALS if home is not None else 0):
+            if home is None or home.close():
+                return
+            await asyncio.sleep(_REMOVAL_PAUSE_S)
 
     def _with_packages(self, limits: MachineLimits) -> MachineLimits:
         """Where machines find the packages that the pool was given; a PYTHONPATH of the caller's comes first."""
@@ -171,6 +215,9 @@ class MachinePool:
 
     def _forget(self, machine: Machine) -> None:
         self._machines.pop(machine.id, None)
+        if machine.cgroup is not None and self._cgroups is not None:
+            self._cgroups.let_go(machine.cgroup)
+            machine.cgroup = None
         timer = self._timers.pop(machine.id, None)
         if timer is not None:
             timer.cancel()

@@ -217,11 +217,12 @@ class Machine:
             self.channel.sendall(data[num_sent:])
 
 
-def live(channel: socket.socket, tools: Tools) -> NoReturn:
+def live(channel: socket.socket, tools: Tools, entrance: int | None) -> NoReturn:
     """The machine's whole life, in the cloned process; nothing that goes wrong returns to the template's code."""
     root = "" if tools.settings.is_jailed else f"{tools.settings.scratch}/{os.getpid()}"
     try:
-        _live(jail.keep_only(channel), tools, root)
+        has_cgroup = entrance is not None and _enter_cgroup(entrance)
+        _live(jail.keep_only(channel), tools, root, has_cgroup=has_cgroup)
     except ConnectionError:
         pass  # the owner hung up
     except BaseException as error:
@@ -232,13 +233,21 @@ def live(channel: socket.socket, tools: Tools) -> NoReturn:
         os._exit(0)  # and the kernel ends whatever is left in the machine
 
 
-def _live(channel: socket.socket, tools: Tools, root: str) -> None:
+def _enter_cgroup(entrance: int) -> bool:
+    """Move into the cgroup whose `cgroup.procs` the owner has opened: the right to do so is the owner's."""
+    try:
+        return os.write(entrance, b"0") == 1
+    except OSError:
+        return False
+
+
+def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) -> None:
     try:
         _enter(tools, root)
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
-    channel.sendall(frames.encode({"ready": True}))
+    channel.sendall(frames.encode({"ready": True, "has_cgroup": has_cgroup}))
     gc.enable()
     Machine(channel, tools, root).serve()
 

@@ -148,7 +148,7 @@ def _serve(control: socket.socket, settings: Settings, program: bytes | None) ->
     poller.register(control, select.POLLIN)
     while True:
         if poller.poll(1000):
-            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
+            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
             if not message:
                 return
             _obey(json.loads(message), descriptors, cells, control, settings, program)
@@ -182,9 +182,12 @@ def _obey(
         if not is_machine:
             cell.live(channel, settings, program)
         limits = MachineLimits(**order["machine"])
-        machine.live(channel, machine.Tools(settings, limits, machine_program, template_pid))
+        entrance = descriptors[1] if len(descriptors) > 1 else None
+        machine.live(channel, machine.Tools(settings, limits, machine_program, template_pid), entrance)
     cells[order["spawn"]] = pid
     channel.close()
+    for descriptor in descriptors[1:]:
+        os.close(descriptor)
 
 
 @functools.cache
