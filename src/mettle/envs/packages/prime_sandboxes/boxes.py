@@ -168,7 +168,8 @@ async def open_box(depot: Depot, request: CreateSandboxRequest | Any) -> Box:
         env={name: str(value) for name, value in env.items()},
         labels={label: "" for label in request.labels or ()},
     )
-    machine = await depot.create(config, tuple(getattr(request, "python_packages", ())))
+    packages = tuple(getattr(request, "python_packages", ()))
+    machine = await depot.create(config, packages, getattr(request, "backend", None))
     box = Box(machine, _describe(machine, request))
     command = request.start_command
     if isinstance(command, str) and not _KEEP_ALIVE.fullmatch(command.strip()):

@@ -66,16 +66,21 @@ class Depot:
         """Run a coroutine where the machines are, and wait for it here."""
         return await asyncio.wrap_future(self.submit(work))
 
-    async def create(self, config: MachineConfig, packages: tuple[str, ...] = ()) -> Machine:
+    async def create(
+        self, config: MachineConfig, packages: tuple[str, ...] = (), backend: str | None = None
+    ) -> Machine:
         """A new machine. To be awaited in the depot's loop, like everything that its machines offer."""
-        pool = await self._pool(packages)
+        pool = await self._pool(packages, backend)
         return await pool.create(config)
 
-    async def _pool(self, packages: tuple[str, ...]) -> MachinePool:
+    async def _pool(self, packages: tuple[str, ...], backend: str | None) -> MachinePool:
         from mettle.sandbox import SandboxConfig
 
         config = self.config.sandbox or SandboxConfig()
-        config = config.model_copy(update={"python_packages": tuple(sorted({*config.python_packages, *packages}))})
+        changes: dict[str, Any] = {"python_packages": tuple(sorted({*config.python_packages, *packages}))}
+        config = SandboxConfig.model_validate(
+            {**config.model_dump(), **changes, **({"backend": backend} if backend else {})}
+        )
         starting = self._pools.get(config)
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception())):
             starting = self._pools[config] = asyncio.create_task(_start_pool(config), name="sandbox pool")

@@ -83,6 +83,8 @@ class CreateSandboxRequest(Model):
     advanced_configs: Any = None
     python_packages: tuple[str, ...] = ()
     """Mettle's own: packages installed beside it that the sandbox may import."""
+    backend: str | None = None
+    """Mettle's own: another backend than that of this process's sandboxes; `unsafe` is no isolation at all."""
 
 
 class Sandbox(Model):
