@@ -146,7 +146,8 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "api_client_type": _text, "tokenizer": _text, "headers": _headers, "sampling_args": _table,
     "max_tokens": _whole(1), "temperature": _number, "num_examples": _num_examples, "rollouts_per_example": _whole(1),
     "shuffle": _flag, "shuffle_seed": _whole(0), "max_concurrent": _whole(1), "num_workers": _workers,
-    "independent_scoring": _flag, "max_retries": _whole(0), "timeout": _number, "state_columns": _names, "output_dir": _text, "save_results": _flag,
+    "independent_scoring": _flag, "max_retries": _whole(0), "timeout": _number,
+    "state_columns": _names, "output_dir": _text, "save_results": _flag,
     "resume": _flag, "resume_path": _text,
 }  # fmt: skip
 
