@@ -7,11 +7,10 @@ import json
 from itertools import count
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mettle.envs as vf
-from mettle.envs.evaluation.summary import Summary, pass_all_k, pass_at_k
+from mettle.envs.evaluation.facts import facts_of
+from mettle.envs.evaluation.summary import Summary
 from mettle.errors import StorageError, UserError
 
 ROWS = [{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(6)]
@@ -43,7 +42,8 @@ async def test_results_are_saved_in_the_published_format(scripted, tmp_path):
     assert rows == json.loads(json.dumps(results.outputs))
     assert list(rows[0]) == [
         *("example_id", "prompt", "completion", "answer", "info", "reward", "error", "timing", "is_completed"),
-        *("is_truncated", "stop_condition", "metrics", "tool_defs", "token_usage", "half_right", "turn"),
+        *("is_truncated", "stop_condition", "metrics", "tool_defs", "token_usage", "half_right", "num_turns", "turn"),
+        "task_key",
     ]
     assert rows[0]["token_usage"] == {
         "input_tokens": 10,
@@ -63,7 +63,8 @@ async def test_results_are_saved_in_the_published_format(scripted, tmp_path):
     }
     metadata = json.loads((tmp_path / "metadata.json").read_text())
     expected = {"env_id": "toy", "model": "org/m", "base_url": "http://scripted/v1", "num_examples": 3}
-    expected |= {"rollouts_per_example": 2, "avg_reward": 1.0, "avg_error": 0.0, "avg_metrics": {"half_right": 1.0}}
+    expected |= {"rollouts_per_example": 2, "avg_reward": 1.0, "avg_error": 0.0}
+    expected["avg_metrics"] = {"half_right": 1.0, "num_turns": 1.0}
     expected |= {"pass_at_k": {"1": 1.0, "2": 1.0}, "pass_all_k": {"1": 1.0, "2": 1.0}, "state_columns": ["turn"]}
     assert {key: metadata[key] for key in expected} == expected
     assert metadata["version_info"]["vf_version"]
@@ -231,30 +232,18 @@ async def test_environments_in_a_group_score_their_own_rows(scripted):
     group = vf.EnvGroup([make(ROWS[:2]), inner], env_names=["halves", "nested"])
     results = await group.evaluate(scripted(lambda _: "0"), "m")
     assert [output["reward"] for output in results.outputs] == [1.0, 0.0] + [1.0] * 6
-    assert results.outputs[0]["metrics"] == {"half_right": 1.0, "length": 0.0}
-    assert results.outputs[2]["metrics"] == {"half_right": 0.0, "length": 1.0}
+    assert results.outputs[0]["metrics"] == {"half_right": 1.0, "length": 0.0, "num_turns": 1.0}
+    assert results.outputs[2]["metrics"] == {"half_right": 0.0, "length": 1.0, "num_turns": 1.0}
     assert group.get_eval_dataset()[2]["info"]["env_id"] == ["nested", "lengths"]
     lost = await group.run_rollout({"prompt": [], "info": {"env_id": "nobody"}}, scripted("x"), "m")
     assert "routed to 'nobody'" in str(lost["error"])
     assert lost["reward"] is None
 
 
-@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_draws_with_a_correct_one(case):
-    from itertools import combinations
-
-    n, c, k = case
-    if n > 8:
-        return
-    draws = list(combinations([True] * c + [False] * (n - c), k))
-    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-    assert pass_all_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
-
-
 def test_incomplete_examples_are_left_out_of_pass_at_k():
     summary = Summary(rollouts_per_example=2, pass_threshold=0.5)
     for example_id, reward in [(0, 1.0), (0, 0.0), (1, 0.0)]:
-        summary.add({"example_id": example_id, "reward": reward, "metrics": {}})
-    summary.add({"example_id": 1, "reward": None, "error": {"error": "x"}})
+        summary.add(facts_of({"example_id": example_id, "reward": reward, "metrics": {}}))
+    summary.add(facts_of({"example_id": 1, "reward": None, "error": {"error": "x"}}))
     assert summary.metadata()["pass_at_k"] == {"1": 0.5, "2": 1.0}
     assert summary.metadata()["avg_reward"] == pytest.approx(1 / 3)
