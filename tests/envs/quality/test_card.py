@@ -114,6 +114,15 @@ def test_settings_of_the_package_are_obeyed(package):
             make_card("made-card")
 
 
+def test_a_leak_that_is_meant_is_excused_with_its_reason(package):
+    module, manifest = package / "made_card.py", package / "pyproject.toml"
+    module.write_text(module.read_text().replace("dataset=rows[:-1]", "dataset=rows"))
+    assert statuses(make_card("made-card", is_testing=False), "data")["no leakage"] == "fail"
+    manifest.write_text(manifest.read_text() + '\n[tool.mettle.quality.allow]\n"no leakage" = "there are few"\n')
+    found = {c.name: c for c in make_card("made-card", is_testing=False).sections["data"]}["no leakage"]
+    assert (found.status, found.detail.rpartition("; ")[2]) == ("skip", "allowed: there are few")
+
+
 def test_the_markdown_is_the_same_when_nothing_changed(package):
     first = card_markdown(make_card("made-card"))
     assert card_markdown(make_card("made-card")) == first

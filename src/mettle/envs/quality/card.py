@@ -102,11 +102,11 @@ def make_card(
         return _unloaded(card, entry, error)
     on_step("package")
     card.sections["package"] = [Check("loads", "pass", type(env).__name__)]
-    card.sections["package"] += package_checks(entry, env.rubric.get_reward_func_names(), _arguments(entry))
+    card.sections["package"] += package_checks(entry, _own_names(env.rubric), _arguments(entry))
     if is_testing:
         card.sections["package"].append(run_package_tests(entry.folder, test_timeout_s))
     on_step("data")
-    card.sections["data"] = _data_checks(env)
+    card.sections["data"] = [_allowed(each, settings.allow) for each in _data_checks(env)]
     on_step("reward")
     _check_rewards(card, env, settings)
     on_step("lint")
@@ -138,6 +138,26 @@ def _data_checks(env: Any) -> list[Check]:
     except Exception as error:  # the environment's own code, which may do anything
         return [Check("dataset", "fail", f"{type(error).__name__}: {error}"[:300], "the rows cannot be read")]
     return overlap_checks(find_overlap(splits, _asked, lambda row: as_text(row.get("answer") or row.get("info"))))
+
+
+def _allowed(each: Check, allow: Mapping[str, str]) -> Check:
+    """A check that did not pass and is excused says why, and counts no longer."""
+    if each.status in ("pass", "skip") or each.name not in allow:
+        return each
+    return Check(each.name, "skip", f"{each.detail}; allowed: {allow[each.name]}")
+
+
+def _own_names(rubric: Any) -> list[str]:
+    """Rewards and metrics that a README has to name: those with weight, and the environment's own."""
+    funcs, weights = rubric.get_reward_funcs(), rubric.get_reward_weights()
+    names = rubric.get_reward_func_names()
+    if not len(funcs) == len(weights) == len(names):
+        return list(names)
+    return [
+        name
+        for name, func, weight in zip(names, funcs, weights, strict=True)
+        if weight != 0 or not str(getattr(func, "__module__", "")).startswith("mettle.")
+    ]
 
 
 def _asked(row: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder
+from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder, find_evaluations
 from mettle.envs.quality.checks import Check, check
 from mettle.errors import UserError
 
@@ -125,10 +125,7 @@ def find_evaluation(name: str, root: Path = Path()) -> Path:
     folder = path.parent if path.name in (RESULTS, METADATA) else path
     if ResultsFolder(folder).is_there():
         return folder
-    module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
-    bases = [root / "outputs" / "evals", root / "environments" / module / "outputs" / "evals"]
-    found = [each.parent for base in bases for each in base.glob(f"*/*/{METADATA}") if _is_of(each.parent, name)]
-    found = [each for each in found if ResultsFolder(each).is_there()]
+    found = [each for each in find_evaluations(root) if _is_of(each, name) and ResultsFolder(each).is_there()]
     if not found:
         raise UserError(
             f"{name!r} is no saved evaluation, and no environment with one; mettle eval run {name} -m MODEL"
@@ -143,7 +140,7 @@ def read_distribution(folder: Path) -> Distribution:
 
 
 def _is_of(folder: Path, env_id: str) -> bool:
-    """Folders are named `<environment>--<model>`; in an environment's own folder all are its own."""
+    """Folders are named `<environment>--<model>`."""
     wanted = env_id.partition("@")[0].replace("_", "-").replace("/", "--")
     return folder.parent.name.replace("_", "-").startswith(f"{wanted}--")
 

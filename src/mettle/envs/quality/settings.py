@@ -1,7 +1,7 @@
 """What an environment says about its own checks, under `[tool.mettle.quality]` of its pyproject.toml.
 
 Parts: `QualitySettings`, `read_settings`. Keys: `reward_range` ([low, high]), `num_rows`, `timeout_s`, `preset`,
-`allow` (a rule and the reason, for an environment whose source is not yours to comment).
+`allow` (a rule of the lint or a check of the data, and the reason why it may be broken here).
 """
 
 from __future__ import annotations

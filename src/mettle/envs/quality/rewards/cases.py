@@ -50,13 +50,17 @@ class Case:
     policy: Policy
 
 
-def data_cases(row_index: int, gold: Gold, layout: Layout, *, has_gold: bool) -> Iterator[Case]:
-    """Answers made from the right one; `has_gold`: the right one itself is shown by the environment."""
+def data_cases(row_index: int, gold: Gold, layout: Layout, *, has_gold: bool, is_single: bool) -> Iterator[Case]:
+    """Answers made from the right one; `has_gold`: the right one itself is shown by the environment.
+
+    In a conversation "not" and a word is no wrong answer but talk around it.
+    """
     said = layout.write(gold.value)
     if not has_gold:
         yield Case("gold", "gold", row_index, said)
     for kind, text in wrong_answers(gold).items():
-        yield Case(kind, "wrong", row_index, layout.write(text))
+        if is_single or not text.startswith("not "):
+            yield Case(kind, "wrong", row_index, layout.write(text))
     yield Case("nonsense", "void", row_index, layout.write(NONSENSE))
     if layout.name != "plain":
         yield Case("empty-in-format", "void", row_index, layout.write(""))
@@ -77,7 +81,7 @@ def shown_cases(env: Any, row_index: int, rows: Sequence[Mapping[str, Any]]) -> 
         if _first_turn(env, row, other) != _first_turn(env, row, row):
             policy = _shown(env, other)
             assert policy is not None, "it has a first turn"
-            yield Case("other-demonstration", "wrong", row_index, policy)
+            yield Case("other-demonstration", "wrong", row_index, _lenient(policy))
             return
 
 
@@ -111,6 +115,21 @@ def _shown(env: Any, row: Mapping[str, Any]) -> Policy | None:
         return None
     turns = [{"content": shown}] if isinstance(shown, str) else list(shown)
     return [turn for turn in turns if turn.get("role", "assistant") == "assistant"]
+
+
+def _lenient(policy: Policy) -> Policy:
+    """The policy in a conversation that is not its own, where it may fail: then it has nothing to say."""
+    if not callable(policy):
+        return policy
+
+    async def say(prompt: Any) -> Any:
+        try:
+            said = policy(prompt)
+            return await said if inspect.isawaitable(said) else said
+        except Exception:
+            return ""
+
+    return say
 
 
 def _first_turn(env: Any, row: Mapping[str, Any], shown_row: Mapping[str, Any]) -> Any:

@@ -37,6 +37,8 @@ from mettle.errors import UserError
 NUM_KNOWN_ROWS = 200
 """Rows whose answers are read, to know what the other answers look like."""
 NUM_CALIBRATION_ROWS = 3
+GAME_FACTOR = 4
+"""So many times the rows are tried where right answers are shown and none is stated."""
 
 PRESETS: dict[str, str] = {
     "gsm8k": "hash",
@@ -168,9 +170,10 @@ def _try_rows(
     report: RewardReport, trials: Trials, known: list[dict[str, Any]], options: RewardTestOptions, judge: StandInJudge
 ) -> None:
     rows = known[: options.num_rows]
+    basis = report.basis = _basis(trials, known, rows, options)
+    if basis is None:  # a game of chance, perhaps, in which the right play wins only on average
+        rows = known[: options.num_rows * GAME_FACTOR]
     report.num_rows = len(rows)
-    report.basis = _basis(trials, known, rows, options)
-    basis = report.basis
     judge.golds = {gold for gold in basis.golds if gold} if basis else set()
     cases: list[Case] = []
     for index, row in enumerate(rows):
@@ -178,7 +181,8 @@ def _try_rows(
         gold = basis.gold(index) if basis else None
         cases += shown
         if basis is not None and gold is not None:
-            cases += data_cases(index, gold, basis.layout, has_gold=bool(shown))
+            is_single = getattr(trials.env, "max_turns", 1) == 1
+            cases += data_cases(index, gold, basis.layout, has_gold=bool(shown), is_single=is_single)
         cases += void_cases(index, row)
     report.source = source_of_cases(cases)
     if report.source == "nothing":
@@ -187,7 +191,7 @@ def _try_rows(
     report.layout = basis.layout.name if basis else None
     report.tried = _try_twice(trials, rows, cases)
     low, high = options.reward_range or range_of_weights(trials.env.rubric)
-    report.checks += reward_checks(report.tried, (low, high), options.timeout_s)
+    report.checks += reward_checks(report.tried, (low, high), options.timeout_s, by_mean=basis is None)
     _explain(report, trials.env, rows)
 
 

@@ -29,11 +29,13 @@ class Tried:
     second: Outcome
 
 
-def reward_checks(tried: Sequence[Tried], reward_range: tuple[float, float], timeout_s: float) -> list[Check]:
-    """Every check of the rewards."""
+def reward_checks(
+    tried: Sequence[Tried], reward_range: tuple[float, float], timeout_s: float, *, by_mean: bool = False
+) -> list[Check]:
+    """Every check of the rewards. `by_mean`: a game, in which the right play may lose, is won on average only."""
     return [
-        _above(tried, "wrong", "gold above wrong"),
-        _above(tried, "void", "gold above nothing"),
+        _above(tried, "wrong", "gold above wrong", by_mean),
+        _above(tried, "void", "gold above nothing", by_mean),
         _differ(tried),
         _deterministic(tried),
         _no_errors(tried),
@@ -65,8 +67,8 @@ def _gold_of(tried: Sequence[Tried]) -> dict[int, float]:
     }
 
 
-def _above(tried: Sequence[Tried], family: str, name: str) -> Check:
-    """Gold earns more than each kind of `family`, on all but a tolerated share of the rows."""
+def _above(tried: Sequence[Tried], family: str, name: str, by_mean: bool) -> Check:
+    """Gold earns more than each kind of `family`: on all but a tolerated share of the rows, or on average."""
     golds = _gold_of(tried)
     others = [each for each in tried if each.case.family == family]
     if not golds:
@@ -74,10 +76,11 @@ def _above(tried: Sequence[Tried], family: str, name: str) -> Check:
     if all(each.first.reward is None for each in others):
         what = "none of them got a reward" if others else "no such answer could be made from the data"
         return Check(name, "untested", what, "write some: --custom tests.json")
-    beaten = list(_beaten(golds, others))
+    beaten = list(_beaten_on_average(golds, others) if by_mean else _beaten(golds, others))
     if not beaten:
-        lowest = min(golds.values())
-        return check(name, True, f"on {len(golds)} rows; gold earns at least {lowest:.3g}")
+        least = statistics.fmean(golds.values()) if by_mean else min(golds.values())
+        how = "on average" if by_mean else "at least"
+        return check(name, True, f"on {len(golds)} rows; gold earns {how} {least:.3g}")
     fix = "compare the whole parsed answer with the right one" if family == "wrong" else "give nothing for no answer"
     return Check(name, "fail", "; ".join(beaten), fix)
 
@@ -90,6 +93,17 @@ def _beaten(golds: dict[int, float], others: Sequence[Tried]) -> Iterator[str]:
             reward, index = ties[0].first.reward, ties[0].case.row_index
             rows = f"{len(ties)} of {len(scored)} rows"
             yield f"{kind} earns as much as gold on {rows} ({reward:.3g} against {golds[index]:.3g} on row {index})"
+
+
+def _beaten_on_average(golds: dict[int, float], others: Sequence[Tried]) -> Iterator[str]:
+    for kind, members in by_kind(others).items():
+        scored = [each for each in members if each.first.reward is not None and each.case.row_index in golds]
+        if not scored:
+            continue
+        mean = statistics.fmean(each.first.reward or 0.0 for each in scored)
+        gold = statistics.fmean(golds[each.case.row_index] for each in scored)
+        if mean >= gold - EPSILON:
+            yield f"{kind} earns as much as gold on average ({mean:.3g} against {gold:.3g} on {len(scored)} rows)"
 
 
 def _differ(tried: Sequence[Tried]) -> Check:
