@@ -22,11 +22,11 @@ from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
 from mettle.envs.evaluation.facts import RolloutFacts, facts_of
 from mettle.envs.evaluation.folder import ResultsFolder
+from mettle.envs.evaluation.refusals import Refusals
 from mettle.envs.evaluation.report import Stats, plain, stats_of
 from mettle.envs.evaluation.results import output_of, task_key_of
 from mettle.envs.evaluation.resume import Row, check_same, count_by_example, example_of, take_over
 from mettle.envs.evaluation.slots import Slots
-from mettle.envs.evaluation.refusals import Refusals
 from mettle.envs.evaluation.summary import Summary
 from mettle.envs.state import State
 from mettle.errors import StorageError, UserError
