@@ -27,6 +27,7 @@ NOUNS = {
     "eval": Lazy("mettle.cli.eval:evaluations", "Measure a model on an environment, and look at the results."),
     "env": Lazy("mettle.cli.env:env", "Make, list, install and check environments."),
     "data": Lazy("mettle.cli.data:data", "Look at a dataset, and at the environment that it could be."),
+    "gepa": Lazy("mettle.cli.gepa:gepa", "Optimise a system prompt by reflection on scored rollouts."),
     "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Look at the sandbox that runs untrusted code."),
     "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs."),

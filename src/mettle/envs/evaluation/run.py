@@ -1,8 +1,8 @@
 """Evaluations from specs to results: find the model, load the environment, choose the folder, run side by side.
 
-Parts: `Prepared` (everything is known and nothing has run), `prepare`, `find_target`, `saved_settings` (what a resumed folder says),
-`run_all`, `Outcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations share one
-bound on rollouts; one that fails leaves the others running.
+Parts: `Prepared` (everything is known and nothing has run), `prepare`, `find_target`, `saved_settings` (what a resumed
+folder says), `run_all`, `Outcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations
+share one bound on rollouts; one that fails leaves the others running.
 """
 
 from __future__ import annotations
