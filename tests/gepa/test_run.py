@@ -248,7 +248,7 @@ def test_two_processes_do_not_write_one_run(optimise, workplace):
     [
         ({"max_calls": 10}, "10 calls pay for no round: 12 validation rows and two minibatches of 3 are 18"),
         ({"tool_descriptions": True}, "three-kinds has no tools whose descriptions could be optimised"),
-        ({"env_args": {"num_rows": 1}}, "1 different evaluation rows cannot be split into 2 sides"),
+        ({"env_args": {"num_rows": 1}}, "2 different rows cannot be split into 3 sides"),
     ],
 )
 def test_what_cannot_work_is_one_line(optimise, settings, complaint):

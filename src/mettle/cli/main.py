@@ -23,6 +23,7 @@ EXIT_STOPPED = 130
 
 NOUNS = {
     "quickstart": Lazy("mettle.cli.quickstart:quickstart", "Watch a small model learn a task, on this machine, now."),
+    "lab": Lazy("mettle.cli.lab:lab", "Make a workspace: configs, an environment, notes for coding agents."),
     "rl": Lazy("mettle.cli.rl:rl", "Train a model with reinforcement learning: run, resume, watch, stop."),
     "eval": Lazy("mettle.cli.eval:evaluations", "Measure a model on an environment, and look at the results."),
     "env": Lazy("mettle.cli.env:env", "Make, list, install and check environments."),

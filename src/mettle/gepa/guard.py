@@ -33,7 +33,7 @@ class Guard:
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Whatever the block raises is counted against `what`, and rises; once the search must end, nothing is tried."""
+        """Whatever the block raises is counted against `what` and rises; once the search must end, nothing is tried."""
         if self.fatal is not None:
             raise self.fatal
         try:

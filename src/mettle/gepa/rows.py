@@ -34,8 +34,8 @@ class RowSplit:
 def split_rows(env: Any, num_train: int, num_val: int, num_test: int, seed: int) -> RowSplit:
     """Rows of `env`, each task once, in the order of `seed`; with too few rows, in proportion to what was asked.
 
-    Training rows come from the training dataset, the others from the evaluation dataset; one that is missing is
-    replaced by the other. Raises: UserError when there are not enough rows to learn from some and choose by others.
+    Training rows come from the training dataset, the others from the evaluation dataset, and from training rows to spare
+    where that is too small; a dataset that is missing is replaced by the other. Raises: UserError when there are not enough rows to learn from some and choose by others.
     """
     train, held = getattr(env, "dataset", None), getattr(env, "eval_dataset", None)
     if train is None or held is None or len(train) == 0 or len(held) == 0:
@@ -43,13 +43,17 @@ def split_rows(env: Any, num_train: int, num_val: int, num_test: int, seed: int)
         sizes = _shares(len(pool), (num_train, num_val, num_test), "rows")
         return _cut(pool, sizes)
     chosen = _distinct(held, seed, set())
-    num_val, num_test = _shares(len(chosen), (num_val, num_test), "evaluation rows")
-    val, test = chosen[:num_val], chosen[num_val : num_val + num_test]
-    elsewhere = {task_key_of(row) for row in (*val, *test)}
-    learnt = _distinct(train, seed, elsewhere)[:num_train]
+    learnt = _distinct(train, seed, {task_key_of(row) for row in chosen})
+    sizes = (num_train, num_val, num_test)
+    if len(chosen) < num_val + num_test:
+        if len(chosen) + len(learnt) < sum(sizes):
+            sizes = _shares(len(chosen) + len(learnt), sizes, "rows")
+        spare = learnt[sizes[0] :]
+        chosen += spare[: sizes[1] + sizes[2] - len(chosen)]
+        sizes = (sizes[0], *_shares(len(chosen), sizes[1:], "evaluation rows"))
     if not learnt:
         raise UserError("every training row is an evaluation row as well; there is nothing else to learn from")
-    return RowSplit(learnt, val, test)
+    return RowSplit(learnt[: sizes[0]], chosen[: sizes[1]], chosen[sizes[1] : sizes[1] + sizes[2]])
 
 
 def prompt_of_rows(rows: Sequence[Row]) -> str:
@@ -100,7 +104,7 @@ def _distinct(rows: Any, seed: int, but: set[str]) -> list[Row]:
     return found
 
 
-def _shares(num_rows: int, wanted: Sequence[int], what: str) -> tuple[int, ...]:
+def _shares(num_rows: int, wanted: Sequence[int], what: str) -> Any:
     """How many rows each side gets: what it asked for, or its part of what there is, but never nothing."""
     needed = sum(1 for num in wanted if num)
     if num_rows < needed:
