@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mettle.cli.local_server import local_server
+from mettle.cli.local_server import serving
 from mettle.cli.progress import money
 from mettle.cli.terminal import figure, going_on, print_json, print_next, print_table, printable, seconds
 from mettle.errors import UserError
@@ -43,7 +43,7 @@ def optimise(
     levels = [resumed(resume, given)] if resume is not None else [given]
     spec = spec_from_settings(levels)
     with ExitStack() as servers:
-        plan = prepare(spec, _serving(servers))
+        plan = prepare(spec, serving(servers))
         servers.enter_context(going_on(_how_to_go_on(plan.path)))
         if not is_json:
             sizes = plan.split
@@ -73,19 +73,6 @@ def _settings(what: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
         name, setting = (key, own_setting(key, value)) if key in OWN else checked(key, value)
         settings[name] = setting
     return folded(settings)
-
-
-def _serving(servers: ExitStack) -> Callable[[Path], tuple[str, str]]:
-    running: dict[Path, tuple[str, str]] = {}
-
-    def serve(directory: Path) -> tuple[str, str]:
-        key = directory.resolve()
-        if key not in running:
-            server = servers.enter_context(local_server(directory, served_model_name=key.name))
-            running[key] = server.base_url, server.model
-        return running[key]
-
-    return serve
 
 
 def _how_to_go_on(path: Path | None) -> str:

@@ -34,8 +34,9 @@ class RowSplit:
 def split_rows(env: Any, num_train: int, num_val: int, num_test: int, seed: int) -> RowSplit:
     """Rows of `env`, each task once, in the order of `seed`; with too few rows, in proportion to what was asked.
 
-    Training rows come from the training dataset, the others from the evaluation dataset, and from training rows to spare
-    where that is too small; a dataset that is missing is replaced by the other. Raises: UserError when there are not enough rows to learn from some and choose by others.
+    Training rows come from the training dataset, the others from the evaluation dataset, and from training rows to
+    spare where that is too small; a dataset that is missing is replaced by the other. Raises: UserError when there are
+    not enough rows to learn from some and choose by others.
     """
     train, held = getattr(env, "dataset", None), getattr(env, "eval_dataset", None)
     if train is None or held is None or len(train) == 0 or len(held) == 0:
