@@ -20,7 +20,7 @@ EXCERPT = 160
 
 @click.group(cls=NounGroup)
 def data() -> None:
-    """Look at a dataset, and at the environment that it could be; make one of rollouts."""
+    """Look at a dataset; make training data of rollouts."""
 
 
 data.add_command(generate)

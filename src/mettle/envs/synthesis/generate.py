@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.envs.evaluation.run import Prepared
+from mettle.envs.evaluation.slots import Slots
 from mettle.envs.synthesis.dataset import Written, source_of, write_dataset
 from mettle.envs.synthesis.selection import Rules, select
 from mettle.errors import UserError
@@ -64,6 +65,7 @@ async def generate_rollouts(prepared: Prepared, task: Task, folder: Path, on_kep
             shuffle=True,
             shuffle_seed=task.seed,
             max_concurrent=spec.max_concurrent,
+            slots=Slots(spec.max_concurrent),
             max_retries=spec.max_retries,
             results_path=folder / ROLLOUTS,
             keep_outputs=False,
