@@ -17,20 +17,34 @@ from mettle import __version__
 _ROOM = "mettle.envs."
 _MESSAGES = "mettle.records.messages"
 _WHERE: dict[str, tuple[str, ...]] = {
-    _ROOM + "environment": ("Environment", "run_sync"),
-    _ROOM + "multiturn_env": ("MultiTurnEnv",),
+    _ROOM + "environment": ("Environment",),
+    _ROOM + "loops": ("run_sync",),
+    _ROOM + "multiturn_env": ("MultiTurnEnv", "MultiTurnMonitorRubric"),
+    _ROOM + "context": ("ContextPolicy", "ContextWindow"),
     _ROOM + "singleturn_env": ("SingleTurnEnv",),
     _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
+    _ROOM + "cli_agent_env": ("CliAgentEnv",),
+    _ROOM + "harbor_env": ("HarborEnv",),
+    _ROOM + "sandbox_env": ("SandboxEnv",),
+    _ROOM + "python_env": ("PythonEnv",),
+    _ROOM + "sandbox_mixin": ("SandboxMixin",),
+    _ROOM + "adapters.episodes": ("EpisodicSumRubric",),
+    _ROOM + "adapters.gym_env": ("GymEnv",),
+    _ROOM + "adapters.mcp_env": ("MCPEnv",),
+    _ROOM + "adapters.mcp_servers": ("MCPServerConfig",),
+    _ROOM + "adapters.openenv_env": ("OpenEnvEnv",),
+    _ROOM + "adapters.reasoning_gym_env": ("ReasoningGymEnv",),
+    _ROOM + "adapters.textarena_env": ("TextArenaEnv",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
+    _ROOM + "rubrics.code_rubric": ("CodeRubric",),
     _ROOM + "rubrics.function": ("run_in",),
     _ROOM + "rubrics.judge_rubric": ("JudgeRubric",),
     _ROOM + "rubrics.math_rubric": ("MathRubric",),
     _ROOM + "rubrics.hybrid_math_rubric": ("HybridMathRubric",),
     _ROOM + "rubrics.tool_rubric": ("ToolRubric",),
     _ROOM + "datasets": ("load_example_dataset",),
-    _ROOM + "rubrics.code_rubric": ("CodeRubric",),
     _ROOM + "rubrics.rubric_group": ("RubricGroup",),
     _ROOM + "parsers.parser": ("Parser",),
     _ROOM + "parsers.code_parser": ("CodeParser",),
@@ -90,30 +104,17 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "Usage",
         "UserMessage",
     ),
+    "mettle.clients.anthropic_messages": ("AnthropicMessagesClient",),
     "mettle.clients.base": ("Client",),
     "mettle.clients.config": ("ClientConfig",),
     "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
     "mettle.clients.completions": ("OpenAICompletionsClient",),
+    "mettle.clients.responses": ("OpenAIResponsesClient",),
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-_NOT_YET = frozenset(
-    {
-        "AnthropicMessagesClient",
-        "BrowserEnv",
-        "CliAgentEnv",
-        "GymEnv",
-        "HarborEnv",
-        "MCPEnv",
-        "OpenAIResponsesClient",
-        "OpenEnvEnv",
-        "PythonEnv",
-        "ReasoningGymEnv",
-        "SandboxEnv",
-        "TextArenaEnv",
-    }
-)
+_NOT_YET = frozenset({"BrowserEnv"})
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 

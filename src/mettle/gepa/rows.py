@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.envs.evaluation.results import task_key_of
+from mettle.envs.evaluation.output import task_key_of
 from mettle.errors import UserError
 from mettle.records.messages import messages_from
 

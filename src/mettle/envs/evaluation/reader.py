@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.folder import METADATA, RESULTS, ResultsFolder, evaluation_folder, find_evaluations
 from mettle.envs.evaluation.report import Stats, stats_of
+from mettle.envs.evaluation.results import (
+    METADATA,
+    RESULTS,
+    ResultsFolder,
+    evaluation_folder,
+    find_evaluations,
+    parsed_row,
+)
 from mettle.errors import StorageError, UserError
 
 
@@ -96,7 +103,7 @@ class EvaluationReader:
             with results.open("rb") as file:
                 file.seek(self._read_to)
                 for line in file:
-                    if not line.endswith(b"\n") and _parsed(line) is None:
+                    if not line.endswith(b"\n") and parsed_row(line) is None:
                         break  # Being written, or cut short by a kill.
                     self._add(line)
         except OSError as error:
@@ -110,7 +117,7 @@ class EvaluationReader:
             raise UserError(f"{self.path} has {many}, not {index}")
         with (self.path / RESULTS).open("rb") as file:
             file.seek(self._offsets[index])
-            row = _parsed(file.readline())
+            row = parsed_row(file.readline())
         if row is None:
             raise StorageError(f"{self.path / RESULTS} was rewritten while it was read; look again")
         return row
@@ -120,7 +127,7 @@ class EvaluationReader:
         with (self.path / RESULTS).open("rb") as file:
             for offset in self._offsets:
                 file.seek(offset)
-                row = _parsed(file.readline())
+                row = parsed_row(file.readline())
                 if row is not None:
                     yield row
 
@@ -143,7 +150,7 @@ class EvaluationReader:
         return stats
 
     def _add(self, line: bytes) -> None:
-        row = _parsed(line)
+        row = parsed_row(line)
         if row is None:
             self.num_broken += bool(line.strip())
         else:
@@ -162,11 +169,3 @@ def _entry(path: Path) -> EvaluationEntry:
         return EvaluationEntry(path, modified_at, ResultsFolder(path).read_metadata())
     except UserError as error:
         return EvaluationEntry(path, modified_at, {}, str(error))
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None

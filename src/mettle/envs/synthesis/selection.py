@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.results import task_key_of
+from mettle.envs.evaluation.output import task_key_of
 from mettle.envs.synthesis.chats import Chat, Reasoning, Unusable, chats_of, text_of
 from mettle.envs.synthesis.duplicates import Seen
 
