@@ -72,6 +72,16 @@ def test_an_environment_that_does_not_load_has_a_card_that_says_so(package):
     assert not card.has_passed
 
 
+def test_an_environment_whose_rows_cannot_be_read_has_a_card(package):
+    module = package / "made_card.py"
+    module.write_text(
+        module.read_text().replace("dataset=rows[:-1]", "dataset=lambda: 1 / 0").replace("eval_dataset=rows[-1:], ", "")
+    )
+    card = make_card("made-card", is_testing=False)
+    assert statuses(card, "data") == {"dataset": "fail"}
+    assert statuses(card, "reward") == {"rows": "fail"}
+
+
 def test_the_baseline_is_the_newest_evaluation(package):
     save(package / "outputs" / "evals" / "made-card--m" / "abcd", GOOD)
     found = statuses(make_card("made-card", is_testing=False), "baseline")

@@ -173,6 +173,31 @@ def test_demonstrations_of_turns_and_of_tools_are_played():
     assert [check.status for check in report.checks if check.name == "gold above wrong"] == ["fail"]
 
 
+def test_an_environment_that_goes_on_for_ever_is_told_so():
+    async def respond(self, messages, state, **kwargs):
+        if messages[-1]["content"] == state["answer"]:
+            state["final_env_response"] = [vf.UserMessage(content="yes")]
+        return [vf.UserMessage(content="no")]
+
+    endless = type("Endless", (vf.MultiTurnEnv,), {"env_response": respond})
+    rows = [{"question": "the number?", "answer": str(n)} for n in range(5)]
+    found = lambda state, completion: float(state.get("final_env_response") is not None)  # noqa: E731
+    report = run_reward_test(endless(dataset=rows, rubric=vf.Rubric(funcs=[found])))
+    statuses = {check.name: check.status for check in report.checks}
+    assert (statuses["ends"], statuses["no errors"]) == ("warn", "pass")
+    assert statuses["gold above wrong"] == "untested", "no wrong answer has a reward to compare with"
+    assert next(row for row in report.table() if row["kind"] == "other-row")["errors"] == 5
+
+
+def test_rows_that_cannot_be_read_are_a_failed_check(single):
+    def rows():
+        raise ConnectionError("no network")
+
+    report = run_reward_test(single(exact, rows=rows))
+    assert [(check.name, check.status) for check in report.checks] == [("rows", "fail")]
+    assert "ConnectionError: no network" in report.checks[0].detail
+
+
 def test_rows_without_a_right_answer_are_said_so(single):
     report = run_reward_test(single(lambda completion: 0.5, rows=[{"question": "write a poem"}] * 3))
     assert (report.status, report.source) == ("untested", "nothing")

@@ -56,8 +56,14 @@ TEMPLATES: dict[str, Template] = {
     ),
     "sandbox": Template(
         "The model writes a program that reads and prints; the sandbox runs it against tests that it never sees.",
-        (("reward `passed`", "1 when the program passes every test"),),
-        (("num_examples", "-1", "rows to use; -1 for all"),),
+        (
+            ("reward `passes_all_tests`", "1 when the program passes every test"),
+            ("metrics `fraction_passed`, `format_has_code`", "share of the tests passed; whether there was code"),
+        ),
+        (
+            ("num_examples", "-1", "rows to use; -1 for all"),
+            ("partial_credit", "false", "reward the share of tests passed instead"),
+        ),
     ),
     "judge": Template(
         "The model answers in its own words; a judge model compares the answer with a reference and says yes or no.",

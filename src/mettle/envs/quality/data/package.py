@@ -23,7 +23,7 @@ from __future__ import annotations
 
 {imports}
 import mettle.envs as vf
-{late_imports}
+
 DATA = Path(__file__).with_name("{module}_data.jsonl")
 SYSTEM_PROMPT = (
 {prompt}
@@ -37,9 +37,7 @@ def read_rows(split: str, num_rows: int) -> list[dict[str, Any]]:
     return rows if num_rows < 0 else rows[:num_rows]
 
 
-{functions}
-
-def demonstrate(messages: Any, row: Any) -> str:
+{functions}def demonstrate(messages: Any, row: Any) -> str:
     """What is wanted: the right answer where it is looked for."""
     return {demonstration}
 
@@ -88,11 +86,12 @@ def create_from_data(name: str, folder: Path, report: DataReport) -> MadePackage
         )
     name, module = package_name(name)
     prepared = prepare_rows(report.dataset.splits, report.roles, report.format)
-    if report.format.name == "code" and not all(row["answer"] for row in prepared.rows):
-        prepared.rows = [row for row in prepared.rows if row["answer"]] or prepared.rows
     recipe = report.recipe
     title = name.replace("-", " ").capitalize()
-    rewards = [("reward `correct`", recipe.reward)]
+    main = "passes_all_tests" if recipe.format == "code" else "correct"
+    rewards = [(f"reward `{main}`", recipe.reward)]
+    if recipe.format == "code":
+        rewards.append(("metrics `fraction_passed`, `format_has_code`", "share of the tests; whether there was code"))
     if "answer_format" in recipe.rubric:
         rewards.append(("reward `answer_format` (0.1)", "1 when there is an answer where it is looked for"))
     about = f"{len(prepared.rows)} rows of `{Path(report.dataset.name).name}`. {recipe.system_prompt}"
@@ -109,8 +108,7 @@ def create_from_data(name: str, folder: Path, report: DataReport) -> MadePackage
 
 
 def _module(name: str, title: str, report: DataReport, prepared: Prepared, recipe: Recipe) -> str:
-    own = [line for line in recipe.imports if line.startswith("from mettle")]
-    standard = {"import json", "from pathlib import Path", "from typing import Any", *recipe.imports} - set(own)
+    standard = {"import json", "from pathlib import Path", "from typing import Any", *recipe.imports}
     ordered = sorted(standard, key=lambda line: (line.startswith("from"), line))
     return _MODULE.format(
         title=title,
@@ -118,10 +116,9 @@ def _module(name: str, title: str, report: DataReport, prepared: Prepared, recip
         source=re.sub(r"[^\w.:-]", "_", Path(report.dataset.name).name),
         format=recipe.format,
         imports="\n".join(ordered) + "\n",
-        late_imports="".join(f"{line}\n" for line in own),
         module=name.replace("-", "_"),
         prompt="\n".join(f"    {json.dumps(line, ensure_ascii=False)}" for line in _pieces(recipe.system_prompt)),
-        functions=recipe.functions,
+        functions=f"{recipe.functions}\n\n" if recipe.functions else "",
         demonstration=recipe.demonstration,
         parser=recipe.parser,
         rubric=recipe.rubric,

@@ -71,39 +71,6 @@ def correct(completion: Any, answer: str, parser: Any) -> float:
     shared = sum((Counter(given) & Counter(wanted)).values())
     return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
 '''
-_CODE = '''class CodeRubric(vf.Rubric):
-    """Runs the code in the sandbox, each test in a process of its own; the tests never go where the code runs."""
-
-    def __init__(self, parser: vf.Parser) -> None:
-        super().__init__(funcs=[self.correct], parser=parser)
-        self._pool: SandboxPool | None = None
-
-    async def correct(self, completion: Any, info: Any, parser: Any) -> float:
-        """Share of the tests that the code passes."""
-        code = parser.parse_answer(completion) or ""
-        if not code.strip():
-            return 0.0
-        tests = [StdioTest(**t) if "stdin" in t else CallTest(**{**t, "args": tuple(t["args"])}) for t in info["tests"]]
-        result = await (await self._sandbox()).judge(code, tests)
-        return result.fraction_passed
-
-    async def _sandbox(self) -> SandboxPool:
-        if self._pool is None:
-            self._pool = await SandboxPool(SandboxConfig()).__aenter__()
-        return self._pool
-
-    @vf.teardown
-    async def close_sandbox(self) -> None:
-        """End what the sandbox runs."""
-        if self._pool is not None:
-            await self._pool.close()
-            self._pool = None
-'''
-_FENCE = '''def last_code(text: str) -> str:
-    """The last fenced block of the text."""
-    blocks = re.findall(r"```(?:python)?\\n(.*?)```", text, re.DOTALL)
-    return blocks[-1].strip() if blocks else ""
-'''
 _HASH = '''def after_hashes(text: str) -> str:
     """What follows the last `####`."""
     return text.rpartition("####")[2].strip() if "####" in text else ""
@@ -213,10 +180,10 @@ def _code_recipe() -> Recipe:
     return Recipe(
         format="code",
         system_prompt="Solve the task in Python. Give the whole program in one fenced block: ```python ... ```",
-        parser="vf.MaybeThinkParser(extract_fn=last_code)",
-        rubric="CodeRubric(parser)",
-        functions="\n\n".join([_FENCE, _CODE]),
-        imports=("import re", "from mettle.sandbox import CallTest, SandboxConfig, SandboxPool, StdioTest"),
+        parser="vf.CodeParser()",
+        rubric="vf.CodeRubric(parser=parser)",
+        functions="",
+        imports=(),
         demonstration="f\"```python\\n{row['answer']}\\n```\"",
-        reward="share of the tests that the code passes, in the sandbox",
+        reward="1 when the code passes every test, in the sandbox",
     )

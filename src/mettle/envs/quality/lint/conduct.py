@@ -127,7 +127,9 @@ def _class_state(module: Module, node: ast.ClassDef) -> Iterator[Finding]:
 
 
 def _judge_prompt(module: Module, node: ast.Call) -> Iterator[Finding]:
-    """A judge prompt whose `{response}` stands between no marks."""
+    """A judge prompt whose `{response}` stands between no marks, where the rubric is not told to make some."""
+    if any(each.arg == "fence_material" and ast.unparse(each.value) == "True" for each in node.keywords):
+        return
     for keyword in node.keywords:
         if keyword.arg != "judge_prompt":
             continue

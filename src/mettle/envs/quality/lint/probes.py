@@ -20,7 +20,7 @@ from mettle.envs.quality.rewards.layouts import user_text
 from mettle.envs.quality.rewards.reward_test import Basis, RewardReport
 from mettle.envs.quality.rewards.trials import Outcome, Trials
 from mettle.envs.quality.rewards.verdicts import EPSILON, by_kind, mean_reward
-from mettle.envs.rubrics.rubric import func_name
+from mettle.envs.rubrics.function import func_name
 
 EMPTY_SHARE = 0.1
 FORMAT_SHARE = 0.5
@@ -156,6 +156,8 @@ def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
 
 def _case_or_space(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
     """The right answer with space around it; among few words, in another case too (a letter is shown as meant)."""
+    if _is_noisy(probe):
+        return
     folded = {label.casefold() for label in basis.labels}
     changes: dict[str, Callable[[str], str]] = {"a line end after it": lambda gold: f"{gold}\n"}
     if len(folded) == len(basis.labels) and any(len(label) > 1 for label in basis.labels):
@@ -170,6 +172,11 @@ def _case_or_space(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Findi
                 what = f"{gold[:40]!r} earns {right.reward:.3g}, with {how} {other.reward or 0.0:.3g}"
                 yield probe.finding("case-or-space", what, right)
                 break
+
+
+def _is_noisy(probe: Probe) -> bool:
+    """Whether one answer earned two rewards, so that a difference between two answers says nothing."""
+    return any(check.name == "deterministic" and check.status == "fail" for check in probe.report.checks)
 
 
 def _length_only(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """A judge that is a rule, so that an environment with a judge model can be tried without one.
 
-Parts: `StandInJudge`, `standing_in`. It takes the place of `judge_client` in every rubric that has one. Invariant: it
+Parts: `StandInJudge`, `standing_in`. It takes the place of the judge in every `JudgeRubric`. Invariant: it
 says yes exactly when the answer that it is shown holds one of the right answers it knows, so what is tested is that the
 question, the answer and the verdict reach their places, not the judge.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from mettle.clients.base import Client
+from mettle.envs.rubrics.judge_client import JudgeClient
+from mettle.envs.rubrics.judge_rubric import JudgeRubric
 from mettle.records.messages import Response, ResponseMessage, Usage, content_text
 
 
@@ -22,7 +23,7 @@ class StandInJudge(Client):
 
     def __init__(self) -> None:
         self.golds: set[str] = set()
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
+        self.chat = JudgeClient(self)
 
     async def get_response(
         self, prompt: Any, model: str, sampling_args: Any = None, tools: Any = None, **_: Any
@@ -32,30 +33,29 @@ class StandInJudge(Client):
         usage = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         return Response(id="judge", created=0, model=model, usage=usage, message=message)
 
-    async def _create(self, messages: Any, **_: Any) -> Any:
-        message = SimpleNamespace(content=self.verdict(messages), role="assistant", tool_calls=None)
-        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")], usage=None)
-
     def verdict(self, prompt: Any) -> str:
         """`yes` when one of the right answers stands twice in the prompt: as the reference and as the answer."""
-        text = content_text(prompt) if isinstance(prompt, str) else "\n".join(_texts(prompt))
+        text = prompt if isinstance(prompt, str) else "\n".join(content_text(m.get("content")) for m in prompt)
         return "yes" if any(_count(gold, text) >= 2 for gold in self.golds) else "no"
 
 
 @contextmanager
 def standing_in(rubric: Any, judge: StandInJudge) -> Iterator[int]:
     """Put `judge` in place of the judges of `rubric` and of those in it; how many there were."""
-    places = [each for each in _rubrics(rubric) if getattr(each, "judge_client", None) is not None]
-    before = [(each, each.judge_client, each.class_objects.get("judge_client")) for each in places]
+    places = [each for each in _rubrics(rubric) if isinstance(each, JudgeRubric)]
+    before = [(each, each.judge_client, each._judge) for each in places]
     for each in places:
-        each.judge_client = judge
-        each.class_objects["judge_client"] = judge
+        _put(each, judge, JudgeClient(judge))
     try:
         yield len(places)
     finally:
-        for each, client, offered in before:
-            each.judge_client = client
-            each.class_objects["judge_client"] = offered
+        for each, client, asked in before:
+            _put(each, client, asked)
+
+
+def _put(rubric: JudgeRubric, client: Any, asked: JudgeClient) -> None:
+    rubric.judge_client, rubric._judge = client, asked
+    rubric.class_objects["judge_client"] = client
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
@@ -65,10 +65,4 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 
 def _count(gold: str, text: str) -> int:
-    return len(re.findall(rf"(?<!\w){re.escape(gold)}(?!\w)", text))
-
-
-def _texts(messages: Any) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content") if hasattr(message, "get") else getattr(message, "content", "")
-        yield content_text(content)
+    return len(re.findall(rf"(?<!not )(?<!\w){re.escape(gold)}(?!\w)", text))

@@ -2,7 +2,8 @@
 
 Parts: `Policy` (what a script may be), `ScriptedClient`. A policy is a text said in every turn, a list of turns, or a
 function of the conversation; a turn is text or the fields of an assistant message (`{"tool_calls": [...]}`).
-Invariant: a script that is asked for more turns than it has ends its rollout with an error, so nothing runs for ever.
+Invariant: a script says its last turn again when it is asked for more, and ends its rollout with `EndlessRollout` when
+it is asked for too many, so nothing runs for ever.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ Policy = Turn | Sequence[Turn] | Callable[[Any], Any]
 SCRIPT_KEY = "_script"
 """Where the row of a group's member says which of the scripts it follows."""
 MAX_CALLS = 64
+
+
+class EndlessRollout(ModelError):
+    """The environment went on asking."""
 
 
 class ScriptedClient(Client):
@@ -48,16 +53,14 @@ class ScriptedClient(Client):
         policy, number = self.policies[index], self._num_calls[index]
         self._num_calls[index] += 1
         if number >= MAX_CALLS:
-            raise ModelError(f"the script was asked for more than {MAX_CALLS} turns; does the environment ever end?")
+            raise EndlessRollout(f"no end within {MAX_CALLS} turns")
         said: Any = policy
         if callable(policy):
             said = policy(prompt)
             if asyncio.iscoroutine(said):
                 said = await said
         elif isinstance(policy, Sequence) and not isinstance(policy, str):
-            if number >= len(policy):
-                raise ModelError(f"the script has {len(policy)} turns and was asked for another")
-            said = policy[number]
+            said = policy[min(number, len(policy) - 1)] if policy else ""
         return _message_fields(said, number)
 
 

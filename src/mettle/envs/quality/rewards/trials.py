@@ -8,6 +8,7 @@ timer can interrupt it).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import signal
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
-from mettle.envs.quality.rewards.scripts import SCRIPT_KEY, Policy, ScriptedClient
+from mettle.envs.quality.rewards.scripts import SCRIPT_KEY, EndlessRollout, Policy, ScriptedClient
 
 MODEL = "scripted"
 
@@ -32,6 +33,7 @@ class Outcome:
     error: str = ""
     seconds: float = 0.0
     is_timeout: bool = False
+    is_endless: bool = False
 
     def __post_init__(self) -> None:
         assert self.reward is None or math.isfinite(self.reward), "the rubric lets no other number through"
@@ -48,6 +50,7 @@ class Trials:
         self.env = env
         self.timeout_s = timeout_s
         self._runner = asyncio.Runner()
+        self._moved = _move_to_loop(env.rubric)
         self.is_group = bool(env.rubric.has_group_funcs())
 
     def __enter__(self) -> Self:
@@ -62,6 +65,8 @@ class Trials:
             pass  # what a teardown does is no part of what is tried here
         finally:
             self._runner.close()
+            for function in self._moved:
+                del function.runs_in
 
     def try_one(self, row: Mapping[str, Any], policy: Policy) -> Outcome:
         """One answer to one row."""
@@ -100,10 +105,21 @@ class Trials:
             return states
 
 
+def _move_to_loop(rubric: Any) -> list[Any]:
+    """Have plain reward functions run on the loop, where the timer can interrupt them; a choice of place is kept."""
+    functions: list[Any] = [getattr(func, "__func__", func) for func in rubric.get_reward_funcs()]
+    moved: list[Any] = [f for f in functions if inspect.isfunction(f) and not hasattr(f, "runs_in")]
+    for function in moved:
+        function.runs_in = "loop"
+    return list({id(function): function for function in moved}.values())
+
+
 def _outcome(state: Any, seconds: float) -> Outcome:
     error = state.get("error")
     if error is not None:
-        return Outcome(None, state.get("metrics") or {}, f"{type(error).__name__}: {error}", seconds)
+        said = f"{type(error).__name__}: {error}"
+        is_endless = isinstance(error, EndlessRollout)
+        return Outcome(None, state.get("metrics") or {}, said, seconds, is_endless=is_endless)
     return Outcome(state["reward"], state.get("metrics") or {}, "", seconds)
 
 

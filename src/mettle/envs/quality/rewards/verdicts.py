@@ -38,6 +38,7 @@ def reward_checks(tried: Sequence[Tried], reward_range: tuple[float, float], tim
         _deterministic(tried),
         _no_errors(tried),
         _in_time(tried, timeout_s),
+        _ends(tried),
         _in_range(tried, *reward_range),
     ]
 
@@ -70,8 +71,9 @@ def _above(tried: Sequence[Tried], family: str, name: str) -> Check:
     others = [each for each in tried if each.case.family == family]
     if not golds:
         return Check(name, "fail", "no right answer got a reward", "make the right answer score; see the errors")
-    if not others:
-        return Check(name, "untested", "no such answer could be made from the data", "write some: --custom tests.json")
+    if all(each.first.reward is None for each in others):
+        what = "none of them got a reward" if others else "no such answer could be made from the data"
+        return Check(name, "untested", what, "write some: --custom tests.json")
     beaten = list(_beaten(golds, others))
     if not beaten:
         lowest = min(golds.values())
@@ -110,9 +112,9 @@ def _deterministic(tried: Sequence[Tried]) -> Check:
 
 
 def _no_errors(tried: Sequence[Tried]) -> Check:
-    failed = [each for each in tried if each.first.error and not each.first.is_timeout]
+    failed = [each for each in tried if each.first.error and not each.first.is_timeout and not each.first.is_endless]
     if not failed:
-        return check("no errors", True, f"{len(tried)} answers were scored")
+        return check("no errors", True, f"{sum(not each.first.error for each in tried)} answers were scored")
     kinds = ", ".join(dict.fromkeys(each.case.kind for each in failed))
     detail = f"{len(failed)} of {len(tried)} answers ({kinds}): {failed[0].first.error[:200]}"
     return Check("no errors", "fail", detail, "a reward function must have a number for every answer")
@@ -128,6 +130,13 @@ def _in_time(tried: Sequence[Tried], timeout_s: float) -> Check:
         return Check("in time", "untested", "nothing was tried")
     bound = next((limit for limit in (0.01, 0.1, 1.0) if longest.first.seconds <= limit), timeout_s)
     return check("in time", True, f"each within {bound:g} s")
+
+
+def _ends(tried: Sequence[Tried]) -> Check:
+    endless = [each for each in tried if each.first.is_endless]
+    kinds = ", ".join(dict.fromkeys(each.case.kind for each in endless))
+    detail = f"{kinds}: {endless[0].first.error}" if endless else "every rollout came to its end"
+    return check("ends", not endless, detail, "give the environment max_turns", otherwise="warn")
 
 
 def _in_range(tried: Sequence[Tried], low: float, high: float) -> Check:
