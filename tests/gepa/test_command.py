@@ -172,3 +172,35 @@ def test_ctrl_c_keeps_the_best_so_far_and_names_the_command_that_goes_on(mettle,
     metadata = json.loads(Path("here/metadata.json").read_text())
     assert metadata["best_score"] > metadata["start_score"]
     assert metadata["held_out"] is None
+
+
+def test_the_display_is_one_line_that_changes_and_is_gone_at_the_end(capsys, monkeypatch):
+    from mettle.cli.optimisation import Display
+    from mettle.gepa.progress import Progress
+
+    monkeypatch.setenv("COLUMNS", "40")
+    now = iter(range(100))
+    display = Display(is_quiet=False, is_live=True, clock=lambda: float(next(now)))
+    progress = Progress(500, stage="search", num_calls=12, num_candidates=2, best_score=0.5, num_errors=1)
+    display.show(progress)
+    display.say("candidate 1 scores 0.5")
+    said = capsys.readouterr().err
+    assert said == "\rsearching, 0 rollouts, 12/500 calls, 2 \rcandidate 1 scores 0.5\n", (
+        "click strips what moves the cursor"
+    )
+    display.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_without_the_library_one_line_says_what_to_install(mettle, monkeypatch, endpoint):
+    monkeypatch.setitem(sys.modules, "gepa", None)
+    monkeypatch.delitem(sys.modules, "gepa", raising=False)
+
+    class Absent:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "gepa":
+                raise ModuleNotFoundError("No module named 'gepa'", name="gepa")
+
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    code, said = mettle("gepa", "run", "three-kinds", "-m", "worker", "-b", endpoint.url)
+    assert (code, said.err) == (2, "error: prompt optimisation needs the gepa library; pip install 'mettle[gepa]'\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -97,7 +98,8 @@ class Display:
         self._shown = now
         line = _line_of(progress)
         if self._is_live:
-            click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"\r\x1b[2K{printable(line)[:width]}", nl=False, err=True)
             self._has_line = True
         else:
             click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True)

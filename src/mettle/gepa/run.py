@@ -222,9 +222,10 @@ class _Run:
         return found
 
     def _search(self) -> None:
-        import gepa
         from gepa.strategies.batch_sampler import EpochShuffledBatchSampler
         from gepa.strategies.candidate_selector import ParetoCandidateSelector
+
+        import gepa
 
         self.watch.stage("search")
         spec, split = self.plan.spec, self.plan.split

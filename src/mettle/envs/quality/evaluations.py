@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder
 from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder
 from mettle.envs.quality.checks import Check, check
 from mettle.errors import UserError
 
