@@ -173,6 +173,8 @@ class _Run:
         self.journal = Journal(path / JOURNAL)
         stack.callback(self.journal.close)
         self.folder.write_settings(spec.to_dict() | {"run_dir": str(path)})
+        if not (path / BEST_PROMPT).exists():
+            self._keep_best(self.start)  # Until something is better, the best is what we began with.
         self.guard = Guard()
         self.watch = Watch(spec.max_calls, show, say, self._keep_best)
         self.loop = stack.enter_context(LoopThread())
