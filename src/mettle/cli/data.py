@@ -1,4 +1,4 @@
-"""`mettle data`: look at a dataset before an environment is made of it."""
+"""`mettle data`: look at a dataset before an environment is made of it; `synthesis` makes one of rollouts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from mettle.cli.checks import print_checks
 from mettle.cli.groups import NounGroup
+from mettle.cli.synthesis import generate
 from mettle.cli.terminal import json_option, print_json, print_next, print_table
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ EXCERPT = 160
 
 @click.group(cls=NounGroup)
 def data() -> None:
-    """Look at a dataset, and at the environment that it could be."""
+    """Look at a dataset; make training data of rollouts."""
+
+
+data.add_command(generate)
 
 
 @data.command()

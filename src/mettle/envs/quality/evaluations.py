@@ -13,7 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder, find_evaluations
+=======
+from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder
+>>>>>>> main
 from mettle.envs.quality.checks import Check, check
 from mettle.errors import UserError
 
@@ -135,8 +140,8 @@ def find_evaluation(name: str, root: Path = Path()) -> Path:
 
 def read_distribution(folder: Path) -> Distribution:
     """The figures of a saved evaluation."""
-    results = ResultsFolder(folder)
-    return distribution_of(results.read_rows(), results.read_metadata())
+    evaluation = EvaluationReader(folder)
+    return distribution_of(list(evaluation.rows()), evaluation.metadata)
 
 
 def _is_of(folder: Path, env_id: str) -> bool:
