@@ -13,12 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder, find_evaluations
-=======
 from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder
->>>>>>> main
+from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder, find_evaluations
 from mettle.envs.quality.checks import Check, check
 from mettle.errors import UserError
 

@@ -84,25 +84,27 @@ class Trials:
         start = time.perf_counter()
         try:
             with _alarm(self.timeout_s):
-                states = self._runner.run(self._run(rows, ScriptedClient(*policies)))
+                return self._runner.run(self._run(rows, ScriptedClient(*policies)))
         except (_TimeUp, TimeoutError):
             seconds = time.perf_counter() - start
             failed = Outcome(None, error=f"no end within {self.timeout_s:g} s", seconds=seconds, is_timeout=True)
             return [failed] * len(policies)
-        seconds = (time.perf_counter() - start) / len(policies)
-        return [_outcome(state, seconds) for state in states]
 
     def run(self, coroutine: Any) -> Any:
         """Run something else in the same event loop, within the time limit."""
         with _alarm(self.timeout_s):
             return self._runner.run(coroutine)
 
-    async def _run(self, rows: list[dict[str, Any]], client: ScriptedClient) -> list[Any]:
+    async def _run(self, rows: list[dict[str, Any]], client: ScriptedClient) -> list[Outcome]:
+        """Outcomes, and not states: a runner writes out what its task returns, conversations and all."""
+        start = time.perf_counter()
         async with asyncio.timeout(self.timeout_s):
             if len(rows) == 1 and not self.is_group:
-                return [await self.env.run_rollout(rows[0], client, MODEL)]
-            states: list[Any] = await self.env.run_group(rows, client, MODEL)
-            return states
+                states = [await self.env.run_rollout(rows[0], client, MODEL)]
+            else:
+                states = await self.env.run_group(rows, client, MODEL)
+        seconds = (time.perf_counter() - start) / len(rows)
+        return [_outcome(state, seconds) for state in states]
 
 
 def _move_to_loop(rubric: Any) -> list[Any]:
