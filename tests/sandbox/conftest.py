@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from mettle.sandbox import IsolationReport, MachinePool, SandboxConfig, SandboxPool, probe
 
+pytest.register_assert_rewrite("mettle.sandbox.testing")
 sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Backend = Literal["zygote", "unsafe"]
+from mettle.sandbox.backends import BUILT_IN, backend_names
+
+Backend = str
 Grade = Literal["none", "ns-noseccomp", "ns"]
 RequiredGrade = Literal["ns-noseccomp", "ns"]
 
@@ -18,7 +20,14 @@ class SandboxConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     backend: Backend = "zygote"
-    """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same processes with no isolation at all."""
+    """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same with no isolation at all. `remote`: services
+    started by `mettle sandbox serve`, at `urls`. Others by the entry point group `mettle.sandboxes`."""
+
+    urls: tuple[str, ...] = ()
+    """Of `remote`: the services, as `http://host:port` or `unix:/path`; work goes to the least loaded."""
+
+    token_env: str = "METTLE_SANDBOX_TOKEN"
+    """Of `remote`: the environment variable that holds the token, if the services ask for one."""
 
     require: RequiredGrade = "ns"
     """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""
@@ -61,3 +70,16 @@ class SandboxConfig(BaseModel):
 
     start_timeout_s: float = Field(default=20.0, gt=0)
     """How long the template process may take to start."""
+
+    @field_validator("backend")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in BUILT_IN and name not in (known := backend_names()):
+            raise ValueError(f"there is no sandbox backend {name!r}; there are {', '.join(known)}")
+        return name
+
+    @model_validator(mode="after")
+    def _has_services(self) -> Self:
+        if (self.backend == "remote") != bool(self.urls):
+            raise ValueError("sandbox.urls and sandbox.backend 'remote' go together: give both, or neither")
+        return self
