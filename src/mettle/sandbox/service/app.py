@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from mettle.sandbox.service import census, commands, faults, judging, ports, prime, transfers
-from mettle.sandbox.service.state import SERVICE, Service, client_of, service_of
+from mettle.sandbox.service.state import HOLDER, SERVICE, Service, client_of, service_of
 from mettle.sandbox.service.tokens import Holder
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
         with contextlib.ExitStack() as stack:
             if request.path not in OPEN:
                 holder = _identify(service, request)
-                request["holder"] = holder
+                HOLDER.set(holder)
                 if service.is_closing:
                     raise faults.ServiceBusy("this sandbox service is shutting down")
                 stack.enter_context(service.quotas.request(holder))
@@ -104,7 +104,9 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
         service.metrics.count("errors_total", cause=cause)
         if cause == "token":
             logger.warning("a token was refused", extra={"peer": request.remote, "path": request.path})
-        response = prime.error_response(request, error) or faults.response(error)
+        response = prime.error_response(request, error) or faults.response(
+            error, is_websocket="Upgrade" in request.headers
+        )
         if not request.content.at_eof():
             response.force_close()  # what is left of the body is not worth reading
         return response

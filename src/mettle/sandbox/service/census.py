@@ -1,4 +1,4 @@
-"""What there is: machines made, listed and ended; clients heard of; the service itself, for people and for Prometheus."""
+"""What there is: machines made, listed and ended; clients heard of; the service itself, also for Prometheus."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ async def keep_alive(request: web.Request) -> web.StreamResponse:
     return web.json_response(
         {
             "lease_s": service.config.lease_s,
+            "load": load(service),
             "machines": [record.id for record in service.register.of_client(holder.name, client)],
             "ended": service.register.ended_of_client(holder.name, client),
         }

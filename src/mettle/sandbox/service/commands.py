@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from aiohttp import web
@@ -133,11 +133,11 @@ def _result(result: ExecResult) -> dict[str, Any]:
     return packed
 
 
-async def _only_result(machine: Machine, order: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _only_result(machine: Machine, order: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     yield {"result": pack(await machine.exec(**order))}
 
 
-async def _chunks(machine: Machine, order: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(machine: Machine, order: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     async with machine.stream(**order) as stream:
         async for chunk in stream:
             yield {chunk.stream: base64.b64encode(chunk.data).decode()}
@@ -145,7 +145,7 @@ async def _chunks(machine: Machine, order: dict[str, Any]) -> AsyncIterator[dict
 
 
 async def _answer_in_lines(
-    request: web.Request, lines: AsyncIterator[dict[str, Any]], stall_s: float
+    request: web.Request, lines: AsyncGenerator[dict[str, Any], None], stall_s: float
 ) -> web.StreamResponse:
     """Send what comes, and a sign of life when nothing does; a client that takes nothing is hung up on."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
@@ -174,6 +174,6 @@ async def _answer_in_lines(
         beating.cancel()
         with contextlib.suppress(asyncio.CancelledError, OSError):
             await beating
-        await lines.aclose()  # type: ignore[attr-defined]
+        await lines.aclose()
     await response.write_eof()
     return response

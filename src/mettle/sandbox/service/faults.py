@@ -33,6 +33,8 @@ from mettle.sandbox.machines.channel import MachineLost
 
 logger = logging.getLogger(__name__)
 
+HEADER: Final = "Mettle-Error"
+"""Repeats the body where a client cannot read it: in the refusal of a websocket."""
 _MAX_MESSAGE: Final = 2000
 
 
@@ -103,10 +105,12 @@ def status_of(body: dict[str, Any]) -> int:
     return KINDS[body["type"]][0]
 
 
-def response(error: Exception) -> web.Response:
+def response(error: Exception, *, is_websocket: bool = False) -> web.Response:
     """The answer to an error that a handler raised."""
     body = describe(error)
-    headers = {"Retry-After": "1"} if status_of(body) in (429, 503) else {}
+    headers: dict[str, str] = {"Retry-After": "1"} if status_of(body) in (429, 503) else {}
+    if is_websocket:
+        headers[HEADER] = json.dumps({"error": body})
     if status_of(body) == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.json_response({"error": body}, status=status_of(body), headers=headers)

@@ -18,6 +18,7 @@ from typing import Final
 from aiohttp import WSMsgType, web
 
 from mettle.errors import UserError
+from mettle.sandbox.service.bodies import seconds
 from mettle.sandbox.service.faults import NoMachine
 from mettle.sandbox.service.pumps import MAX_MESSAGE, keep_alive, pump
 from mettle.sandbox.service.state import record_of
@@ -40,7 +41,8 @@ LISTENERS: web.AppKey[dict[tuple[str, int], _Listener]] = web.AppKey("listeners"
 
 async def connect(request: web.Request) -> web.StreamResponse:
     """A connection to 127.0.0.1:`port` inside."""
-    connection = await record_of(request).machine.connect(_port(request.match_info["port"]))
+    timeout_s = seconds({"timeout_s": _number(request.query.get("timeout_s", "10"))}, "timeout_s", 10.0) or 10.0
+    connection = await record_of(request).machine.connect(_port(request.match_info["port"]), timeout_s=timeout_s)
     return await _carry(request, connection)
 
 
@@ -112,6 +114,13 @@ async def _carry(request: web.Request, connection: socket.socket) -> web.WebSock
     with contextlib.suppress(OSError, RuntimeError):
         await ws.close()
     return ws
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _port(text: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -65,6 +66,8 @@ class Service:
         return name
 
 
+HOLDER: ContextVar[Holder] = ContextVar("holder")
+"""Of the request that is being answered; set before its handler is called."""
 SERVICE: web.AppKey[Service] = web.AppKey("service")
 
 
@@ -72,10 +75,9 @@ def service_of(request: web.Request) -> Service:
     return request.app[SERVICE]
 
 
-def holder_of(request: web.Request) -> Holder:
+def holder_of(_: web.Request) -> Holder:
     """Whose token the request came with."""
-    holder: Holder = request["holder"]
-    return holder
+    return HOLDER.get()
 
 
 def client_of(request: web.Request) -> str:
