@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mettle.sandbox.languages import LanguageSpec
+
 Backend = Literal["zygote", "unsafe"]
 Grade = Literal["none", "ns-noseccomp", "ns"]
 RequiredGrade = Literal["ns-noseccomp", "ns"]
@@ -47,6 +49,12 @@ class SandboxConfig(BaseModel):
     max_open_files: int = Field(default=256, ge=16, le=1 << 16)
     """File descriptors per process."""
 
+    languages: tuple[LanguageSpec, ...] = ()
+    """Interpreters and compilers besides the built-in ones, or in place of one of the same name."""
+
+    preload: tuple[str, ...] = ()
+    """Modules (numpy, say) imported once and inherited by every Python test. A test's memory includes theirs."""
+
     max_source_kb: int = Field(default=1024, ge=1, le=1 << 16)
     """The longest source that is accepted."""
 
@@ -54,7 +62,7 @@ class SandboxConfig(BaseModel):
     """The longest standard input, or encoded arguments, of one test."""
 
     python_packages: tuple[str, ...] = ()
-    """Packages installed beside Mettle that machines may import, with what they require; read-only, in /packages."""
+    """Packages installed beside Mettle that code may import, with what they require; read-only, in /packages."""
 
     host_uid: int = Field(default=64113, ge=1, le=(1 << 31) - 1)
     """The ordinary user, as the host counts, that judged code runs as when the pool is started by root."""
