@@ -29,6 +29,7 @@ class Asker:
         self._files: tuple[ProgramFile, ...] = ()
         self._held = contextlib.AsyncExitStack()
         self._cell: Cell | None = None
+        self._is_loaded = False
 
     async def close(self) -> None:
         """End the checker's cell."""
@@ -81,8 +82,9 @@ class Asker:
     async def _run(self, order: TestOrder, files: list[ProgramFile] | tuple[()]) -> TestReport:
         losses = Losses(self._cells)
         while True:
-            cell = await self._take_cell()
+            cell = self._cell or await self._take_cell()
             try:
+                await self._load(cell)
                 if self._job.source.cell is not None:
                     await cell.load_files([*self._files, *files])
                 report = await cell.run(0, order, is_last=False)
@@ -96,18 +98,19 @@ class Asker:
             return report
 
     async def _take_cell(self) -> Cell:
-        if self._cell is not None:
-            return self._cell
-        source = self._job.source
-        if source.cell is not None:
+        if self._job.source.cell is not None:
             self._files = await self._build()
-        cell = await self._held.enter_async_context(self._cells.cell(source.cell))
-        if source.cell is None:
-            await cell.load(source.code)
-        else:
-            require_processes(cell, source)
-        self._cell = cell
-        return cell
+        self._cell = await self._held.enter_async_context(self._cells.cell(self._job.source.cell))
+        self._is_loaded = False
+        return self._cell
+
+    async def _load(self, cell: Cell) -> None:
+        """Send the checker itself, once; a program goes with the files of each question."""
+        if self._job.source.cell is not None:
+            require_processes(cell, self._job.source)
+        elif not self._is_loaded:
+            await cell.load(self._job.source.code)
+            self._is_loaded = True
 
     async def _build(self) -> tuple[ProgramFile, ...]:
         build = await self._builder.build(self._job.source)
