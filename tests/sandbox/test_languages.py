@@ -143,8 +143,9 @@ COMPILE_BOMBS = {
 
 
 @needs_cpp
+@pytest.mark.usefixtures("_needs_isolation")
 @pytest.mark.parametrize("bomb", COMPILE_BOMBS)
-async def test_a_compiler_has_limits_of_its_own(_needs_isolation: None, bomb: str) -> None:
+async def test_a_compiler_has_limits_of_its_own(bomb: str) -> None:
     language, code = COMPILE_BOMBS[bomb]
     spec = find_language(SandboxConfig(), language)
     small = spec.model_copy(update={"compile_timeout_s": 1.0, "compile_memory_mb": 200, "compile_disk_mb": 48})
