@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.sandbox import IsolationReport, Layer, SandboxConfig
+from mettle.sandbox import IsolationReport, Layer, SandboxConfig, StdioTest
 from mettle.sandbox.comparators import outputs_match, values_match
 from mettle.sandbox.isolation import check, refused
 from mettle.sandbox.zygote import frames, seccomp, syscalls, values
@@ -114,7 +114,7 @@ def test_values_are_compared_by_type(value: Any, expected: Any, rule: Any, toler
     ],
 )
 def test_outputs_are_compared_by_the_rule(output: bytes, expected: bytes, rule: Any, matches: bool) -> None:
-    assert outputs_match(output, expected, rule, 1e-6) is matches
+    assert outputs_match(output, expected, StdioTest(compare=rule)) is matches
 
 
 @given(st.dictionaries(st.text(), st.integers()), st.binary(max_size=1000))

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mettle.sandbox.backends import BUILT_IN, backend_names
+from mettle.sandbox.languages import LanguageSpec
 
 Backend = str
 Grade = Literal["none", "ns-noseccomp", "ns"]
@@ -56,6 +57,12 @@ class SandboxConfig(BaseModel):
     max_open_files: int = Field(default=256, ge=16, le=1 << 16)
     """File descriptors per process."""
 
+    languages: tuple[LanguageSpec, ...] = ()
+    """Interpreters and compilers besides the built-in ones, or in place of one of the same name."""
+
+    preload: tuple[str, ...] = ()
+    """Modules (numpy, say) imported once and inherited by every Python test. A test's memory includes theirs."""
+
     max_source_kb: int = Field(default=1024, ge=1, le=1 << 16)
     """The longest source that is accepted."""
 
@@ -63,7 +70,7 @@ class SandboxConfig(BaseModel):
     """The longest standard input, or encoded arguments, of one test."""
 
     python_packages: tuple[str, ...] = ()
-    """Packages installed beside Mettle that machines may import, with what they require; read-only, in /packages."""
+    """Packages installed beside Mettle that code may import, with what they require; read-only, in /packages."""
 
     host_uid: int = Field(default=64113, ge=1, le=(1 << 31) - 1)
     """The ordinary user, as the host counts, that judged code runs as when the pool is started by root."""

@@ -24,7 +24,8 @@ from mettle.errors import SandboxError
 from mettle.sandbox.cells import Cell
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.packages import package_paths
-from mettle.sandbox.zygote.settings import MachineLimits, Settings
+from mettle.sandbox.toolchains import known_languages, shown_paths
+from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +115,10 @@ class Template:
         self.layers = hello["layers"]
         self.is_ready = bool(hello["is_ready"])
 
-    async def spawn(self) -> Cell:
-        """A new cell, not yet ready."""
-        clone = await self._clone({})
-        return await Cell.connect(clone.number, self.generation, clone.channel)
+    async def spawn(self, limits: CellLimits | None = None) -> Cell:
+        """A new cell, not yet ready; with the usual limits, or these."""
+        clone = await self._clone({} if limits is None else {"cell": limits._asdict()})
+        return await Cell.connect(clone.number, self.generation, limits, clone.channel)
 
     async def spawn_machine(self, limits: MachineLimits, entrance: int | None = None) -> Clone:
         """A new machine, not yet ready. `entrance` is the `cgroup.procs` that it is to enter, opened for writing."""
@@ -182,6 +183,8 @@ class Template:
             max_disk_files=_MAX_DISK_FILES,
             scratch=self._scratch,
             packages=tuple(str(path) for path in package_paths(config.python_packages).found),
+            preload=config.preload,
+            host_paths=shown_paths(list(known_languages(config).values())),
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]

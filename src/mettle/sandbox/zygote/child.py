@@ -1,4 +1,5 @@
-"""The process that becomes the judged code: it shuts the last doors behind itself, waits for its job, and runs it.
+"""The process that becomes the judged code: it shuts the last doors behind itself, waits for its job, and runs it,
+or executes the program that the job names.
 
 It is forked ahead of time by a process 1 that has already confined itself, so that it has no capability from its first
 instruction. It holds its three standard streams (and, in a function-call test, descriptor 3, which accepts the one
@@ -15,6 +16,7 @@ import linecache
 import math
 import os
 import resource
+import signal
 import socket
 import sys
 import traceback
@@ -30,6 +32,10 @@ _leave: Final = os._exit  # kept, because judged code may replace the one in `os
 _SOURCE_NAME: Final = "solution.py"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
 _THREAD_STACKS_BYTES: Final = 64 << 20
+_RESERVED_FACTOR: Final = 4
+_RESERVED_BYTES: Final = 1 << 30
+_RESERVED_STACKS: Final = 16
+_CANNOT_EXECUTE: Final = 126
 
 
 def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
@@ -57,6 +63,8 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
         return
     job.close()
     _limit(frame.header)
+    if frame.header["mode"] == "program":
+        _become_program(frame.header)
     _forget_the_harness()
     _become(frame.header, frame.payload)
 
@@ -90,10 +98,19 @@ def _limit(header: dict[str, Any]) -> None:
     """The limits that belong to this test. Process 1 decides; these hold even if it is slow."""
     cpu_s = math.ceil(header["cpu_s"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    if header.get("is_space_reserved"):
+        _limit_data(header["memory_bytes"], header["stack_bytes"])
+        return
     with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as file:
         pages = int((file.read().split() or [b"16384"])[0])
     space = pages * os.sysconf("SC_PAGE_SIZE") + header["memory_bytes"] + _THREAD_STACKS_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (space, space + _ROOM_TO_REPORT_BYTES))
+
+
+def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
+    """For programs that reserve more than they use: far above what process 1 allows, and far below the host's all."""
+    data = _RESERVED_FACTOR * memory_bytes + _RESERVED_BYTES + _RESERVED_STACKS * stack_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (data, data))
 
 
 def _forget_the_harness() -> None:
@@ -121,6 +138,22 @@ def _become(header: dict[str, Any], payload: bytes) -> NoReturn:
     except BaseException as error:
         _report(error)
     _finish(status)
+
+
+def _become_program(header: dict[str, Any]) -> NoReturn:
+    """Execute a command in this process's place, with three descriptors and an environment written by the owner."""
+    os.close(RESULT_FD)
+    stack_bytes, hard = header["stack_bytes"], resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack_bytes = stack_bytes if hard == resource.RLIM_INFINITY else min(stack_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would go on ignoring
+        signal.signal(number, signal.SIG_DFL)
+    argv = header["argv"]
+    try:
+        os.execvpe(argv[0], argv, header["environment"])
+    except OSError as error:
+        os.write(2, f"{argv[0]} cannot be executed: {error.strerror}\n".encode())
+    _leave(_CANNOT_EXECUTE)
 
 
 def _execute(source: str, name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import sys
 from typing import Any, Final, NoReturn
 
 from mettle.sandbox.zygote import cell, jail, kernel, machine, rootfs, seccomp
-from mettle.sandbox.zygote.settings import MachineLimits, Settings
+from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
@@ -107,7 +107,7 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     layers["namespaces"] = ""
     kernel.set_hostname("sandbox")
     if not is_root_built:
-        rootfs.build_root(settings.packages)
+        rootfs.build_root(settings.packages, settings.host_paths)
         layers["root"] = ""
 
 
@@ -116,7 +116,7 @@ def _build_root_as_root(settings: Settings, layers: dict[str, str]) -> bool:
         kernel.unshare(kernel.CLONE_NEWNS)
     except PermissionError:
         return False  # root of a container without the right; it goes the ordinary user's way
-    rootfs.build_root(settings.packages)
+    rootfs.build_root(settings.packages, settings.host_paths)
     layers["root"] = ""
     return True
 
@@ -180,7 +180,10 @@ def _obey(
     if pid == 0:
         control.detach()
         if not is_machine:
-            cell.live(channel, settings, program)
+            limits_of_cell = CellLimits(**order["cell"]) if "cell" in order else None
+            own = limits_of_cell.of(settings) if limits_of_cell else settings
+            has_files = limits_of_cell is not None and limits_of_cell.has_program
+            cell.live(channel, own, program, has_files=has_files)
         limits = MachineLimits(**order["machine"])
         entrance = descriptors[1] if len(descriptors) > 1 else None
         machine.live(channel, machine.Tools(settings, limits, machine_program, template_pid), entrance)
