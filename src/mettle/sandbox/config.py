@@ -8,11 +8,12 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mettle.sandbox.backends import BUILT_IN, backend_names
+from mettle.sandbox.backends.docker_config import DockerConfig
 from mettle.sandbox.languages import LanguageSpec
 
 Backend = str
-Grade = Literal["none", "ns-noseccomp", "ns"]
-RequiredGrade = Literal["ns-noseccomp", "ns"]
+Grade = Literal["none", "ns-noseccomp", "ns", "kernel"]
+RequiredGrade = Literal["ns-noseccomp", "ns", "kernel"]
 
 
 class SandboxConfig(BaseModel):
@@ -29,6 +30,9 @@ class SandboxConfig(BaseModel):
 
     token_env: str = "METTLE_SANDBOX_TOKEN"
     """Of `remote`: the environment variable that holds the token, if the services ask for one."""
+
+    docker: DockerConfig = DockerConfig()
+    """Of `docker`."""
 
     require: RequiredGrade = "ns"
     """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from mettle.errors import UserError
 from mettle.sandbox.config import Backend, Grade, SandboxConfig
 
-_ORDER: Final[tuple[Grade, ...]] = ("none", "ns-noseccomp", "ns")
+_ORDER: Final[tuple[Grade, ...]] = ("none", "ns-noseccomp", "ns", "kernel")
 _NAMESPACES: Final = {"user": "user", "mount": "mnt", "pid": "pid", "network": "net", "ipc": "ipc", "uts": "uts"}
 _CONTAINER_FIX: Final = (
     "in a container, run with a seccomp profile that allows clone, unshare, mount, umount2, pivot_root and setns; "

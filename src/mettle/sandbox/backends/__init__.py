@@ -21,6 +21,7 @@ ENTRY_POINT_GROUP: Final = "mettle.sandboxes"
 BUILT_IN: Final = {
     "zygote": "mettle.sandbox.backends.embedded:EMBEDDED",
     "unsafe": "mettle.sandbox.backends.embedded:EMBEDDED",
+    "docker": "mettle.sandbox.backends.docker:DOCKER",
     "remote": "mettle.sandbox.remote:REMOTE",
 }
 """Name to `module:object`, as in an entry point."""

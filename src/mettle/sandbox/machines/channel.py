@@ -13,26 +13,16 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from mettle.errors import SandboxError
+from mettle.sandbox.machines.line import Answer, MachineLost, Reading, Sink, Writing
+from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
 from mettle.sandbox.zygote import frames
+
+__all__ = ["Answer", "Channel", "MachineLost"]
 
 _READ_BYTES: Final = 1 << 16
 _MAX_DESCRIPTORS: Final = 8
-
-
-class MachineLost(SandboxError):
-    """The machine ended, or stopped answering, before its answer came."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What process 1 says about one order, and the descriptor that it made for it."""
-
-    header: dict[str, Any]
-    descriptor: int | None
 
 
 class Channel:
@@ -55,16 +45,29 @@ class Channel:
     def is_open(self) -> bool:
         return not self.closed.is_set() and not self._is_hung_up
 
-    async def order(
-        self, header: dict[str, Any], descriptors: Sequence[int] = ()
-    ) -> tuple[int, asyncio.Future[Answer]]:
-        """Send an order; its number, and the future of its answer. The descriptors stay the caller's to close."""
+    def open_reader(self, sink: Sink) -> Reading:
+        """A pipe that the machine writes; its end is a descriptor, which `let_go` closes."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        return Reading(PipeReader(read_end, sink), write_end)
+
+    def open_writer(self, stall_s: float | None = None) -> Writing:
+        """A pipe that the machine reads."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        return Writing(PipeWriter(write_end, stall_s), read_end)
+
+    def let_go(self, ends: Sequence[int]) -> None:
+        """Close this process's copies of what was sent along."""
+        for descriptor in ends:
+            os.close(descriptor)
+
+    async def order(self, header: dict[str, Any], ends: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
+        """Send an order; its number, and the future of its answer. The ends stay the caller's to let go."""
         number = next(self._numbers)
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._send(frames.encode({"id": number, **header}), list(descriptors))
+            await self._send(frames.encode({"id": number, **header}), list(ends))
         except OSError as error:
             self._waiting.pop(number, None)
             raise MachineLost("the machine has ended") from error
@@ -163,6 +166,6 @@ class Channel:
         descriptor = self._descriptors.popleft() if header["has_descriptor"] and self._descriptors else None
         answer = self._waiting.pop(int(header["id"]), None)
         if answer is not None and not answer.done():
-            answer.set_result(Answer(header, descriptor))
+            answer.set_result(Answer(header, None if descriptor is None else socket.socket(fileno=descriptor)))
         elif descriptor is not None:
             os.close(descriptor)

@@ -31,7 +31,8 @@ class MachineConfig:
 
     `memory_mb` is of all its processes together, `disk_mb` of all its files (they live in memory, too). `lifetime_s`
     counts from its making, `idle_s` from the end of the last order; None is without end. `files` maps paths (relative
-    ones are below /work) to contents. `labels` are the caller's own.
+    ones are below /work) to contents. `labels` are the caller's own. `image` is of
+    backends of containers; None is the backend's.
     """
 
     memory_mb: int = 512
@@ -42,6 +43,7 @@ class MachineConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes | str | Path] = field(default_factory=dict)
+    image: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("memory_mb", 16), ("disk_mb", 1), ("max_processes", 1)):

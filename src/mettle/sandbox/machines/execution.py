@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from mettle.sandbox.machines.channel import Answer, Channel, MachineLost
-from mettle.sandbox.machines.pipes import Capture, PipeReader, PipeWriter
+from mettle.sandbox.machines.line import Answer, Line, MachineLost, Reader, Writer
+from mettle.sandbox.machines.pipes import Capture
 
 StreamName = Literal["stdout", "stderr"]
 _KILL_GRACE_S: Final = 10.0
@@ -71,9 +71,10 @@ class Command:
 class Host(Protocol):
     """What an execution needs of its machine."""
 
-    channel: Channel
+    @property
+    def channel(self) -> Line: ...
 
-    def keep_draining(self, readers: Sequence[PipeReader]) -> None: ...
+    def keep_draining(self, readers: Sequence[Reader]) -> None: ...
 
     def num_killed_by_kernel(self) -> int: ...
 
@@ -90,7 +91,7 @@ class Execution:
             "stdout": Capture(command.max_output_bytes),
             "stderr": Capture(command.max_output_bytes),
         }
-        self._readers: list[PipeReader] = []
+        self._readers: list[Reader] = []
         self._stop = asyncio.Event()
         self._started = time.monotonic()
         self._num_killed_before = host.num_killed_by_kernel()
@@ -144,34 +145,32 @@ class Execution:
         self._host.keep_draining([reader for reader in self._readers if not reader.ended.is_set()])
         return self._describe(header, is_timed_out=is_timed_out, is_ended_by_us=is_ended_by_us)
 
-    async def _start(self) -> tuple[int, asyncio.Future[Answer], PipeWriter | None]:
+    async def _start(self) -> tuple[int, asyncio.Future[Answer], Writer | None]:
         """Send the order with one end of each pipe, which stays open as long as anyone in the machine holds it."""
         command, has_stdin = self._command, self._command.stdin is not None
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3 if has_stdin else 2)]
-        theirs = [pipes[0][1], pipes[1][1]] + ([pipes[2][0]] if has_stdin else [])
-        writer = PipeWriter(pipes[2][1]) if has_stdin else None
-        self._readers = [
-            PipeReader(pipes[0][0], lambda data: self._take("stdout", data)),
-            PipeReader(pipes[1][0], lambda data: self._take("stderr", data)),
-        ]
+        line = self._host.channel
+        out = line.open_reader(lambda data: self._take("stdout", data))
+        err = line.open_reader(lambda data: self._take("stderr", data))
+        fed = line.open_writer() if has_stdin else None
+        self._readers = [out.reader, err.reader]
+        ends = [out.end, err.end] + ([fed.end] if fed else [])
         order: dict[str, Any] = {
             "do": "start",
             "hand": "run",
-            "streams": [1, 2, 0][: len(theirs)],
+            "streams": [1, 2, 0][: len(ends)],
             "argv": list(command.argv),
             "cwd": command.cwd,
             "environment": dict(command.environment),
         }
         try:
-            number, answer = await self._host.channel.order(order, theirs)
+            number, answer = await line.order(order, ends)
         except BaseException:
-            if writer is not None:
-                writer.close()
+            if fed is not None:
+                fed.writer.close()
             raise
         finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-        return number, answer, writer
+            line.let_go(ends)
+        return number, answer, fed.writer if fed else None
 
     def _take(self, stream: StreamName, data: bytes) -> None:
         capture = self._captures[stream]

@@ -20,12 +20,11 @@ from typing import Any, Final
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.cgroups import MachineCgroup
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.machines.channel import Channel, MachineLost
 from mettle.sandbox.machines.config import MachineConfig, check_environment
 from mettle.sandbox.machines.execution import Command, ExecResult, Execution
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
 from mettle.sandbox.machines.jobs import Job, Stream
-from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
+from mettle.sandbox.machines.line import Line, MachineLost, Reader, Writer
 from mettle.sandbox.machines.transfers import Transfers
 
 _ANSWER_S: Final = 10.0
@@ -43,7 +42,7 @@ class Machine:
         machine_id: str,
         config: MachineConfig,
         isolation: IsolationReport,
-        channel: Channel,
+        channel: Line,
         kill: Callable[[], Awaitable[None]],
     ) -> None:
         self.id = machine_id
@@ -54,11 +53,12 @@ class Machine:
         self._kill = kill
         self._transfers = Transfers(self)
         self._executions: set[Execution] = set()
-        self._drained: deque[PipeReader] = deque()
+        self._drained: deque[Reader] = deque()
         self._job_numbers = itertools.count(1)
         self._num_busy = 0
         self._last_used = self.created
         self.why_ended = ""
+        self.lost_as: type[MachineLost] = MachineLost
         self.cgroup: MachineCgroup | None = None
         self.on_end: Callable[[Machine], None] = lambda _: None
 
@@ -143,7 +143,7 @@ class Machine:
         """Write many files at once. Raises: OSError for what is in the way inside the machine."""
         pieces = file_pieces(files)
 
-        async def feed(writer: PipeWriter) -> None:
+        async def feed(writer: Writer) -> None:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 await writer.write(piece)
 
@@ -173,7 +173,8 @@ class Machine:
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> socket.socket:
         """A connection to 127.0.0.1:`port` inside. Raises: OSError as `connect` would."""
-        connection = await self._socket({"do": "connect", "port": port}, f"port {port}")
+        order = {"do": "connect", "port": port, "timeout_s": timeout_s}
+        connection = await self._socket(order, f"port {port}", timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await _wait_connected(connection)
@@ -210,7 +211,7 @@ class Machine:
         """How many of its processes the kernel has ended for lack of memory, where it counts them."""
         return self.cgroup.num_killed() if self.cgroup is not None else 0
 
-    def keep_draining(self, readers: Sequence[PipeReader]) -> None:
+    def keep_draining(self, readers: Sequence[Reader]) -> None:
         """Read on for processes that a command has left behind, so that what they print does not end them."""
         for reader in readers:
             reader.discard()
@@ -255,25 +256,24 @@ class Machine:
     def require_alive(self) -> None:
         """Raises: MachineLost, which says why it ended."""
         if not self.is_alive:
-            raise MachineLost(self._epitaph("its process 1 ended"))
+            raise self.lost_as(self._epitaph("its process 1 ended"))
 
     def _epitaph(self, otherwise: str) -> str:
         return f"machine {self.id} has ended: {self.why_ended or otherwise}"
 
-    async def _socket(self, order: dict[str, Any], what: str) -> socket.socket:
+    async def _socket(self, order: dict[str, Any], what: str, extra_s: float = 0.0) -> socket.socket:
         self.require_alive()
         if not 0 <= order["port"] <= _MAX_PORT:
             raise UserError(f"there is no {what}; ports go from 1 to {_MAX_PORT}, and 0 asks for any that is free")
         with self.working():
-            answer = await self.channel.ask(order, _ANSWER_S)
+            answer = await self.channel.ask(order, _ANSWER_S + extra_s)
         if "errno" in answer.header:
             number = int(answer.header["errno"])
             raise OSError(number, os.strerror(number), f"{what} of machine {self.id}")
-        if answer.descriptor is None:
+        if answer.passed is None:
             raise SandboxError(f"machine {self.id} sent no socket")
-        passed = socket.socket(fileno=answer.descriptor)
-        passed.setblocking(False)
-        return passed
+        answer.passed.setblocking(False)
+        return answer.passed
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ Invariant: a machine ends with its pool, and the pool's processes end with the p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from mettle.sandbox.machines.channel import Channel
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot
 from mettle.sandbox.machines.machine import Machine
+from mettle.sandbox.machines.registry import Registry
 from mettle.sandbox.packages import package_paths
 from mettle.sandbox.zygote.rootfs import PACKAGES
 from mettle.sandbox.zygote.settings import MachineLimits
@@ -44,9 +44,7 @@ class MachinePool:
         self.config = config or SandboxConfig()
         self._keeper = TemplateKeeper(self.config, lambda: None)
         self._cgroups: CgroupHome | None = None
-        self._machines: dict[str, Machine] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._endings: set[asyncio.Task[None]] = set()
+        self._registry = Registry()
         self._isolation: IsolationReport | None = None
 
     @property
@@ -64,14 +62,11 @@ class MachinePool:
     @property
     def machines(self) -> tuple[Machine, ...]:
         """Those that have not been deleted."""
-        return tuple(self._machines.values())
+        return self._registry.all()
 
     def get(self, machine_id: str) -> Machine:
         """A machine by its id; SandboxError when there is none."""
-        machine = self._machines.get(machine_id)
-        if machine is None:
-            raise SandboxError(f"there is no machine {machine_id!r}; it has ended, or never was")
-        return machine
+        return self._registry.get(machine_id)
 
     async def __aenter__(self) -> Self:
         try:
@@ -114,6 +109,11 @@ class MachinePool:
     async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
         config, report = config or MachineConfig(), self.isolation
+        if config.image is not None:
+            raise UserError(
+                f"the backend {self.config.backend!r} has no images, and a machine of {config.image!r} was asked for; "
+                "set sandbox.backend to 'docker' or 'kubernetes'"
+            )
         machine = await self._make(f"m-{secrets.token_hex(6)}", config, report)
         try:
             if snapshot is not None:
@@ -123,22 +123,12 @@ class MachinePool:
         except BaseException:
             await machine.delete()
             raise
-        self._machines[machine.id] = machine
-        self._schedule(machine)
+        self._registry.add(machine)
         return machine
 
     async def close(self) -> None:
         """Delete every machine and end the template. Safe to call twice."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        machines, self._machines = list(self._machines.values()), {}
-        async with asyncio.TaskGroup() as group:
-            for machine in machines:
-                group.create_task(machine.delete("its pool was closed"))
-        for ending in list(self._endings):
-            with contextlib.suppress(asyncio.CancelledError):
-                await ending
+        await self._registry.close()
         await self._keeper.close()
         await self._close_cgroups()
         self._isolation = None
@@ -214,27 +204,7 @@ class MachinePool:
         return limits._replace(environment={**limits.environment, "PYTHONPATH": path})
 
     def _forget(self, machine: Machine) -> None:
-        self._machines.pop(machine.id, None)
+        self._registry.forget(machine)
         if machine.cgroup is not None and self._cgroups is not None:
             self._cgroups.let_go(machine.cgroup)
             machine.cgroup = None
-        timer = self._timers.pop(machine.id, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _schedule(self, machine: Machine) -> None:
-        """Look again when the machine's time may be over."""
-        left_s = machine.left_s()
-        if left_s is not None:
-            timer = asyncio.get_running_loop().call_later(left_s, self._end_if_due, machine)
-            self._timers[machine.id] = timer
-
-    def _end_if_due(self, machine: Machine) -> None:
-        why = machine.why_due()
-        if not why:
-            self._schedule(machine)
-            return
-        logger.info("ending a machine", extra={"machine": machine.id, "why": why})
-        ending = asyncio.create_task(machine.delete(why), name="machine end")
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)

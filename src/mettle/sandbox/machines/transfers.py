@@ -14,8 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from mettle.sandbox.machines.channel import Answer, Channel, MachineLost
-from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
+from mettle.sandbox.machines.line import Answer, Line, MachineLost, Reader, Writer
 
 _STALL_S: Final = 60.0
 _LOOK_S: Final = 0.1
@@ -26,7 +25,9 @@ class Host(Protocol):
     """What a transfer needs of its machine."""
 
     id: str
-    channel: Channel
+
+    @property
+    def channel(self) -> Line: ...
 
     @property
     def is_alive(self) -> bool: ...
@@ -43,13 +44,12 @@ class Transfers:
         self._host = host
 
     async def give(
-        self, hand: str, order: dict[str, Any], feed: Callable[[PipeWriter], Awaitable[None]], what: str
+        self, hand: str, order: dict[str, Any], feed: Callable[[Writer], Awaitable[None]], what: str
     ) -> None:
         """Send a hand its order and bytes, and wait until it has done with them."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        writer = PipeWriter(write_end, stall_s=_STALL_S)
+        writer, end = self._host.channel.open_writer(_STALL_S)
         try:
-            async with self._hand({"hand": hand, "streams": [0], **order}, read_end, what) as answer:
+            async with self._hand({"hand": hand, "streams": [0], **order}, end, what) as answer:
                 with contextlib.suppress(BrokenPipeError):  # the hand has met an error, which its answer names
                     await feed(writer)
                 writer.close()
@@ -60,10 +60,9 @@ class Transfers:
     async def take(self, hand: str, order: dict[str, Any], what: str, max_bytes: int) -> bytes:
         """Send a hand its order and collect what it sends back."""
         received = bytearray()
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        reader = PipeReader(read_end, received.extend)
+        reader, end = self._host.channel.open_reader(received.extend)
         try:
-            async with self._hand({"hand": hand, "streams": [1], **order}, write_end, what) as answer:
+            async with self._hand({"hand": hand, "streams": [1], **order}, end, what) as answer:
                 await _collect(reader, received, max_bytes, what)
                 await _conclude(answer, what)
         finally:
@@ -71,14 +70,14 @@ class Transfers:
         return bytes(received)
 
     @contextlib.asynccontextmanager
-    async def _hand(self, order: dict[str, Any], descriptor: int, what: str) -> AsyncIterator[asyncio.Future[Answer]]:
+    async def _hand(self, order: dict[str, Any], end: int, what: str) -> AsyncIterator[asyncio.Future[Answer]]:
         """A hand at work; one that has not answered at the end, because it stalls or is no longer wanted, is ended."""
         with self._host.working():
             try:
                 self._host.require_alive()
-                number, answer = await self._host.channel.order({"do": "start", **order}, [descriptor])
+                number, answer = await self._host.channel.order({"do": "start", **order}, [end])
             finally:
-                os.close(descriptor)
+                self._host.channel.let_go([end])
             try:
                 yield answer
             except TimeoutError as error:
@@ -98,7 +97,7 @@ async def _conclude(answer: asyncio.Future[Answer], what: str) -> None:
         raise OSError(status, os.strerror(status), what)
 
 
-async def _collect(reader: PipeReader, received: bytearray, max_bytes: int, what: str) -> None:
+async def _collect(reader: Reader, received: bytearray, max_bytes: int, what: str) -> None:
     """Wait for the end of the stream; OSError when it is too long, TimeoutError when it stalls."""
     num_before, deadline = 0, time.monotonic() + _STALL_S
     while not reader.ended.is_set() and len(received) <= max_bytes:

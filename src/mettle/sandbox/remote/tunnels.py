@@ -1,6 +1,6 @@
 """Ports of remote machines as sockets of this process.
 
-`connect` gives one end of a socket pair whose other end is carried to the machine. `TunnelListener` is a listening
+`connect` gives one end of a socket pair whose other end is carried to the machine. `FarListener` is a listening
 socket that no network and no other user can reach: for each connection that a program inside makes, one is made to it
 from here. Invariant: closing the socket closes the port inside; when the service is lost, connections end.
 """
@@ -17,28 +17,13 @@ from typing import Any, Final
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mettle.errors import SandboxError
+from mettle.sandbox.machines.listeners import FarListener
 from mettle.sandbox.remote.connection import Connection
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.pumps import pump
 
 _HEARTBEAT_S: Final = 20.0
 _BACKLOG: Final = 128
-
-
-class TunnelListener(socket.socket):
-    """Listens in a machine elsewhere: `accept` gives its connections, `getsockname` its address there."""
-
-    inside_port: int
-    on_close: Any = None
-
-    def getsockname(self) -> tuple[str, int]:
-        return ("127.0.0.1", self.inside_port)
-
-    def close(self) -> None:
-        super().close()
-        if self.on_close is not None:
-            self.on_close()
-            self.on_close = None
 
 
 class Tunnels:
@@ -63,9 +48,9 @@ class Tunnels:
             raise
         return ours
 
-    async def listen(self, port: int) -> TunnelListener:
+    async def listen(self, port: int) -> FarListener:
         """A listener at a port inside. Raises: OSError as `listen` would."""
-        opened: asyncio.Future[TunnelListener] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[FarListener] = asyncio.get_running_loop().create_future()
         task = self._spawn(self._offer(port, opened))
         try:
             listener = await opened
@@ -104,10 +89,10 @@ class Tunnels:
         finally:
             ours.close()
 
-    async def _offer(self, port: int, opened: asyncio.Future[TunnelListener]) -> None:
+    async def _offer(self, port: int, opened: asyncio.Future[FarListener]) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="mettle-port-") as directory:  # for this user only
-                listener = TunnelListener(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener = FarListener(socket.AF_UNIX, socket.SOCK_STREAM)
                 try:
                     address = str(Path(directory) / "port")
                     listener.bind(address)
@@ -123,7 +108,7 @@ class Tunnels:
                 opened.set_exception(error)
 
     async def _accept(
-        self, port: int, listener: TunnelListener, address: str, opened: asyncio.Future[TunnelListener]
+        self, port: int, listener: FarListener, address: str, opened: asyncio.Future[FarListener]
     ) -> None:
         path, params = f"{self._path}/listen", {"port": str(port)}
         async with self._connection.websocket(path, params=params, heartbeat_s=_HEARTBEAT_S) as ws:

@@ -139,5 +139,5 @@ class Attempt:
         """The exact sum, for programs: their processes share pages, which the quick sum counts each time."""
         if not self._is_program:
             return True
-        pids = watch.cell_processes() if self._is_jailed else [self.child.pid, *watch.descendants(self.child.pid)]
+        pids = watch.cell_processes() if self._is_jailed else watch.descendants(os.getpid())
         return sum(watch.proportional_bytes(pid) for pid in pids) > self._memory_bytes

@@ -124,11 +124,15 @@ class Cell:
                 self._load(frame)
                 continue
             done, payload = self._run(frame)
-            is_worn = self._settings.is_jailed and not rootfs.are_private_directories_untouched()
+            is_worn = self.is_worn()
             self._channel.sendall(frames.encode({**done, "is_worn": is_worn}, payload))
             if is_worn or frame.header["is_last"]:
                 return
             self.prepare_child()
+
+    def is_worn(self) -> bool:
+        """Whether the test that is over has left something that the next one could find."""
+        return self._settings.is_jailed and not rootfs.are_private_directories_untouched()
 
     def _load(self, frame: frames.Frame) -> None:
         """Keep the source, or write the files that the next tests run."""
@@ -140,7 +144,7 @@ class Cell:
 
     def prepare_child(self) -> None:
         """Fork the next child and wait until its doors are shut; OSError if one did not shut."""
-        self._renew_scratch()
+        self.renew_scratch()
         ours, theirs = socket.socketpair()
         pipes = [os.pipe() for _ in range(4)]
         streams = (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1])
@@ -160,7 +164,7 @@ class Cell:
             os.set_blocking(descriptor, False)
         self._child = made
 
-    def _renew_scratch(self) -> None:
+    def renew_scratch(self) -> None:
         """An empty directory for the next test, where the jail does not give it one."""
         if self._scratch:
             self.remove_scratch()

@@ -104,7 +104,7 @@ def _environment(order: Order, limits: MachineLimits, root: str) -> dict[str, st
 
 def _lower_limits(limits: MachineLimits, *, is_jailed: bool) -> None:
     """The command's own limits; process 1 keeps room to start hands."""
-    if is_jailed:
+    if is_jailed and limits.max_processes:  # 0 where the user is not the machine's alone, so that others would count
         resource.setrlimit(resource.RLIMIT_NPROC, (limits.max_processes + 1,) * 2)
     data_bytes = limits.memory_bytes + _SPARE_DATA_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))

@@ -40,7 +40,7 @@ def process_resident_bytes(pid: int) -> int:
 
 def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
     """Add up the test's live processes; `inherited_bytes` is what each fork of the template starts with."""
-    pids = cell_processes() if is_jailed else [first_pid, *descendants(first_pid)]
+    pids = cell_processes() if is_jailed else descendants(os.getpid())  # orphans come to this process
     cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
     return Usage(cpu_s, inherited_bytes + sum(own_bytes))

@@ -1,0 +1,139 @@
+"""The hands of a machine, as its process 1 oversees them: started, hunted down when they must end, and collected.
+
+`Overseer` knows nothing of how orders come and answers go: `Machine` has a socket along which descriptors travel, the
+agent of a container a stream of frames.
+Invariant: the answer to a killed order is sent when no process of its tree is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mettle.sandbox.zygote import hands, jail, watch
+from mettle.sandbox.zygote.settings import MachineLimits, Settings
+
+_BUSY_LOOK_S: Final = 0.02
+_IDLE_LOOK_S: Final = 0.25
+_HUNT_S: Final = 0.002
+_MAX_HUNT_S: Final = 1.0
+
+
+@dataclass
+class Hand:
+    """One order that is being carried out."""
+
+    order: int
+    pid: int
+    has_run_out_of_memory: bool = False
+    hunted_since: float | None = None
+
+
+@dataclass
+class Overseer:
+    """The part of process 1 that has to do with processes. `root` is where /work is when there is no jail."""
+
+    settings: Settings
+    limits: MachineLimits
+    root: str
+    hands: dict[int, Hand] = field(default_factory=dict)
+    next_look: float = 0.0
+
+    def answer(self, order: int, answer: dict[str, Any]) -> None:
+        """Say how an order has ended."""
+        raise NotImplementedError
+
+    def wake_on_ended_children(self) -> int:
+        """A descriptor that becomes readable when a process has ended."""
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        return reader
+
+    def patience_ms(self) -> float | None:
+        """How long there is nothing to do by the clock; None if for ever."""
+        if any(hand.hunted_since is not None for hand in self.hands.values()):
+            return _HUNT_S * 1000
+        if self.next_look == 0.0:
+            return None
+        return max(0.0, self.next_look - time.monotonic()) * 1000 + 1
+
+    def start(self, header: dict[str, Any], descriptors: list[int]) -> None:
+        """Fork the hand of an order."""
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            hands.live(header, descriptors, self.settings, self.limits, self.root)
+        self.hands[pid] = Hand(header["id"], pid)
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Memory may be used from now on."""
+        self.next_look = time.monotonic() + _BUSY_LOOK_S
+
+    def kill(self, header: dict[str, Any]) -> None:
+        """Begin to end a tree. Its hand is stopped first: while it is there, no descendant finds another parent."""
+        for hand in self.hands.values():
+            if hand.order == header["target"] and hand.hunted_since is None:
+                jail.kill(hand.pid, signal.SIGSTOP)
+                hand.hunted_since = time.monotonic()
+        self.answer(header["id"], {})
+
+    def hunt(self) -> None:
+        """One pass over the trees that must end. What forks faster than it is found falls with all the rest."""
+        for hand in [hand for hand in self.hands.values() if hand.hunted_since is not None]:
+            prey = watch.live_descendants(hand.pid)
+            if not prey:
+                jail.kill(hand.pid)
+                continue
+            if time.monotonic() - (hand.hunted_since or 0.0) > _MAX_HUNT_S and os.getpid() == 1:
+                jail.kill(-1)
+            for pid in prey:
+                jail.kill(pid)
+
+    def collect(self) -> None:
+        """Take in every process that has ended, also those that lost their parent, and report the hands."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                return
+            hand = self.hands.pop(pid, None)
+            if hand is not None:
+                code = os.waitstatus_to_exitcode(status)
+                code = 128 - code if code < 0 else code
+                self.answer(hand.order, {"status": code, "is_out_of_memory": hand.has_run_out_of_memory})
+
+    def watch_memory(self) -> None:
+        """End the largest processes while all together hold more than their share."""
+        if self.next_look == 0.0 or time.monotonic() < self.next_look:
+            return
+        pids = self._processes()
+        sizes = {pid: watch.process_resident_bytes(pid) for pid in pids}
+        limit = self.limits.memory_bytes
+        is_near = 2 * sum(sizes.values()) > limit
+        if sum(sizes.values()) > limit:
+            sizes = {pid: watch.proportional_bytes(pid) for pid in pids}
+            self._relieve(sizes, sum(sizes.values()) - limit)
+        pause = _BUSY_LOOK_S if is_near else _IDLE_LOOK_S if not self.hands else 2 * _BUSY_LOOK_S
+        self.next_look = time.monotonic() + pause if pids or self.hands else 0.0
+
+    def _processes(self) -> list[int]:
+        """Every process of the machine except process 1 and its hands."""
+        known = watch.cell_processes() if self.settings.is_jailed else watch.descendants(os.getpid())
+        return [pid for pid in known if pid not in self.hands]
+
+    def _relieve(self, sizes: dict[int, int], excess_bytes: int) -> None:
+        for pid, num_bytes in sorted(sizes.items(), key=lambda entry: -entry[1]):
+            if excess_bytes <= 0:
+                return
+            for above in watch.ancestors(pid):
+                if above in self.hands:
+                    self.hands[above].has_run_out_of_memory = True
+            jail.kill(pid)
+            excess_bytes -= num_bytes
