@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from mettle.sandbox.backends import BUILT_IN, backend_names
 from mettle.sandbox.backends.docker_config import DockerConfig
+from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
 from mettle.sandbox.languages import LanguageSpec
 
 Backend = str
@@ -33,6 +34,9 @@ class SandboxConfig(BaseModel):
 
     docker: DockerConfig = DockerConfig()
     """Of `docker`."""
+
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """Of `kubernetes`."""
 
     require: RequiredGrade = "ns"
     """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""

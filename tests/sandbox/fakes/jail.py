@@ -27,7 +27,7 @@ from mettle.sandbox.zygote import jail, kernel, seccomp
 ROOT = "/mnt"
 IMAGE_BIN = "/image/bin"
 ORDINARY_UID = 64113
-OWN = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
+OWN = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
 FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
@@ -53,16 +53,15 @@ def main() -> None:
         kernel.raise_loopback()
     kernel.set_hostname("sandbox")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    if listener is not None:
+        _fork_network(listener, spec["port"]["number"])
+    kernel.unshare(kernel.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
         kernel.die_with_parent()
-        if listener is not None:
-            listener.close()
         _enter(spec)
     for stream in (0, 1):
         os.close(stream)
-    if listener is not None:
-        threading.Thread(target=_carry, args=(listener, spec["port"]["number"]), daemon=True).start()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os._exit(128 - status if status < 0 else status)
 
@@ -145,8 +144,18 @@ def _listen(spec: dict[str, Any]) -> socket.socket | None:
     return listener
 
 
+def _fork_network(listener: socket.socket, port: int) -> None:
+    """A process in the container's network, and outside everything else of it."""
+    if os.fork() == 0:
+        kernel.die_with_parent()
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        _carry(listener, port)
+    listener.close()
+
+
 def _carry(listener: socket.socket, port: int) -> None:
-    """This process is in the container's network, and outside everything else of it."""
     while True:
         outside, _ = listener.accept()
         try:

@@ -22,6 +22,7 @@ BUILT_IN: Final = {
     "zygote": "mettle.sandbox.backends.embedded:EMBEDDED",
     "unsafe": "mettle.sandbox.backends.embedded:EMBEDDED",
     "docker": "mettle.sandbox.backends.docker:DOCKER",
+    "kubernetes": "mettle.sandbox.backends.kubernetes:KUBERNETES",
     "remote": "mettle.sandbox.remote:REMOTE",
 }
 """Name to `module:object`, as in an entry point."""

@@ -44,7 +44,7 @@ def make_bundle() -> Bundle:
     """The archive of this installation."""
     room = Path(__file__).resolve().parent.parent
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(packed, "w") as archive:
         for name in _STUBS:
             _add(archive, name, b"")
         for folder in _ROOMS:
@@ -56,7 +56,7 @@ def make_bundle() -> Bundle:
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(name, _EPOCH)
-    entry.external_attr = 0o444 << 16
+    entry.external_attr, entry.compress_type = 0o444 << 16, zipfile.ZIP_DEFLATED
     archive.writestr(entry, data)
 
 

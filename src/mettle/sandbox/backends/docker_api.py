@@ -29,6 +29,7 @@ from mettle.errors import UserError
 from mettle.sandbox.backends.docker_config import DockerConfig
 from mettle.sandbox.backends.docker_stream import DockerTransport, attach
 from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError, ImageMissing
+from mettle.sandbox.backends.lines import read_lines
 from mettle.sandbox.backends.patience import Patience, retry_after_s
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ _REQUEST_S: Final = 60.0
 _PROGRESS_S: Final = 2.0
 _BUSY: Final = (429, 503)
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_MAX_LINE_BYTES: Final = 1 << 20
 
 
 class Address(NamedTuple):
@@ -224,7 +224,7 @@ class DockerClient:
 async def _follow_pull(image: str, response: aiohttp.ClientResponse) -> None:
     layers: dict[str, tuple[int, int]] = {}
     last_said = time.monotonic()
-    async for line in _lines(response):
+    async for line in read_lines(response.content):
         told = json.loads(line)
         if "error" in told:
             raise ImageMissing(f"the image {image!r} cannot be pulled: {told['error']}")
@@ -236,20 +236,6 @@ async def _follow_pull(image: str, response: aiohttp.ClientResponse) -> None:
             done, total = (sum(column) for column in zip(*layers.values(), strict=True))
             logger.info("pulling %s: %d of %d MB, %d layers", image, done >> 20, total >> 20, len(layers))
     logger.info("pulled %s", image)
-
-
-async def _lines(response: aiohttp.ClientResponse) -> Any:
-    """Lines of a stream, however it is cut into pieces."""
-    left = b""
-    async for piece in response.content.iter_any():
-        *whole, left = (left + piece).split(b"\n")
-        for line in whole:
-            if line.strip():
-                yield line
-        if len(left) > _MAX_LINE_BYTES:
-            raise ControlPlaneError("Docker: a line of progress without end")
-    if left.strip():
-        yield left
 
 
 async def _message(response: aiohttp.ClientResponse) -> str:

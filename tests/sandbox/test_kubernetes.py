@@ -1,0 +1,43 @@
+"""Machines and judges in pods keep the contract, against a fake cluster whose pods run the real agent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from fakes.kubernetes_api import FakeKubernetes
+
+from mettle.sandbox import SandboxConfig, open_judge, open_machines
+from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
+from mettle.sandbox.protocols import Judge, Machines
+from mettle.sandbox.testing import JudgeContract, MachineContract
+
+pytestmark = pytest.mark.usefixtures("_needs_isolation")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[FakeKubernetes]:
+    fake = FakeKubernetes()
+    await fake.start()
+    yield fake
+    await fake.close()
+
+
+class TestKubernetesMachines(MachineContract):
+    @pytest_asyncio.fixture(scope="module", loop_scope="module")
+    async def machines(self, cluster: FakeKubernetes) -> AsyncIterator[Machines]:
+        kubernetes = KubernetesConfig(kubeconfig=cluster.kubeconfig(), warm=1)
+        async with open_machines(SandboxConfig(backend="kubernetes", kubernetes=kubernetes)) as started:
+            yield started
+        assert not cluster.pods
+
+
+class TestKubernetesJudge(JudgeContract):
+    @pytest_asyncio.fixture(scope="module", loop_scope="module")
+    async def judge(self, cluster: FakeKubernetes) -> AsyncIterator[Judge]:
+        kubernetes = KubernetesConfig(kubeconfig=cluster.kubeconfig(), warm=0)
+        config = SandboxConfig(backend="kubernetes", kubernetes=kubernetes, warm=2, timeout_s=2.0, memory_mb=256)
+        async with open_judge(config) as started:
+            yield started
+        assert not cluster.pods
