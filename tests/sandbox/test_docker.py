@@ -16,28 +16,22 @@ from mettle.sandbox.testing import JudgeContract, MachineContract
 pytestmark = pytest.mark.usefixtures("_needs_isolation")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def daemon() -> AsyncIterator[FakeDocker]:
-    fake = FakeDocker()
-    await fake.start()
-    yield fake
-    await fake.close()
-
-
 class TestDockerMachines(MachineContract):
     @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def machines(self, daemon: FakeDocker) -> AsyncIterator[Machines]:
-        docker = DockerConfig(host=daemon.url, warm=1)
-        async with open_machines(SandboxConfig(backend="docker", docker=docker)) as started:
-            yield started
-        assert not daemon.containers
+    async def machines(self) -> AsyncIterator[Machines]:
+        async with FakeDocker() as daemon:
+            docker = DockerConfig(host=daemon.url, warm=1)
+            async with open_machines(SandboxConfig(backend="docker", docker=docker)) as started:
+                yield started
+            assert not daemon.containers
 
 
 class TestDockerJudge(JudgeContract):
     @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def judge(self, daemon: FakeDocker) -> AsyncIterator[Judge]:
-        docker = DockerConfig(host=daemon.url, warm=0)
-        config = SandboxConfig(backend="docker", docker=docker, warm=2, timeout_s=2.0, memory_mb=256)
-        async with open_judge(config) as started:
-            yield started
-        assert not daemon.containers
+    async def judge(self) -> AsyncIterator[Judge]:
+        async with FakeDocker() as daemon:
+            docker = DockerConfig(host=daemon.url, warm=0)
+            config = SandboxConfig(backend="docker", docker=docker, warm=2, timeout_s=2.0, memory_mb=256)
+            async with open_judge(config) as started:
+                yield started
+            assert not daemon.containers

@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -92,6 +92,13 @@ class FakeDocker:
     @property
     def running(self) -> list[Container]:
         return [container for container in self.containers.values() if container.status == "running"]
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._middleware])

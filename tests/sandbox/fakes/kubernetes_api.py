@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -99,6 +99,13 @@ class FakeKubernetes:
         }
         path.write_text(json.dumps(told))
         return path
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self) -> None:
         app = web.Application(middlewares=[self._middleware], client_max_size=8 << 20)

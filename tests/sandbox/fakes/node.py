@@ -7,9 +7,12 @@ import base64
 import contextlib
 import copy
 import itertools
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from fakes import processes
+from mettle.sandbox.zygote import watch
 
 if TYPE_CHECKING:
     from fakes.kubernetes_api import FakeKubernetes
@@ -67,13 +70,19 @@ class Node:
         """
         process = self._processes.get(name)
         if process is not None:
-            process.send_signal(19)
+            self._freeze(process.pid)
         pod = copy.deepcopy(self._api.pods[name])
         reason = "DeletionByTaintManager"
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "node unreachable"}
         pod["status"]["conditions"] = [condition]
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         self._api.store("pods", "MODIFIED", pod)
+
+    @staticmethod
+    def _freeze(pid: int) -> None:
+        """Stop a container and the network in front of it: connections stay, and nothing answers."""
+        for number in (pid, *watch.descendants(pid)):
+            os.kill(number, signal.SIGSTOP)
 
     async def kill_agent(self, name: str) -> None:
         """Process 1 of the pod ends."""

@@ -34,5 +34,5 @@ async def kill(process: asyncio.subprocess.Process) -> int:
     """End it, and with it everything inside; its exit status."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)  # the method would collect it before the loop does
     return await process.wait()

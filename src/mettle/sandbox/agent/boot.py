@@ -3,8 +3,8 @@
 The interpreter starts a second time, with an environment written here: the image's variables must not steer it, and a
 token must not stand where code inside could look. They travel in a pipe.
 
-    python3 -I -B -c "<BOOT>" <archive> --stdio
-    python3 -I -B -c "<BOOT>" <archive> --port 8790      (the token in METTLE_AGENT_TOKEN)
+    python3 -I -S -B -c "<BOOT>" <archive> --stdio
+    python3 -I -S -B -c "<BOOT>" <archive> --port 8790      (the token in METTLE_AGENT_TOKEN)
 
 Invariant: before the first order is taken, nobody else in the container can look into this process.
 """
@@ -12,8 +12,6 @@ Invariant: before the first order is taken, nobody else in the container can loo
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import gc
 import json
 import os
@@ -44,14 +42,25 @@ _ENVIRONMENT: Final = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "MALLOC_ARENA_MAX": "2",
 }
-BOOT: Final = "import sys; sys.path[:0] = [sys.argv[1]]; from mettle.sandbox.agent.boot import main; main(sys.argv)"
+# The first start imports nothing of ours: it only hands the image's variables on and starts again without them.
+BOOT: Final = f"""
+import json, os, sys
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+held = json.dumps(dict(os.environ)).encode()
+if os.write(writer, held) < len(held):
+    sys.exit("the image's environment is longer than a pipe")
+os.close(writer)
+os.set_inheritable(reader, True)
+again = "import sys; sys.path[:0] = [sys.argv[1]]; from mettle.sandbox.agent.boot import main; main(sys.argv)"
+command = [sys.executable or "python3", "-s", "-B", "-c", again, *sys.argv[1:], "{_AGAIN}", str(reader)]
+os.execve(command[0], command, {_ENVIRONMENT!r})
+"""
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Both starts."""
+    """The second start: `argv` is the archive, the way to the owner, and where the variables can be read."""
     kernel.set_dumpable(False)
-    if _AGAIN not in argv:
-        _start_again(argv)
     held = _take_held(int(argv[argv.index(_AGAIN) + 1]))
     sys.path[:] = [path for path in sys.path if path and path != argv[1]]
     sys.argv = ["agent"]
@@ -63,20 +72,6 @@ def main(argv: list[str]) -> NoReturn:
         print(f"the agent ends: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)  # and the kernel ends whatever is left in the container
-
-
-def _start_again(argv: list[str]) -> NoReturn:
-    held = json.dumps(dict(os.environ)).encode()
-    descriptor, writer = os.pipe()
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, max(1 << 16, len(held)))
-    os.set_blocking(writer, False)
-    if os.write(writer, held) < len(held):
-        raise OSError(errno.E2BIG, "the image's environment is longer than a pipe")
-    os.close(writer)
-    os.set_inheritable(descriptor, True)
-    command = [sys.executable or "python3", "-s", "-B", "-c", BOOT, *argv[1:], _AGAIN, str(descriptor)]
-    os.execve(command[0], command, _ENVIRONMENT)
 
 
 def _take_held(descriptor: int) -> dict[str, str]:

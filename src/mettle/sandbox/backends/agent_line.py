@@ -59,6 +59,7 @@ class AgentLine:
         self._writers: dict[int, FarWriter] = {}
         self._listeners: dict[int, PrivateListener] = {}
         self._is_hung_up = False
+        self._lost = MachineLost("the machine has ended")
         self._last_heard = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
         self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -89,7 +90,7 @@ class AgentLine:
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not self.is_open:
             self._forget(ends)
-            raise MachineLost("the machine has ended")
+            raise await self._why_lost()
         self._waiting[number] = answer
         try:
             self._send({"id": number, **header, **({"ends": list(ends)} if ends else {})})
@@ -97,7 +98,7 @@ class AgentLine:
         except OSError as error:
             self._waiting.pop(number, None)
             self._forget(ends)
-            raise MachineLost("the machine has ended") from error
+            raise await self._why_lost() from error
         return number, answer
 
     async def ask(self, header: dict[str, Any], timeout_s: float) -> Answer:
@@ -131,6 +132,7 @@ class AgentLine:
     def _close(self, lost: MachineLost) -> None:
         if self.closed.is_set():
             return
+        self._lost = lost
         self.closed.set()
         self._transport.close()
         for task in self._tasks:
@@ -150,6 +152,14 @@ class AgentLine:
         for answer in waiting.values():
             if not answer.done():
                 answer.set_exception(type(lost)(*lost.args))
+
+    async def _why_lost(self) -> MachineLost:
+        """What is raised for a line that has ended, as soon as it is known why."""
+        if not self._is_hung_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FATE_S + 1):
+                    await self.closed.wait()
+        return type(self._lost)(*self._lost.args)
 
     async def _ask(self, header: dict[str, Any], timeout_s: float) -> Answer:
         _, answer = await self.order(header)
@@ -187,7 +197,8 @@ class AgentLine:
         return number, theirs, ours
 
     def _open_both(self, number: int) -> None:
-        self._readers[number] = FarReader(number, lambda _: None, self._send)
+        reader = self._readers[number] = FarReader(number, lambda _: None, self._send)
+        reader.pause()  # until somebody takes what comes
         self._writers[number] = FarWriter(number, self._send, self._transport.drain, None)
 
     async def _listen(self, header: dict[str, Any], timeout_s: float) -> Answer:
@@ -215,7 +226,6 @@ class AgentLine:
 
     async def _accept(self, listener: int, number: int) -> None:
         """A program inside has connected: make a connection to whoever listens here."""
-        self._open_both(number)
         reader, writer = self._readers[number], self._writers[number]
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
@@ -278,7 +288,9 @@ class AgentLine:
             if answer is not None and not answer.done():
                 answer.set_result(Answer(header))
         elif "accepted" in header:
-            self._spawn(self._accept(int(header["accepted"]), int(header["stream"])), "agent accept")
+            number = int(header["stream"])
+            self._open_both(number)  # now: its bytes may be in the next frame
+            self._spawn(self._accept(int(header["accepted"]), number), "agent accept")
         else:
             self._deliver_control(header)
 

@@ -62,4 +62,4 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 def agent_command(interpreter: str, *arguments: str) -> list[str]:
     """What a container runs as its process 1."""
-    return [interpreter, "-I", "-B", "-c", BOOT, f"{FOLDER}/{ARCHIVE}", *arguments]
+    return [interpreter, "-I", "-S", "-B", "-c", BOOT, f"{FOLDER}/{ARCHIVE}", *arguments]

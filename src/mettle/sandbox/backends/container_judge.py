@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +19,7 @@ from mettle.errors import SandboxError, UserError
 from mettle.sandbox.agent.cells import PROGRAMS
 from mettle.sandbox.backends.containers import ContainerHost, ContainerMachine, ContainerPool
 from mettle.sandbox.cells import Cell, CellLost
+from mettle.sandbox.checkers import Checker, ProgramChecker
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.keeper import TemplateKeeper
@@ -25,7 +27,7 @@ from mettle.sandbox.languages import LanguageSpec
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.pool import SandboxPool
 from mettle.sandbox.toolchains import find_language, known_languages
-from mettle.sandbox.verdicts import JudgeResult
+from mettle.sandbox.verdicts import JudgeResult, Test
 from mettle.sandbox.zygote.settings import CellLimits, Settings
 
 _READY_S: Final = 60.0
@@ -85,16 +87,37 @@ class ContainerJudge(SandboxPool):
             await asyncio.wait(endings)
         await self._machines.close()
 
-    async def judge(self, code: str, tests: object, **options: object) -> JudgeResult:  # type: ignore[override]
+    async def judge(
+        self,
+        code: str,
+        tests: Sequence[Test],
+        *,
+        timeout_s: float | None = None,
+        memory_mb: int | None = None,
+        language: str = "python",
+        checker: Checker | None = None,
+        stop_at_first_failure: bool = False,
+        num_parallel: int = 1,
+    ) -> JudgeResult:
         """As `SandboxPool.judge`; the language's programs are looked for in the image."""
-        language, memory_mb = options.get("language", "python"), options.get("memory_mb")
         _ = self.isolation
         await self._require_programs(find_language(self.config, language))
+        if isinstance(checker, ProgramChecker):
+            await self._require_programs(find_language(self.config, checker.language))
         if isinstance(memory_mb, int) and memory_mb > self._machine_memory_mb:
             raise UserError(
                 f"memory_mb is {memory_mb}, and the containers have {self._machine_memory_mb}; raise sandbox.memory_mb"
             )
-        return await super().judge(code, tests, **options)  # type: ignore[arg-type]
+        return await super().judge(
+            code,
+            tests,
+            timeout_s=timeout_s,
+            memory_mb=memory_mb,
+            language=language,
+            checker=checker,
+            stop_at_first_failure=stop_at_first_failure,
+            num_parallel=num_parallel,
+        )
 
     @property
     def _machine_memory_mb(self) -> int:

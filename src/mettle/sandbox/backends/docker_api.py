@@ -63,8 +63,8 @@ def find_address(config: DockerConfig, environ: Mapping[str, str] = os.environ) 
     tls = _make_tls(config, environ)
     if tls is None and parts.hostname not in _LOOPBACK:
         raise UserError(
-            f"the Docker daemon at {text} would be spoken to without TLS, and whoever is on the way could take its host "
-            "over; set sandbox.docker.cert_path"
+            f"the Docker daemon at {text} would be spoken to without TLS, and whoever is on the way could take its "
+            "host over; set sandbox.docker.cert_path"
         )
     return Address(text, None, parts.hostname, parts.port or (2376 if tls else 2375), tls)
 

@@ -19,6 +19,7 @@ from mettle.sandbox.backends.agent_line import AgentLine
 from mettle.sandbox.backends.bundle import ARCHIVE, FOLDER, make_bundle
 from mettle.sandbox.backends.container_isolation import Surroundings
 from mettle.sandbox.backends.containers import Shape
+from mettle.sandbox.backends.creation import make_or_undo
 from mettle.sandbox.backends.docker_api import DockerClient
 from mettle.sandbox.backends.docker_bodies import container_body, filler_body
 from mettle.sandbox.backends.docker_config import DockerConfig
@@ -149,13 +150,13 @@ class DockerHost:
         labels = self._owner.labels(None)
         await self._client.send("POST", "/volumes/create", body={"Name": name, "Labels": {}}, is_repeatable=True)
         body = filler_body(image_id, name, labels)
-        filler = await self._create(f"mettle-fill-{secrets.token_hex(6)}", body)
+        filler = await make_or_undo(self._create(f"mettle-fill-{secrets.token_hex(6)}", body), self._remove)
         try:
             if not await self._has_agent(filler):
                 path = f"/containers/{filler}/archive"
                 await self._client.send("PUT", path, params={"path": FOLDER}, data=bundle.as_tar(), is_repeatable=True)
         finally:
-            await asyncio.shield(remove_container(self._client, filler))
+            await asyncio.shield(self._remove(filler))
         return name
 
     async def _has_agent(self, filler: str) -> bool:
@@ -176,11 +177,12 @@ class DockerHost:
         labels = {**self._owner.labels(lifetime_s), IMAGE: image.digest}
         body = container_body(self._config, shape, image.id, self._runtime, self._volume, labels)
         async with self._starting:
-            container_id = await self._create(f"mettle-{self._owner.id}-{secrets.token_hex(6)}", body)
+            name = f"mettle-{self._owner.id}-{secrets.token_hex(6)}"
+            container_id = await make_or_undo(self._create(name, body), self._remove)
             try:
                 return await self._start(container_id, image.digest)
             except BaseException:
-                await asyncio.shield(remove_container(self._client, container_id))
+                await asyncio.shield(self._remove(container_id))
                 raise
 
     async def _create(self, name: str, body: dict[str, Any]) -> str:
@@ -196,6 +198,9 @@ class DockerHost:
         for warning in made.get("Warnings") or ():
             logger.warning("docker: %s", warning)
         return str(made["Id"])
+
+    async def _remove(self, container_id: str) -> None:
+        await remove_container(self._client, container_id)
 
     async def _start(self, container_id: str, image: str) -> DockerContainer:
         """Attach first, so that nothing is missed, then start, then wait for the agent's first word."""

@@ -91,7 +91,8 @@ def find_access(config: KubernetesConfig, environ: Mapping[str, str] = os.enviro
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"no cluster: {path} cannot be read ({error.strerror}), and this is no pod; set sandbox.kubernetes.kubeconfig"
+            f"no cluster: {path} cannot be read ({error.strerror}), and this is no pod; "
+            "set sandbox.kubernetes.kubeconfig"
         ) from error
     try:
         return _from_kubeconfig(config, path.parent, _parse(text, path))
@@ -114,7 +115,7 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError:
         try:
-            import yaml
+            import yaml  # type: ignore[import-untyped]
         except ImportError:
             raise UserError(f"{path} is YAML; pip install 'mettle[kubernetes]' to read it") from None
         try:

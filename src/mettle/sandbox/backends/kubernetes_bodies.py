@@ -1,7 +1,7 @@
 """What the cluster is asked to make, as its API spells it.
 
-Invariant: a pod asks for what the `restricted` pod security standard asks, and has no service account; what holds in the
-end is measured from inside.
+Invariant: a pod asks for what the `restricted` pod security standard asks, and has no service account; what holds in
+the end is measured from inside.
 """
 
 from __future__ import annotations

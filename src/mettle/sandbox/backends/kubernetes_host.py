@@ -4,7 +4,7 @@
     adopt    a label patch that names the version seen: of two owners that want one pod, one gets it
     lease    what every pod belongs to, so that nothing outlives its owner for long
 
-Invariant: a pod has one owner, or none and a maker whose lease it hangs on; the code of two machines never meets in one.
+Invariant: a pod has one owner, or none and a maker whose lease it hangs on; no two machines are ever in one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from mettle.errors import MettleError, SandboxError
 from mettle.sandbox.backends.bundle import make_bundle
 from mettle.sandbox.backends.container_isolation import Surroundings
 from mettle.sandbox.backends.containers import Shape
+from mettle.sandbox.backends.creation import make_or_undo
 from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError
 from mettle.sandbox.backends.kubernetes_api import MERGE, KubernetesClient
 from mettle.sandbox.backends.kubernetes_bodies import (
@@ -119,7 +121,8 @@ class KubernetesHost:
             name = await self._adopt(shape, config.lifetime_s)
         labels = {STATE: TAKEN, OWNER: self._owner.id, SHAPE: self._key(shape)}
         lifetime_s = self._config.max_lifetime_s if config.lifetime_s is None else config.lifetime_s + _MARGIN_S
-        return await self._reach(await self._create(shape, labels, min(lifetime_s, self._config.max_lifetime_s)))
+        making = self._create(shape, labels, min(lifetime_s, self._config.max_lifetime_s))
+        return await self._reach(await make_or_undo(making, self._remove))
 
     def surroundings(self) -> Surroundings:
         where = f"kubernetes {self._version} at {self._client.access.server}, namespace {self._client.access.namespace}"
@@ -183,8 +186,11 @@ class KubernetesHost:
             return await reach(self._client, self._pods, name, self._config.port, self._config.start_timeout_s)
         except BaseException:
             with contextlib.suppress(ControlPlaneError):
-                await asyncio.shield(remove_pod(self._client, name, {}))
+                await asyncio.shield(self._remove(name))
             raise
+
+    async def _remove(self, name: str) -> None:
+        await remove_pod(self._client, name, {})
 
     async def _adopt(self, shape: Shape, lifetime_s: float | None) -> str | None:
         """Take a warm pod, if one can be had that lives long enough; its name."""
@@ -192,9 +198,18 @@ class KubernetesHost:
             left_s = self._left_s(pod)
             if not is_running(pod) or (lifetime_s is not None and left_s < lifetime_s):
                 continue
-            if await self._take(pod, lifetime_s):
+            if await make_or_undo(self._take(pod, lifetime_s), self._untake(pod)):
                 return str(pod["metadata"]["name"])
         return None
+
+    def _untake(self, pod: Pod) -> Callable[[bool], Awaitable[None]]:
+        """What to do about a pod that was taken for somebody who has left."""
+
+        async def undo(is_taken: bool) -> None:
+            if is_taken:
+                await self._remove(pod["metadata"]["name"])
+
+        return undo
 
     async def _take(self, pod: Pod, lifetime_s: float | None) -> bool:
         """Write our name on a pod, if nobody else has meanwhile: the server compares the version that we saw."""

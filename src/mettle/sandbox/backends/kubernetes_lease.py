@@ -1,7 +1,7 @@
 """An owner's lease: its sign of life in the cluster, and the root of everything that belongs to it.
 
-Pods name the lease as their owner, so that removing it removes them. Any owner removes a lease that has not been renewed
-for twice its duration.
+Pods name the lease as their owner, so that removing it removes them. Any owner removes a lease that has not been
+renewed for twice its duration.
 Invariant: a lease that was renewed meanwhile is not removed: the removal names the version that was seen.
 """
 
