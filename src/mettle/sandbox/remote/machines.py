@@ -275,7 +275,7 @@ class RemoteMachines:
             await machine.let_go()
 
     async def _make(self, config: MachineConfig) -> RemoteMachine:
-        key, body = secrets.token_hex(16), _request(config)
+        key, body = secrets.token_hex(16), machine_request(config)
 
         async def ask(member: Member) -> RemoteMachine:
             try:
@@ -323,7 +323,8 @@ def _order(
     }
 
 
-def _request(config: MachineConfig) -> dict[str, Any]:
+def machine_request(config: MachineConfig) -> dict[str, Any]:
+    """What is asked for when a machine is made; its files follow."""
     return {
         "memory_mb": config.memory_mb,
         "disk_mb": config.disk_mb,
