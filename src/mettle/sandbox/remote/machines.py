@@ -270,9 +270,10 @@ class RemoteMachines:
         machines, self._machines = list(self._machines.values()), {}
         for machine in machines:
             machine.end("its pool was closed")
-        await self._fleet.close()
+        await self._fleet.leave()
         for machine in machines:
             await machine.let_go()
+        await self._fleet.close()
 
     async def _make(self, config: MachineConfig) -> RemoteMachine:
         key, body = secrets.token_hex(16), machine_request(config)
