@@ -88,4 +88,4 @@ async def wait_until(is_so: Callable[[], Awaitable[bool]], timeout_s: float = 10
     """Look until it is so."""
     async with asyncio.timeout(timeout_s):
         while not await is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)

@@ -151,7 +151,7 @@ async def test_a_client_that_takes_nothing_is_hung_up_on_and_its_command_ends(de
     head = f"POST /api/v1/machines/{machine}/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {desk.token}\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await reader.readline()
-    assert await _runs(desk, machine, "yes")
+    await wait_until(lambda: _runs(desk, machine, "yes"))
     await wait_until(lambda: _runs_not(desk, machine, "yes"))
     writer.close()
     await desk.ask("DELETE", f"/machines/{machine}")
