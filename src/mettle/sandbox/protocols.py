@@ -77,6 +77,8 @@ class Machine(Protocol):
     id: str
     config: MachineConfig
     isolation: IsolationReport
+    why_ended: str
+    """Empty while it lives, as far as is known here."""
 
     @property
     def is_alive(self) -> bool:

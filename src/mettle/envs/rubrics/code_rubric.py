@@ -23,7 +23,8 @@ from mettle.envs.parsers.code_parser import CodeParser
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.rubric import RewardFunc, Rubric
 from mettle.envs.state import State
-from mettle.sandbox import CallTest, JudgeResult, SandboxConfig, SandboxPool, StdioTest
+from mettle.sandbox import CallTest, JudgeResult, SandboxConfig, SandboxPool, StdioTest, open_judge
+from mettle.sandbox.protocols import Judge
 
 Test = StdioTest | CallTest
 
@@ -49,7 +50,7 @@ class CodeRubric(Rubric):
         super().__init__(funcs, weights, parser or CodeParser())
         self.sandbox = sandbox or SandboxConfig()
         self.timeout_s, self.memory_mb = timeout_s, memory_mb
-        self._pool: SandboxPool | None = None
+        self._pool: Judge | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self.partial_credit = partial_credit
@@ -90,19 +91,19 @@ class CodeRubric(Rubric):
         )
         return _as_data(result)
 
-    async def _started(self) -> SandboxPool:
+    async def _started(self) -> Judge:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a pool belongs to a loop; `evaluate_sync` brings a new one each time
             self._abandon()
             self._loop, self._starting = loop, asyncio.Lock()
         async with self._starting:
             if self._pool is None:
-                self._pool = await SandboxPool(self.sandbox).__aenter__()
+                self._pool = await open_judge(self.sandbox).__aenter__()
         return self._pool
 
     def _abandon(self) -> None:
         """End the pool of a loop that has ended: with its template process, every cell goes."""
-        pid = self._pool.template_pid if self._pool is not None else None
+        pid = self._pool.template_pid if isinstance(self._pool, SandboxPool) else None
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -179,6 +179,12 @@ class Fleet:
                 f"sandbox service {member.connection.url} gives isolation {report.grade!r} (backend {report.backend}) "
                 f"and sandbox.require is {self.config.require!r}"
             )
+        missing = sorted({*self.config.python_packages} - {*status["python_packages"]})
+        if missing and self._use == "machines":
+            raise UserError(
+                f"sandbox service {member.connection.url} does not show {', '.join(missing)} to its machines; "
+                "its own sandbox.python_packages must name them"
+            )
         member.isolation, member.load = report, status["load"]
         member.lease_s, member.num_misses, member.is_there = float(status["lease_s"]), 0, True
         self._changed.set()
