@@ -1,30 +1,27 @@
 """Results as they are published: one JSON line per rollout, and a metadata file.
 
-Parts: `output_of` (a finished state as a row), `ResultsFolder` (append, replace metadata, read back for resuming).
-The format is that of verifiers 0.3: `results.jsonl` beside `metadata.json`, assistant tool calls as JSON strings, each
-metric again as a key of the row. Invariants: rows are appended whole and metadata is replaced by rename, so a process
-that is killed leaves at most one broken last line, which reading skips.
+Parts: `output_of` (a finished state as a row), `task_key_of` (what task it was), `json_line`. The files are in
+`folder`. The format is that of verifiers 0.3: assistant tool calls as JSON strings, each metric again as a key of the
+row; what Mettle adds stands under keys of its own (`task_key`). Invariant: a row is one line of valid JSON in UTF-8,
+whatever an environment put into it: a figure that is not finite is null, half a surrogate pair is escaped, an object
+is its text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
-import os
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mettle.envs.errors import ErrorChain, error_data
 from mettle.envs.state import State
-from mettle.errors import StorageError, UserError
 
-logger = logging.getLogger(__name__)
-
-RESULTS, METADATA = "results.jsonl", "metadata.json"
+TASK_FIELDS = ("prompt", "answer", "info")
 
 
-def output_of(state: State, state_columns: Sequence[str] = ()) -> dict[str, Any]:
+def output_of(state: State, state_columns: Sequence[str] = (), task_key: str | None = None) -> dict[str, Any]:
     """A finished rollout as a row of the results."""
     source = state["input"]
     error = state.get("error")
@@ -45,23 +42,38 @@ def output_of(state: State, state_columns: Sequence[str] = ()) -> dict[str, Any]
         metrics=metrics,
         tool_defs=[dict(tool) for tool in state.get("tool_defs") or []],
     )
-    if state["trajectory"]:
-        output["token_usage"] = token_usage(state)
+    usage = token_usage(state)
+    if usage is not None:
+        output["token_usage"] = usage
     if error is not None:
         output["error_chain"] = str(ErrorChain(error))
         output["long_error_chain"] = repr(ErrorChain(error))
     for name, value in metrics.items():
         output.setdefault(name, value)
     output.update({name: state.get(name) for name in state_columns})
+    if task_key is not None:
+        output["task_key"] = task_key
     return output
 
 
-def token_usage(state: State) -> dict[str, float]:
-    """Sums over the rollout's model calls, and the sizes of its last conversation."""
+def task_key_of(row: Mapping[str, Any]) -> str:
+    """A task's identity: a hash of what is asked and expected, the same in every process.
+
+    `example_id` is a place in the dataset, which says nothing once the dataset has changed.
+    """
+    task = {name: row[name] for name in TASK_FIELDS if row.get(name)}
+    text = json.dumps(task, sort_keys=True, default=lambda value: type(value).__qualname__, skipkeys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def token_usage(state: State) -> dict[str, float] | None:
+    """Sums over the rollout's model calls, and the sizes of its last conversation; None where nobody counted."""
     usages = [step["response"].usage for step in state["trajectory"] if step.get("response")]
     counted = [usage for usage in usages if usage is not None]
+    if not counted:
+        return None
     completion_total = sum(usage.completion_tokens or 0 for usage in counted)
-    last_total = (counted[-1].total_tokens or 0) if counted else 0
+    last_total = counted[-1].total_tokens or 0
     return {
         "input_tokens": float(sum(usage.prompt_tokens or 0 for usage in counted)),
         "output_tokens": float(completion_total),
@@ -81,12 +93,16 @@ def saved_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     return saved
 
 
-def json_line(output: Mapping[str, Any]) -> str:
-    """A row as one line; what JSON does not know is written as text."""
-    return json.dumps(output, ensure_ascii=False, default=_as_json) + "\n"
+def json_line(output: Mapping[str, Any]) -> bytes:
+    """A row as one line of UTF-8."""
+    try:
+        return (json.dumps(output, ensure_ascii=False, default=as_json, allow_nan=False) + "\n").encode()
+    except (ValueError, TypeError, RecursionError):  # UnicodeEncodeError is a ValueError
+        return (json.dumps(_plain(output, ()), default=as_json) + "\n").encode()
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """What JSON does not know, as something it does."""
     if isinstance(value, Mapping):
         return dict(value)
     for method in ("model_dump", "to_dict", "tolist"):
@@ -95,62 +111,17 @@ def _as_json(value: Any) -> Any:
     return str(value)
 
 
-class ResultsFolder:
-    """The folder of one evaluation."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def is_there(self) -> bool:
-        """True when an evaluation was saved here."""
-        return (self.path / RESULTS).is_file() and (self.path / METADATA).is_file()
-
-    def append(self, outputs: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / RESULTS).open("a", encoding="utf-8") as file:
-                file.write("".join(json_line(output) for output in outputs))
-        except OSError as error:
-            raise StorageError(f"cannot write {self.path / RESULTS}: {error.strerror}; rows before are safe") from error
-
-    def replace_rows(self, outputs: Iterable[Mapping[str, Any]]) -> None:
-        """Make the file hold exactly these rows."""
-        self._replace(RESULTS, "".join(json_line(output) for output in outputs))
-
-    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata."""
-        kept = {key: value for key, value in metadata.items() if key not in ("date", "path_to_save")}
-        self._replace(METADATA, json.dumps(kept, ensure_ascii=False, default=_as_json, indent=2) + "\n")
-
-    def read_metadata(self) -> dict[str, Any]:
-        """The metadata as it was saved."""
-        try:
-            metadata: dict[str, Any] = json.loads((self.path / METADATA).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot resume from {self.path}: {METADATA}: {error}") from error
-        return metadata
-
-    def read_rows(self) -> list[dict[str, Any]]:
-        """The rows that can be read; a broken line, or one without an example, is skipped."""
-        rows = []
-        with (self.path / RESULTS).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    row = None
-                if isinstance(row, dict) and "example_id" in row:
-                    rows.append(row)
-                else:
-                    logger.warning("skipped line %d of %s, which is no result", number, self.path / RESULTS)
-        return rows
-
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self.path / name)
-        except OSError as error:
-            raise StorageError(f"cannot write {self.path / name}: {error.strerror}") from error
+def _plain(value: Any, inside: tuple[int, ...]) -> Any:
+    """A copy that JSON can hold; what contains itself ends where it begins again."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if id(value) in inside or len(inside) > 100:
+        return f"<{type(value).__name__}>"
+    inside = (*inside, id(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, inside) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, inside) for item in value]
+    return _plain(as_json(value), inside)
