@@ -15,14 +15,17 @@ def open_browser(path: Path | None, rollout: int | None) -> bool:
 
     A terminal without Textual gets one line that says how to have the browser.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") in ("dumb", "unknown"):
+    if not is_terminal() or (path is None and rollout is not None):
         return False
     if find_spec("textual") is None:
-        click.echo("note: pip install 'mettle[tui]' opens this in a browser of evaluations; --plain is quiet", err=True)
+        click.echo("note: pip install 'mettle[tui]' opens this in a browser; --plain leaves this note out", err=True)
         return False
-    if path is None and rollout is not None:
-        return False
-    from mettle.tui.app import browse
+    from mettle.tui import app
 
-    browse(path, rollout=rollout)
+    app.browse(path, rollout=rollout)
     return True
+
+
+def is_terminal() -> bool:
+    """Whether somebody sees what is drawn, and can press keys."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown", None)

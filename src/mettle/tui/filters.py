@@ -36,7 +36,7 @@ OPERATORS = {
     "<": operator.lt, ">": operator.gt, "=": operator.eq,
 }  # fmt: skip
 _TERM = re.compile(
-    r"""\s*([!-]?)((?:[^\s"':<>=!]+)?)(?:(:|<=|>=|!=|==|<|>|=)\s*)?("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']*)"""
+    r"""\s*([!-]?)([^\s"':<>=!]*)(?:(:|\s*(?:<=|>=|!=|==|<|>|=))\s*)?("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']*)"""
 )
 
 
@@ -103,7 +103,7 @@ def _predicate(name: str, sign: str | None, value: str, metrics: list[str], thre
         number = float(value)
     except ValueError as error:
         raise UserError(f"{name} is compared with a number, not with {value!r}") from error
-    compare = OPERATORS[sign]
+    compare = OPERATORS[sign.strip()]
     return lambda facts: (here := read(facts)) is not None and bool(compare(here, number))
 
 

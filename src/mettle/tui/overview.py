@@ -62,16 +62,18 @@ class Paragraphs:
         return Content.assemble(*self.parts)
 
 
-def headline(reader: EvaluationReader, stats: Mapping[str, Any]) -> Content:
-    """The evaluation in one line."""
+def headline(reader: EvaluationReader, stats: Mapping[str, Any], *, is_short: bool = False) -> Content:
+    """The evaluation in one line, or in half of one."""
     reward, errors = stats.get("reward"), stats["errors"]
     rewards = [facts.reward for facts in reader.facts if facts.reward is not None]
     parts: list[Part] = [("reward ", MUTED), (figure(reward["mean"]) if reward else "-", "bold")]
-    if reward and reward["interval"]:
+    if reward and reward["interval"] and not is_short:
         parts.append((f" {between(reward['interval'])}", MUTED))
-    if rewards:
+    if rewards and not is_short:
         parts += ["  ", (sparkline(bins(rewards, 12)[2]), "$accent")]
-    parts += [("   n ", MUTED), whole(stats["num_rollouts"]), (f" of {whole(stats['num_tasks'])} tasks", MUTED)]
+    parts += [("   n ", MUTED), whole(stats["num_rollouts"])]
+    if not is_short:
+        parts.append((f" of {whole(stats['num_tasks'])} tasks", MUTED))
     if errors["num"]:
         parts += ["   ", (f"{whole(errors['num'])} errors", "$error"), (f" {percent(errors['rate'])}", MUTED)]
     if stats.get("cost"):

@@ -53,7 +53,7 @@ class Crumbs(Static):
         self.update(Content.assemble(*parts))
 
 
-class Page(VerticalScroll):
+class Page(VerticalScroll, inherit_bindings=False):
     """A text that is made for the width that it has."""
 
     DEFAULT_CSS = """
@@ -61,11 +61,12 @@ class Page(VerticalScroll):
     Page > Static { width: 1fr; height: auto; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j", "scroll_down", "Down", show=False),
-        Binding("k", "scroll_up", "Up", show=False),
-        Binding("space", "page_down", "Page down", show=False),
-        Binding("g", "scroll_home", "Beginning", show=False),
-        Binding("G", "scroll_end", "End", show=False),
+        Binding("down,j", "scroll_down", "Down", show=False),
+        Binding("up,k", "scroll_up", "Up", show=False),
+        Binding("pagedown,space,ctrl+f,ctrl+d", "page_down", "Page down", show=False),
+        Binding("pageup,ctrl+b,ctrl+u", "page_up", "Page up", show=False),
+        Binding("home,g", "scroll_home", "Beginning", show=False),
+        Binding("end,G", "scroll_end", "End", show=False),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -163,6 +164,7 @@ class BrowserScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace,b", "back", "Back"),
         Binding("question_mark", "app.help", "Help"),
+        Binding("tab", "app.focus_next", "Other pane", show=False),
     ]
 
     def __init__(self) -> None:

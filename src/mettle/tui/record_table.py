@@ -49,7 +49,7 @@ class Cell:
     tone: str = ""
 
 
-class RecordTable(ScrollView, can_focus=True):
+class RecordTable(ScrollView, can_focus=True, inherit_bindings=False):
     """Rows under a head that stays."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"table--{tone}" for tone in (*TONES, "cursor", "cursor-blurred", "row")}
@@ -125,6 +125,8 @@ class RecordTable(ScrollView, can_focus=True):
         self._cells = cells or self._cells
         self.num_rows = num_rows
         self.virtual_size = Size(self.size.width, num_rows + 1)
+        if self.styles.is_auto_height:
+            self.refresh(layout=True)
         self.cursor = max(0, min(self.cursor, num_rows - 1))
         self.refresh()
 
@@ -132,6 +134,10 @@ class RecordTable(ScrollView, can_focus=True):
         """Have other columns."""
         self.columns = list(columns)
         self.refresh()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """All rows, where there is room for them."""
+        return self.num_rows + 1
 
     def widths(self, total: int) -> list[tuple[int, int]]:
         """The columns that fit, by their number, with their width."""

@@ -48,7 +48,7 @@ class _Layout:
         self.num_lines = 1 + self.num_body + self.has_rest + 1
 
 
-class Transcript(ScrollView, can_focus=True):
+class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
     """The conversation of one rollout."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -252,7 +252,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def _head(self, block: Block, kind: Style, is_current: bool) -> list[Segment]:
         bold = Style(bold=True, italic=False)
-        background = Style(bgcolor=self._style("current").bgcolor) if is_current and self.has_focus else Style()
+        background = Style(bgcolor=self._style("current" if is_current and self.has_focus else "body").bgcolor)
         title = Segment(one_line(block.title, 120), kind + bold + background)
         if block.is_open:
             rest = max(0, self._text_width - cell_len(title.text))

@@ -236,7 +236,7 @@ class RunsScreen(ChoiceScreen):
         stats = item.metadata.get("stats")
         reward = stats.get("reward") if isinstance(stats, dict) else None
         errors = errors_of(item)
-        planned = stats.get("num_rollouts") if isinstance(stats, dict) else planned_of(item)
+        planned = (stats.get("num_rollouts") if isinstance(stats, dict) else None) or planned_of(item)
         return (
             Cell("" if number is None else "AB"[number], "mark"),
             Cell(item.path.name, "bad" if item.problem else "strong"),

@@ -18,7 +18,7 @@ from textual.widgets import Static
 
 from mettle.envs.evaluation.compare import Comparison, TaskChange, compare_evaluations
 from mettle.errors import MettleError
-from mettle.tui.figures import between, figure, percent, whole
+from mettle.tui.figures import bar, between, figure, percent, whole
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import MUTED, Part
 from mettle.tui.parts import BrowserScreen
@@ -26,6 +26,7 @@ from mettle.tui.record_table import Cell, Column, RecordTable
 from mettle.tui.screens.task import TaskScreen
 from mettle.tui.text import one_line, pad
 
+BAR_CELLS = 24
 SHOWN = ("changed", "lost", "gained", "all")
 
 
@@ -51,8 +52,8 @@ class CompareScreen(BrowserScreen):
                 Column("before", "A", 7, is_right=True),
                 Column("after", "B", 7, is_right=True),
                 Column("change", "B - A", 7, is_right=True),
-                Column("bar", "", min_width=12),
                 Column("passed", "passed A to B", 16, is_right=True, rank=1),
+                Column("bar", "", min_width=12),
             ],
             id="changes",
             empty="reading...",
@@ -103,9 +104,9 @@ class CompareScreen(BrowserScreen):
             self.app.push_screen(TaskScreen(run, members[0]))
 
     def _give_up(self, why: str) -> None:
-        self.table.empty = why
+        self.table.empty = "nothing to compare"
         self.table.show(0)
-        self.browser.refuse(why)
+        self.head.update(Content.assemble((one_line(why, 1000), "$error")))
 
     def _take(self, runs: tuple[OpenRun, OpenRun], found: Comparison) -> None:
         self.runs, self.found = runs, found
@@ -131,8 +132,9 @@ class CompareScreen(BrowserScreen):
         tone = "good" if task.change > 0 else "bad" if task.change < 0 else "dim"
         return (
             Cell(str(task.example_id)), Cell(figure(task.reward_before)), Cell(figure(task.reward_after)),
-            Cell(f"{task.change:+.3f}", tone), Cell("\N{FULL BLOCK}" * max(1, round(abs(task.change) * 12)), tone),
+            Cell(f"{task.change:+.3f}", tone),
             Cell(f"{percent(task.passed_before)} to {percent(task.passed_after)}", "dim"),
+            Cell(bar(min(1.0, abs(task.change)), BAR_CELLS), tone),
         )  # fmt: skip
 
 

@@ -31,6 +31,10 @@ KEYS = {
     "up": "\u2191", "down": "\u2193",
 }  # fmt: skip
 
+MOVES = frozenset(("Up", "Down", "Page up", "Page down", "First", "Last", "Beginning", "End"))
+UNTOLD = frozenset(("Copy selected text", "Focus Previous", "Focus Next", "Quit the app"))
+"""Keys of Textual that no screen of ours needs."""
+
 
 class HelpScreen(ModalScreen[None]):
     """The keys of the screen below."""
@@ -64,8 +68,9 @@ class HelpScreen(ModalScreen[None]):
     def _keys(self) -> dict[str, list[str]]:
         """The keys of each action, those of one action together."""
         found: dict[str, list[str]] = {}
-        for key, active in self._explained.items():
-            binding = active.binding
-            if binding.description and not binding.system and binding.action not in ("command_palette",):
-                found.setdefault(binding.description, []).append(KEYS.get(key, key.replace("shift+", "\u21e7")))
+        ordered = sorted(self._explained.items(), key=lambda item: item[1].binding.description in MOVES)
+        for key, active in ordered:
+            description = active.binding.description
+            if description and not active.binding.system and description not in UNTOLD:
+                found.setdefault(description, []).append(KEYS.get(key, key.replace("shift+", "shift ")))
         return found

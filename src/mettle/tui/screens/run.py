@@ -274,7 +274,7 @@ class RunScreen(BrowserScreen):
     def _draw_figures(self) -> None:
         run = self.run
         if run is not None:
-            self.headline.update(headline(run.reader, run.stats))
+            self.headline.update(headline(run.reader, run.stats, is_short=self.app.size.width < 80))
             self.page.show(partial(_overview, run.reader, run.stats))
             self.show_path()
 
