@@ -244,6 +244,20 @@ def test_settings_of_the_environment_and_a_time_limit(mettle, environment, endpo
     assert found["launch"]["timeout"] == 30.0
 
 
+@pytest.mark.e2e
+def test_rollouts_may_run_in_processes_of_their_own(mettle, environment, endpoint, seen, tmp_path):
+    (tmp_path / "configs").mkdir()
+    one = f'[[endpoint]]\nendpoint_id = "mine"\nurl = "{endpoint}"\nmodel = '
+    (tmp_path / "configs" / "endpoints.toml").write_text(f'{one}"a"\n{one}"b"\n')
+    ended = mettle("eval", "run", "mirror-words", "-m", "mine", "-n", "3", "-r", "2", "-w", "1", "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["avg_reward"], ended.json["stats"]["num_rollouts"]) == (1.0, 6)
+    assert sorted(body["model"] for _, body in seen) == ["a"] * 3 + ["b"] * 3
+    refused = mettle("eval", "run", "mirror-words", "-m", "mine", "-w", "1", "-x", '{"colour": "red"}')
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "worker processes would not get 'colour'" in refused.err
+
+
 def test_an_evaluation_that_is_not_saved_leaves_nothing(mettle, environment, endpoint):
     found = run_words(mettle, endpoint, "--no-save-results", "-n", "1")
     assert found["path"] is None

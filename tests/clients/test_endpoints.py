@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from mettle.clients.anthropic_messages import AnthropicMessagesClient
 from mettle.clients.base import Client
 from mettle.clients.chat import OpenAIChatCompletionsClient
 from mettle.clients.completions import OpenAICompletionsClient
@@ -13,6 +14,7 @@ from mettle.clients.config import ClientConfig
 from mettle.clients.endpoints import read_registry
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
+from mettle.clients.responses import OpenAIResponsesClient
 from mettle.clients.rotation import RotatingClient
 from mettle.errors import UserError
 
@@ -105,6 +107,8 @@ def test_kinds_of_client_have_short_names():
     url = "http://127.0.0.1:9/v1"
     assert type(client_from(ClientConfig(url, client_type="chat"))) is OpenAIChatCompletionsClient
     assert type(client_from(ClientConfig(url, client_type="completions"))) is OpenAICompletionsClient
+    assert type(client_from(ClientConfig(url, client_type="responses"))) is OpenAIResponsesClient
+    assert type(client_from(ClientConfig(url, client_type="anthropic"))) is AnthropicMessagesClient
     with pytest.raises(UserError, match="did you mean 'anthropic'"):
         client_from(ClientConfig(url, client_type="antropic"))
     with pytest.raises(UserError, match="it needs a tokenizer"):

@@ -33,6 +33,7 @@ def evaluations() -> None:
 @click.option("-n", "--num-examples", type=click.IntRange(min=-1), help="Tasks, -1 for all.  [default: 5]")
 @click.option("-r", "--rollouts-per-example", type=click.IntRange(min=1), help="Rollouts of each task.  [default: 3]")
 @click.option("-c", "--max-concurrent", type=click.IntRange(min=1), help="Rollouts at a time.  [default: 32]")
+@click.option("-w", "--num-workers", help="Processes to run rollouts in, or auto.  [default: 0, this process]")
 @click.option("-t", "--max-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens.")
 @click.option("-T", "--temperature", type=click.FloatRange(min=0.0), help="0 always takes the likeliest token.")
 @click.option("-S", "--sampling-args", help="More sampling arguments, as JSON; they outweigh -t and -T.")

@@ -33,6 +33,10 @@ class ClientConfig:
     model: str | None = None
     tokenizer: str | None = None
 
+    def __post_init__(self) -> None:
+        """Read variants that were written down as dicts."""
+        self.endpoint_configs = [ClientConfig(**c) if isinstance(c, dict) else c for c in self.endpoint_configs]
+
 
 def transport_for(config: ClientConfig | str) -> Transport:
     """A transport to the endpoint of `config`, or to a base URL. A loopback endpoint needs no key."""

@@ -1,13 +1,13 @@
 """The client for whatever a caller gives as an endpoint: `client_from`; the kinds of client by name.
 
-Parts: `CLIENT_TYPES`, `SHORT_NAMES`, `client_type_named`, `client_from`. Invariant: the class of a kind is imported
-when the first client of that kind is made.
+Parts: `CLIENT_TYPES`, `SHORT_NAMES`, `client_type_named`, `client_type_of`, `client_from`. Invariant: the class of a
+kind is imported when the first client of that kind is made.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,8 +46,14 @@ def client_type_named(name: str) -> str:
     raise UserError(f"unknown client type {name!r}; {hint}")
 
 
+def client_type_of(client: Any) -> str | None:
+    """The kind of a client of ours; None for anything else."""
+    name = f"{type(client).__module__}:{type(client).__qualname__}"
+    return next((kind for kind, path in CLIENT_TYPES.items() if path == name), None)
+
+
 def client_from(source: Any) -> Client:
-    """A client from a client, a `ClientConfig`, a base URL, or an `AsyncOpenAI` object."""
+    """A client from a client, a `ClientConfig`, a base URL, or an `AsyncOpenAI` or `AsyncAnthropic` object."""
     if isinstance(source, Client):
         return source
     if isinstance(source, ClientConfig):
@@ -56,9 +62,11 @@ def client_from(source: Any) -> Client:
         return OpenAIChatCompletionsClient(source)
     if hasattr(source, "get_response"):
         return _duck_typed(source)
+    if hasattr(source, "messages"):
+        return _class_of("anthropic_messages")(source)
     raise UserError(
         f"cannot talk to a model through {type(source).__name__}; "
-        "give a base URL, a ClientConfig, a Client or an AsyncOpenAI"
+        "give a base URL, a ClientConfig, a Client, an AsyncOpenAI or an AsyncAnthropic"
     )
 
 
@@ -66,19 +74,18 @@ def _from_config(config: ClientConfig) -> Client:
     if len(config.endpoint_configs) > 1:
         from mettle.clients.rotation import RotatingClient
 
-        return RotatingClient([(_from_config(one), one.model) for one in config.endpoint_configs])
+        return RotatingClient([(_from_config(one), one.model) for one in config.endpoint_configs], config)
     if config.endpoint_configs:
         return _from_config(config.endpoint_configs[0])
     kind = client_type_named(config.client_type)
     if kind == "renderer":
         return _token_client(config)
+    return _class_of(kind)(replace(config, client_type=kind))
+
+
+def _class_of(kind: str) -> Callable[[Any], Client]:
     module, _, name = CLIENT_TYPES[kind].partition(":")
-    try:
-        made: Client = getattr(importlib.import_module(module), name)(replace(config, client_type=kind))
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise UserError(f"client type {kind!r} is not part of this version of Mettle") from error
+    made: Callable[[Any], Client] = getattr(importlib.import_module(module), name)
     return made
 
 

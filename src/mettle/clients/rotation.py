@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from mettle.clients.base import Client
+from mettle.clients.config import ClientConfig
 from mettle.records.messages import Messages, Response, Tool
 
 STATE_KEY = "client_idx"
@@ -18,10 +19,14 @@ STATE_KEY = "client_idx"
 
 
 class RotatingClient(Client):
-    """`clients` in turn, each with the model to ask it for (None: the one that is asked for)."""
+    """`clients` in turn, each with the model to ask it for (None: the one that is asked for).
 
-    def __init__(self, clients: Sequence[tuple[Client, str | None]]) -> None:
+    `source` is what they were made from, for a process that makes them again.
+    """
+
+    def __init__(self, clients: Sequence[tuple[Client, str | None]], source: ClientConfig | None = None) -> None:
         self.clients = list(clients)
+        self.source = source
         self.base_url = str(getattr(self.clients[0][0], "base_url", ""))
         self._turns = count()
 

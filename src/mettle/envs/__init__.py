@@ -17,12 +17,19 @@ from mettle import __version__
 _ROOM = "mettle.envs."
 _MESSAGES = "mettle.records.messages"
 _WHERE: dict[str, tuple[str, ...]] = {
-    _ROOM + "environment": ("Environment", "run_sync"),
-    _ROOM + "multiturn_env": ("MultiTurnEnv",),
+    _ROOM + "environment": ("Environment",),
+    _ROOM + "loops": ("run_sync",),
+    _ROOM + "multiturn_env": ("MultiTurnEnv", "MultiTurnMonitorRubric"),
+    _ROOM + "context": ("ContextPolicy", "ContextWindow"),
     _ROOM + "singleturn_env": ("SingleTurnEnv",),
     _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
+    _ROOM + "cli_agent_env": ("CliAgentEnv",),
+    _ROOM + "harbor_env": ("HarborEnv",),
+    _ROOM + "sandbox_env": ("SandboxEnv",),
+    _ROOM + "python_env": ("PythonEnv",),
+    _ROOM + "sandbox_mixin": ("SandboxMixin",),
     _ROOM + "adapters.episodes": ("EpisodicSumRubric",),
     _ROOM + "adapters.gym_env": ("GymEnv",),
     _ROOM + "adapters.mcp_env": ("MCPEnv",),
@@ -97,30 +104,17 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "Usage",
         "UserMessage",
     ),
+    "mettle.clients.anthropic_messages": ("AnthropicMessagesClient",),
     "mettle.clients.base": ("Client",),
     "mettle.clients.config": ("ClientConfig",),
     "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
     "mettle.clients.completions": ("OpenAICompletionsClient",),
+    "mettle.clients.responses": ("OpenAIResponsesClient",),
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-_NOT_YET = frozenset(
-    {
-        "AnthropicMessagesClient",
-        "BrowserEnv",
-        "CliAgentEnv",
-        "HarborEnv",
-        "MCPEnv",
-        "JudgeRubric",
-        "MathRubric",
-        "OpenAIResponsesClient",
-        "PythonEnv",
-        "SandboxEnv",
-        "TextArenaEnv",
-        "load_example_dataset",
-    }
-)
+_NOT_YET = frozenset({"BrowserEnv"})
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 

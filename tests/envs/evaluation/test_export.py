@@ -52,6 +52,16 @@ def test_the_page_holds_everything_and_names_nobody_else(hostile, tmp_path):
     assert sum(bar["count"] for bar in summary["bars"]) == 2
 
 
+def test_tasks_stand_in_their_order_whichever_finished_first(saved, tmp_path):
+    folder = saved([[1.0]])
+    rows = [row_of(task, 1.0) for task in (10, 2, 33)] + [row_of("b", 1.0)]
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_page(EvaluationReader(folder), tmp_path / "page.html")
+    summary = re.search(r'id="summary">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)
+    assert summary is not None
+    assert [task["id"] for task in json.loads(summary[1])["tasks"]] == [2, 10, 33, "b"]
+
+
 def test_a_page_may_leave_conversations_out(hostile, tmp_path):
     write_page(hostile, tmp_path / "page.html", num_rollouts=1)
     text = (tmp_path / "page.html").read_text()

@@ -21,12 +21,12 @@ from typing import Any, Protocol
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
 from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.folder import ResultsFolder
+from mettle.envs.evaluation.output import output_of, task_key_of
+from mettle.envs.evaluation.refusals import Refusals
 from mettle.envs.evaluation.report import Stats, plain, stats_of
-from mettle.envs.evaluation.results import output_of, task_key_of
+from mettle.envs.evaluation.results import ResultsFolder
 from mettle.envs.evaluation.resume import Row, check_same, count_by_example, example_of, take_over
 from mettle.envs.evaluation.slots import Slots
-from mettle.envs.evaluation.refusals import Refusals
 from mettle.envs.evaluation.summary import Summary
 from mettle.envs.state import State
 from mettle.errors import StorageError, UserError
@@ -249,6 +249,7 @@ class Evaluation:
             if self.on_rollout is not None:
                 self.on_rollout(self.facts[-1])
         self._write_metadata()
+        self._refusals.see(outputs)
 
     def _count(self, output: dict[str, Any]) -> None:
         facts = facts_of(output)
@@ -264,7 +265,6 @@ class Evaluation:
             metadata = self.metadata()
             for callback in self.on_progress:
                 await _notify(callback, self.outputs, outputs, metadata)
-        self._refusals.see(outputs)
 
     def _write_metadata(self, *, force: bool = False, **extra: Any) -> None:
         if self.folder is None or not (force or time.monotonic() - self._metadata_written > METADATA_INTERVAL_S):

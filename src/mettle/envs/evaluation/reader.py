@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.folder import METADATA, RESULTS, ResultsFolder, evaluation_folder, find_evaluations
 from mettle.envs.evaluation.report import Stats, stats_of
+from mettle.envs.evaluation.results import (
+    METADATA,
+    RESULTS,
+    ResultsFolder,
+    evaluation_folder,
+    find_evaluations,
+    parsed_row,
+)
 from mettle.errors import StorageError, UserError
 
 
@@ -96,7 +103,7 @@ class EvaluationReader:
             with results.open("rb") as file:
                 file.seek(self._read_to)
                 for line in file:
-                    if not line.endswith(b"\n") and _parsed(line) is None:
+                    if not line.endswith(b"\n") and parsed_row(line) is None:
                         break  # Being written, or cut short by a kill.
                     self._add(line)
         except OSError as error:
@@ -111,7 +118,7 @@ class EvaluationReader:
         try:
             with (self.path / RESULTS).open("rb") as file:
                 file.seek(self._offsets[index])
-                row = _parsed(file.readline())
+                row = parsed_row(file.readline())
         except OSError as error:
             raise StorageError(f"cannot read {self.path / RESULTS}: {error.strerror}") from error
         if row is None:
@@ -123,7 +130,7 @@ class EvaluationReader:
         with (self.path / RESULTS).open("rb") as file:
             for offset in self._offsets:
                 file.seek(offset)
-                row = _parsed(file.readline())
+                row = parsed_row(file.readline())
                 if row is not None:
                     yield row
 
@@ -146,7 +153,7 @@ class EvaluationReader:
         return stats
 
     def _add(self, line: bytes) -> None:
-        row = _parsed(line)
+        row = parsed_row(line)
         if row is None:
             self.num_broken += bool(line.strip())
         else:
@@ -165,11 +172,3 @@ def _entry(path: Path) -> EvaluationEntry:
         return EvaluationEntry(path, modified_at, ResultsFolder(path).read_metadata())
     except UserError as error:
         return EvaluationEntry(path, modified_at, {}, str(error))
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None

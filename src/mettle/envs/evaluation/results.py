@@ -1,127 +1,173 @@
-"""Results as they are published: one JSON line per rollout, and a metadata file.
+"""Results on disk: the folder of one evaluation, with its `results.jsonl` and `metadata.json`.
 
-Parts: `output_of` (a finished state as a row), `task_key_of` (what task it was), `json_line`. The files are in
-`folder`. The format is that of verifiers 0.3: assistant tool calls as JSON strings, each metric again as a key of the
-row; what Mettle adds stands under keys of its own (`task_key`). Invariant: a row is one line of valid JSON in UTF-8,
-whatever an environment put into it: a figure that is not finite is null, half a surrogate pair is escaped, an object
-is its text.
+Parts: `ResultsFolder` (append rows, replace the metadata, read both), `find_evaluations`. Invariants: a row is appended
+whole or not at all, and metadata is replaced by rename, so a process that is killed leaves at most one broken last
+line; a disk that fills up costs the rows that did not fit and none before; one process writes to a folder at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from mettle.envs.errors import ErrorChain, error_data
-from mettle.envs.state import State
+from mettle.envs.evaluation.output import as_json, json_line, output_of, saved_messages
+from mettle.errors import StorageError, UserError
 
-TASK_FIELDS = ("prompt", "answer", "info")
+RESULTS, METADATA = "results.jsonl", "metadata.json"
+__all__ = [
+    "METADATA", "RESULTS", "ResultsFolder", "evaluation_folder", "find_evaluations", "json_line", "output_of",
+    "parsed_row", "saved_messages",
+]  # fmt: skip
 
-
-def output_of(state: State, state_columns: Sequence[str] = (), task_key: str | None = None) -> dict[str, Any]:
-    """A finished rollout as a row of the results."""
-    source = state["input"]
-    error = state.get("error")
-    metrics = state.get("metrics") or {}
-    output: dict[str, Any] = {
-        "example_id": source.get("example_id", 0),
-        "prompt": saved_messages(source["prompt"]),
-        "completion": saved_messages(state.get("completion") or []),
-    }
-    output.update({key: source[key] for key in ("answer", "info") if source.get(key)})
-    output.update(
-        reward=state.get("reward"),
-        error=error_data(error) if error is not None else None,
-        timing=state["timing"].to_dict(),
-        is_completed=state["is_completed"],
-        is_truncated=state["is_truncated"],
-        stop_condition=state.get("stop_condition"),
-        metrics=metrics,
-        tool_defs=[dict(tool) for tool in state.get("tool_defs") or []],
-    )
-    usage = token_usage(state)
-    if usage is not None:
-        output["token_usage"] = usage
-    if error is not None:
-        output["error_chain"] = str(ErrorChain(error))
-        output["long_error_chain"] = repr(ErrorChain(error))
-    for name, value in metrics.items():
-        output.setdefault(name, value)
-    output.update({name: state.get(name) for name in state_columns})
-    if task_key is not None:
-        output["task_key"] = task_key
-    return output
+NOT_ON_DISK = ("date", "path_to_save")
 
 
-def task_key_of(row: Mapping[str, Any]) -> str:
-    """A task's identity: a hash of what is asked and expected, the same in every process.
+class ResultsFolder:
+    """The folder of one evaluation. The file of results stays open from the first row to `close`."""
 
-    `example_id` is a place in the dataset, which says nothing once the dataset has changed.
-    """
-    task = {name: row[name] for name in TASK_FIELDS if row.get(name)}
-    text = json.dumps(task, sort_keys=True, default=lambda value: type(value).__qualname__, skipkeys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+
+    @property
+    def results(self) -> Path:
+        """The file of rows."""
+        return self.path / RESULTS
+
+    def is_there(self) -> bool:
+        """True when an evaluation was saved here."""
+        return self.results.is_file() and (self.path / METADATA).is_file()
+
+    def append(self, outputs: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows.
+
+        Raises: StorageError when they cannot be written; none of them is in the file then.
+        """
+        data = "".join(json_line(output) for output in outputs).encode()
+        try:
+            file = self._open()
+            end = os.fstat(file).st_size
+            try:
+                _write_all(file, data)
+            except OSError:
+                os.ftruncate(file, end)
+                raise
+        except OSError as error:
+            raise StorageError(f"cannot write {self.results}: {error.strerror}; rows before are safe") from error
+
+    def close(self) -> None:
+        """Let go of the file of results; a later row opens it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def claim(self) -> None:
+        """Be the one process that writes here.
+
+        Raises: UserError when another one does.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            raise StorageError(f"cannot write {self.results}: {error.strerror}") from error
+
+    def replace_lines(self, lines: Iterable[bytes]) -> None:
+        """Make the file hold exactly these lines, each of which ends in a newline."""
+        temporary = self.path / f".{RESULTS}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(lines)
+            temporary.replace(self.results)
+        except OSError as error:
+            raise StorageError(f"cannot write {self.results}: {error.strerror}; it is as it was") from error
+        self.close()
+        self.claim()
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the file of results as they are."""
+        try:
+            with self.results.open("rb") as file:
+                yield from file
+        except OSError as error:
+            raise StorageError(f"cannot read {self.results}: {error.strerror}") from error
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        """The rows that can be read, all at once; see `reader` for a way that keeps none in memory."""
+        return [row for line in self.lines() if (row := parsed_row(line)) is not None]
+
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata."""
+        kept = {key: value for key, value in metadata.items() if key not in NOT_ON_DISK}
+        text = json.dumps(kept, ensure_ascii=True, default=as_json, indent=2) + "\n"
+        temporary = self.path / f".{METADATA}.tmp"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.path / METADATA)
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path / METADATA}: {error.strerror}") from error
+
+    def read_metadata(self) -> dict[str, Any]:
+        """The metadata as it was saved.
+
+        Raises: UserError when there is none that can be read.
+        """
+        try:
+            metadata = json.loads((self.path / METADATA).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{self.path / METADATA} cannot be read: {why}") from error
+        if not isinstance(metadata, dict):
+            raise UserError(f"{self.path / METADATA} is not a JSON object")
+        return metadata
+
+    def _open(self) -> int:
+        if self._file is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.results, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                # A lock of this process alone: a worker that was forked from it and outlives it holds nothing.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(file)
+                raise UserError(
+                    f"{self.path} is being written to by another process; wait for it, or stop it"
+                ) from error
+            self._file = file
+        return self._file
 
 
-def token_usage(state: State) -> dict[str, float] | None:
-    """Sums over the rollout's model calls, and the sizes of its last conversation; None where nobody counted."""
-    usages = [step["response"].usage for step in state["trajectory"] if step.get("response")]
-    counted = [usage for usage in usages if usage is not None]
-    if not counted:
-        return None
-    completion_total = sum(usage.completion_tokens or 0 for usage in counted)
-    last_total = counted[-1].total_tokens or 0
-    return {
-        "input_tokens": float(sum(usage.prompt_tokens or 0 for usage in counted)),
-        "output_tokens": float(completion_total),
-        "final_input_tokens": float(max(0, last_total - completion_total)),
-        "final_output_tokens": float(completion_total),
-    }
-
-
-def saved_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as plain dicts; tool calls as JSON strings."""
-    saved = []
-    for message in messages:
-        plain = {key: value for key, value in message.items() if value is not None}
-        if plain.get("tool_calls"):
-            plain["tool_calls"] = [c if isinstance(c, str) else json.dumps(c) for c in plain["tool_calls"]]
-        saved.append(plain)
-    return saved
-
-
-def json_line(output: Mapping[str, Any]) -> bytes:
-    """A row as one line of UTF-8."""
+def parsed_row(line: bytes) -> dict[str, Any] | None:
+    """A line as a row; None for one that was cut short or is no row."""
     try:
-        return (json.dumps(output, ensure_ascii=False, default=as_json, allow_nan=False) + "\n").encode()
-    except (ValueError, TypeError, RecursionError):  # UnicodeEncodeError is a ValueError
-        return (json.dumps(_plain(output, ()), default=as_json) + "\n").encode()
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
-def as_json(value: Any) -> Any:
-    """What JSON does not know, as something it does."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    for method in ("model_dump", "to_dict", "tolist"):
-        if hasattr(value, method):
-            return getattr(value, method)()
-    return str(value)
+def find_evaluations(root: Path = Path()) -> list[Path]:
+    """Folders with results under `outputs/evals`, here and beside each environment."""
+    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
+    return [file.parent for base in bases for file in sorted(base.glob(f"*/*/{METADATA}"))]
 
 
-def _plain(value: Any, inside: tuple[int, ...]) -> Any:
-    """A copy that JSON can hold; what contains itself ends where it begins again."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    if id(value) in inside or len(inside) > 100:
-        return f"<{type(value).__name__}>"
-    inside = (*inside, id(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, inside) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, inside) for item in value]
-    return _plain(as_json(value), inside)
+def evaluation_folder(path: Path) -> Path:
+    """The evaluation that a path means: its folder, or one of its files.
+
+    Raises: UserError when there is none.
+    """
+    folder = path.parent if path.name in (RESULTS, METADATA) else path
+    if not (folder / METADATA).exists() or not (folder / RESULTS).exists():
+        raise UserError(f"no evaluation in {path}: it has no {METADATA} and {RESULTS}; `mettle eval view` lists them")
+    return folder
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mettle.envs.evaluation.folder import RESULTS, ResultsFolder
-from mettle.envs.evaluation.results import task_key_of
+from mettle.envs.evaluation.output import task_key_of
+from mettle.envs.evaluation.results import RESULTS, ResultsFolder, parsed_row
 from mettle.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -128,11 +128,8 @@ def _rows(folder: ResultsFolder, found: TakenOver) -> Iterator[dict[str, Any] | 
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and "example_id" in row else None
+    row = parsed_row(line)
+    return row if row is not None and "example_id" in row else None
 
 
 def _is_done(row: Row) -> bool:

@@ -19,8 +19,8 @@ from mettle.clients.config import ClientConfig
 from mettle.clients.endpoints import ENDPOINTS_FILE, NamedEndpoint, Registry, read_registry
 from mettle.clients.factory import client_from, client_type_named
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.folder import METADATA, ResultsFolder
 from mettle.envs.evaluation.generate import GenerateOutputs, new_results_path
+from mettle.envs.evaluation.results import METADATA, ResultsFolder
 from mettle.envs.evaluation.resume import check_same
 from mettle.envs.evaluation.slots import Slots
 from mettle.envs.evaluation.spec import SETTINGS, EvalSpec
@@ -74,6 +74,8 @@ def prepare(spec: EvalSpec, serve: Callable[[Path], Served]) -> Prepared:
         env.set_kwargs(**spec.extra_env_kwargs)
     if spec.timeout is not None:
         env.set_kwargs(timeout_seconds=spec.timeout)
+    if spec.num_processes:
+        _check_workers(spec, env)
     target = _target(spec, serve)
     path = _path(spec, env, target) if spec.save_results else None
     return Prepared(spec, env, target, client_from(target.client), path, Tally(spec.title, target.price))
@@ -128,6 +130,7 @@ async def _evaluate(prepared: Prepared, slots: Slots) -> GenerateOutputs:
             shuffle=spec.shuffle,
             shuffle_seed=spec.shuffle_seed,
             max_concurrent=spec.max_concurrent,
+            num_workers=spec.num_processes,
             independent_scoring=spec.independent_scoring,
             slots=slots,
             price=target.price,
@@ -239,6 +242,19 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
             continue
         return file.parent
     return None
+
+
+def _check_workers(spec: EvalSpec, env: Any) -> None:
+    """Refuse what a worker process would not get to know."""
+    from mettle.envs.workers.environment import CARRIED_SETTINGS, worker_spec
+
+    worker_spec(env)
+    lost = [name for name in spec.extra_env_kwargs if name not in CARRIED_SETTINGS]
+    if lost:
+        raise UserError(
+            f"worker processes would not get {lost[0]!r}; give it to load_environment with --env-args, or use "
+            f"--num-workers 0 (they get {', '.join(CARRIED_SETTINGS)})"
+        )
 
 
 def _search_also(folder: Path) -> None:

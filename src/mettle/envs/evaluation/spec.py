@@ -44,6 +44,7 @@ class EvalSpec:
     shuffle: bool = False
     shuffle_seed: int | None = None
     max_concurrent: int = 32
+    num_workers: int | str = 0
     independent_scoring: bool = False
     max_retries: int = 3
     timeout: float | None = None
@@ -52,6 +53,14 @@ class EvalSpec:
     save_results: bool = True
     resume: bool = False
     resume_path: str | None = None
+
+    @property
+    def num_processes(self) -> int:
+        """Worker processes; 0 runs in this one."""
+        if isinstance(self.num_workers, int):
+            return self.num_workers
+        needed = -(-self.max_concurrent // ROLLOUTS_PER_WORKER)
+        return needed if needed > 1 else 0
 
     @property
     def title(self) -> str:
@@ -102,6 +111,17 @@ def _table(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _workers(value: Any) -> int | str:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    try:
+        return _whole(0)(value)
+    except ValueError:
+        raise ValueError("a whole number, 0 for this process, or 'auto'") from None
+
+
 def _names(value: Any) -> list[str]:
     if isinstance(value, str):
         return [name.strip() for name in value.split(",") if name.strip()]
@@ -125,17 +145,21 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "env_dir_path": _text, "endpoints_path": _text, "provider": _text, "api_base_url": _text, "api_key_var": _text,
     "api_client_type": _text, "tokenizer": _text, "headers": _headers, "sampling_args": _table,
     "max_tokens": _whole(1), "temperature": _number, "num_examples": _num_examples, "rollouts_per_example": _whole(1),
-    "shuffle": _flag, "shuffle_seed": _whole(0), "max_concurrent": _whole(1), "independent_scoring": _flag,
-    "max_retries": _whole(0), "timeout": _number, "state_columns": _names, "output_dir": _text, "save_results": _flag,
+    "shuffle": _flag, "shuffle_seed": _whole(0), "max_concurrent": _whole(1), "num_workers": _workers,
+    "independent_scoring": _flag, "max_retries": _whole(0), "timeout": _number,
+    "state_columns": _names, "output_dir": _text, "save_results": _flag,
     "resume": _flag, "resume_path": _text,
 }  # fmt: skip
+
+ROLLOUTS_PER_WORKER = 256
+"""With `num_workers = "auto"`, a process for so many rollouts at a time; none of their own when one will do."""
 
 ALIASES = {
     "id": "env_id", "args": "env_args", "sampling": "sampling_args", "endpoint_id": "model", "header": "headers",
 }  # fmt: skip
 
 IGNORED = (
-    "verbose", "disable_tui", "fullscreen", "num_workers", "disable_env_server", "abbreviated_summary", "eval_name",
+    "verbose", "disable_tui", "fullscreen", "disable_env_server", "abbreviated_summary", "eval_name",
     "timeout_minutes", "allow_sandbox_access", "allow_instances_access", "allow_tunnel_access", "heartbeat_url",
 )  # fmt: skip
 """Settings of other programs that change nothing about the results here; they are accepted and have no effect."""

@@ -21,12 +21,20 @@ _ALIASES: dict[str, str] = {
     "verifiers.clients.client": "mettle.clients.base",
     "verifiers.clients.openai_chat_completions_client": "mettle.clients.chat",
     "verifiers.clients.openai_completions_client": "mettle.clients.completions",
+    "verifiers.clients.openai_responses_client": "mettle.clients.responses",
+    "verifiers.clients.anthropic_messages_client": "mettle.clients.anthropic_messages",
     "verifiers.envs.environment": "mettle.envs.environment",
     "verifiers.envs.multiturn_env": "mettle.envs.multiturn_env",
     "verifiers.envs.singleturn_env": "mettle.envs.singleturn_env",
     "verifiers.envs.tool_env": "mettle.envs.tool_env",
     "verifiers.envs.stateful_tool_env": "mettle.envs.stateful_tool_env",
     "verifiers.envs.env_group": "mettle.envs.env_group",
+    "verifiers.envs.sandbox_env": "mettle.envs.sandbox_env",
+    "verifiers.envs.python_env": "mettle.envs.python_env",
+    "verifiers.envs.experimental.cli_agent_env": "mettle.envs.cli_agent_env",
+    "verifiers.envs.experimental.harbor_env": "mettle.envs.harbor_env",
+    "verifiers.envs.experimental.sandbox_mixin": "mettle.envs.sandbox_mixin",
+    "verifiers.utils.threaded_sandbox_client": "mettle.envs.packages.prime_sandboxes.client",
     "verifiers.parsers.parser": "mettle.envs.parsers.parser",
     "verifiers.parsers.xml_parser": "mettle.envs.parsers.xml_parser",
     "verifiers.parsers.think_parser": "mettle.envs.parsers.think_parser",
@@ -39,7 +47,14 @@ _ALIASES: dict[str, str] = {
     "verifiers.utils.tool_utils": "mettle.envs.tool_schema",
     "verifiers.utils.error_utils": "mettle.envs.errors",
 }
-_PACKAGES = ("verifiers.clients", "verifiers.envs", "verifiers.parsers", "verifiers.rubrics", "verifiers.utils")
+_PACKAGES = (
+    "verifiers.clients",
+    "verifiers.envs",
+    "verifiers.envs.experimental",
+    "verifiers.parsers",
+    "verifiers.rubrics",
+    "verifiers.utils",
+)
 
 
 class _Verifiers(ModuleType):

@@ -64,15 +64,22 @@ def _element(name: str, value: Any) -> str:
 
 
 def _summary(reader: EvaluationReader) -> dict[str, Any]:
+    tasks = sorted(by_task(reader.facts).items(), key=lambda task: _place(task[0]))
     metadata = {k: v for k, v in reader.metadata.items() if k not in ("stats", "tools", "launch")}
     return {
         "metadata": metadata,
         "stats": plain(reader.stats()),
         "bars": _bars([facts.reward for facts in reader.facts if facts.reward is not None]),
-        "tasks": [_task(example, task, reader.pass_threshold) for example, task in by_task(reader.facts).items()],
+        "tasks": [_task(example, task, reader.pass_threshold) for example, task in tasks],
         "rollouts": [_line(facts) for facts in reader.facts],
         "num_broken": reader.num_broken,
     }
+
+
+def _place(example: Any) -> tuple[bool, float, str]:
+    """Numbered tasks by their number, then the others by their name."""
+    is_number = isinstance(example, int | float)
+    return not is_number, float(example) if is_number else 0.0, str(example)
 
 
 def _bars(rewards: list[float]) -> list[dict[str, float]]:
