@@ -112,6 +112,40 @@ async def test_an_evaluation_without_readable_metadata_is_listed_with_the_reason
         assert at.text.splitlines()[0].endswith("?"), "it is not opened"
 
 
+@pytest.mark.parametrize("odd", [7, "x", [1, [2]], {"a": {"b": []}}, 1e400, -1, True])
+async def test_metadata_of_any_kind_are_listed_and_opened_or_refused(browse, write, make_row, odd):
+    names = (
+        "avg_reward",
+        "avg_error",
+        "num_examples",
+        "time",
+        "time_ms",
+        "pass_threshold",
+        "sampling_args",
+        "env_args",
+        "stats",
+    )
+    names += ("cost", "version_info", "pass_at_k", "avg_metrics", "base_url", "name")
+    for name in ("odd1", "odd2"):
+        write([make_row(1, 1.0), make_row(1, None)], name, **dict.fromkeys(names, odd))
+    async with browse(size=(140, 40)) as at:
+        assert "odd1" in await at.press("enter", "enter")
+        await at.press("x", "down", "x", "c", "escape", "enter", "enter")
+        assert at.app.fault is None
+
+
+async def test_a_mistake_of_ours_prints_no_texts_of_models(browse, run_path, capsys):
+    async def fail() -> None:
+        async with browse(run_path) as at:
+            at.app.call_later(lambda: 1 / 0)
+            await at.settle()
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    shown = capsys.readouterr()
+    assert "locals" not in shown.out + shown.err
+
+
 async def test_a_rollout_that_is_not_there_is_refused(browse, run_path):
     async with browse(run_path, rollout=99) as at:
         assert "run00001 has 4 rollouts, no number 99" in at.text

@@ -44,6 +44,17 @@ async def test_new_rollouts_appear_and_the_cursor_stays(browse, write, make_row)
         assert " of 6" not in (await read_on(at)).splitlines()[0]
 
 
+async def test_following_stays_with_the_newest(browse, write, make_row):
+    path = write([make_row(1, 0.0)], "followed")
+    async with browse(path) as at:
+        assert "following" in await at.press("F")
+        add(path, make_row(2, 1.0), make_row(3, 1.0))
+        assert "3 of 3" in await read_on(at)
+        await at.press("F")
+        add(path, make_row(4, 1.0))
+        assert "3 of 4" in await read_on(at)
+
+
 async def test_a_half_written_line_waits_for_its_rest(browse, write, make_row):
     path = write([make_row(1, 0.0)], "half")
     line = json.dumps(make_row(2, 1.0)) + "\n"

@@ -33,7 +33,10 @@ def browse(path: Path | None = None, *, root: Path | None = None, rollout: int |
 
     Raises: UserError when `path` holds no evaluation.
     """
-    EvaluationBrowser(root or Path(), path and evaluation_folder(path), rollout).run()
+    browser = EvaluationBrowser(root or Path(), path and evaluation_folder(path), rollout)
+    browser.run()
+    if browser.fault is not None:
+        raise browser.fault
 
 
 class EvaluationBrowser(App[None]):
@@ -64,6 +67,15 @@ class EvaluationBrowser(App[None]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The colours of ours that Textual's themes do not have."""
         return {"muted": DARK.variables["muted"]}
+
+    @property
+    def fault(self) -> Exception | None:
+        """What ended the browser, where it was a mistake of ours."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        # Textual would print a traceback with the values of all variables: texts of models, which may hold escapes.
+        self._close_messages_no_wait()
 
     def leave(self, screen: Screen[None]) -> None:
         """Go back from a screen; from the first one, end."""

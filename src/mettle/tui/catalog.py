@@ -58,24 +58,44 @@ class Catalog:
 
 def mean_of(entry: EvaluationEntry) -> float | None:
     """The mean reward of an evaluation by its metadata."""
-    return _number(entry.metadata.get("avg_reward"))
+    return number(entry.metadata.get("avg_reward"))
 
 
 def errors_of(entry: EvaluationEntry) -> float | None:
     """The share of rollouts that failed."""
-    return _number(entry.metadata.get("avg_error"))
+    return number(entry.metadata.get("avg_error"))
 
 
 def planned_of(entry: EvaluationEntry) -> int | None:
     """How many rollouts it was to have."""
-    tasks, each = (_number(entry.metadata.get(name)) for name in ("num_examples", "rollouts_per_example"))
+    tasks, each = (number(entry.metadata.get(name)) for name in ("num_examples", "rollouts_per_example"))
     return int(tasks * each) if tasks is not None and each is not None and tasks >= 0 else None
 
 
 def cost_of(entry: EvaluationEntry) -> float | None:
     """What it cost."""
     cost = entry.metadata.get("cost")
-    return _number(cost.get("total_usd")) if isinstance(cost, dict) else None
+    return number(cost.get("total_usd")) if isinstance(cost, dict) else None
+
+
+def took_of(entry: EvaluationEntry) -> float | None:
+    """How many seconds it took."""
+    try:
+        return number(entry.time_s)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def saved_of(entry: EvaluationEntry) -> tuple[int | None, list[float] | None]:
+    """How many rollouts it ended with, and the interval of their mean; None while it runs."""
+    stats = entry.metadata.get("stats")
+    if not isinstance(stats, dict):
+        return None, None
+    count, reward = number(stats.get("num_rollouts")), stats.get("reward")
+    interval = reward.get("interval") if isinstance(reward, dict) else None
+    ends = [number(end) for end in interval] if isinstance(interval, list) else []
+    known = [end for end in ends if end is not None]
+    return (None if count is None else int(count)), (known if len(known) == 2 else None)
 
 
 def _grouped(entries: list[EvaluationEntry], attribute: str) -> list[Group]:
@@ -86,5 +106,8 @@ def _grouped(entries: list[EvaluationEntry], attribute: str) -> list[Group]:
     return list(groups.values())
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and value == value else None
+def number(value: Any) -> float | None:
+    """A figure that can be drawn; metadata may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        return None
+    return float(value)

@@ -13,6 +13,7 @@ from typing import Any
 from textual.content import Content
 
 from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.tui.catalog import number
 from mettle.tui.figures import bar, figure, seconds, whole
 from mettle.tui.overview import MUTED, Paragraphs, Part
 from mettle.tui.text import one_line, printable
@@ -94,8 +95,7 @@ def _tokens(page: Paragraphs, row: Mapping[str, Any], facts: RolloutFacts) -> No
         return
     page.head("Tokens")
     for name, value in usage.items():
-        if isinstance(value, int | float):
-            page.row(one_line(str(name).replace("_tokens", "").replace("_", " "), 40), whole(value))
+        page.row(one_line(str(name).replace("_tokens", "").replace("_", " "), 40), whole(number(value)))
 
 
 def _rest(page: Paragraphs, row: Mapping[str, Any]) -> None:

@@ -7,17 +7,30 @@ happen in threads; whoever draws finds the last complete answer and never waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mettle.envs.evaluation.facts import RolloutFacts
 from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.envs.evaluation.report import plain
+from mettle.envs.evaluation.results import METADATA
+from mettle.errors import UserError
 from mettle.tui.catalog import planned_of
 from mettle.tui.figures import ago, whole
 from mettle.tui.search import Needle
 from mettle.tui.selection import Selection
+
+
+@contextmanager
+def well_formed(path: Path) -> Iterator[None]:
+    """What is read in the block may hold anything; what cannot be worked with is the file's fault, and said so."""
+    try:
+        yield
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UserError(f"{path / METADATA} is not as evaluations are saved: {error}") from error
+
 
 LIVE_S = 30.0
 """An unfinished evaluation whose file grew this recently is shown as running."""
@@ -27,9 +40,11 @@ class OpenRun:
     """One evaluation. Raises: UserError, StorageError when it cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        self.reader = EvaluationReader(path)
-        self.selection = Selection(self.reader)
-        self.stats: Mapping[str, Any] = plain(self.reader.stats())
+        with well_formed(path):
+            self.reader = EvaluationReader(path)
+            self.selection = Selection(self.reader)
+            self.stats: Mapping[str, Any] = plain(self.reader.stats())
+            self.progress()
         self.needle: Needle | None = None
         self.found: set[int] = set()
         self.looked_at: int | None = None
@@ -53,11 +68,12 @@ class OpenRun:
     def refresh(self) -> bool:
         """Take in what was added since; whether anything was. For a thread."""
         before = len(self.reader)
-        grown = self.reader.refresh()
-        if not grown and len(self.reader) == before:
-            return False
-        self.reader.metadata = self.reader.entry.metadata or self.reader.metadata
-        self.stats = plain(self.reader.stats())
+        with well_formed(self.reader.path):
+            grown = self.reader.refresh()
+            if not grown and len(self.reader) == before:
+                return False
+            self.reader.metadata = self.reader.entry.metadata or self.reader.metadata
+            self.stats = plain(self.reader.stats())
         return True
 
     def progress(self, now: float | None = None) -> str:

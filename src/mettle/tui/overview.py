@@ -13,6 +13,7 @@ from typing import Any
 from textual.content import Content
 
 from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.tui.catalog import number, took_of
 from mettle.tui.figures import bar, between, bins, figure, histogram, percent, seconds, short, sparkline, usd, whole
 from mettle.tui.text import cut, one_line, pad
 
@@ -77,7 +78,7 @@ def headline(reader: EvaluationReader, stats: Mapping[str, Any], *, is_short: bo
     if errors["num"]:
         parts += ["   ", (f"{whole(errors['num'])} errors", "$error"), (f" {percent(errors['rate'])}", MUTED)]
     if stats.get("cost"):
-        parts += [("   cost ", MUTED), usd(stats["cost"].get("total_usd"))]
+        parts += [("   cost ", MUTED), usd(number(stats["cost"].get("total_usd")))]
     return Content.assemble(*parts)
 
 
@@ -122,8 +123,8 @@ def _histogram(page: Paragraphs, rewards: list[float], threshold: float) -> None
     low, high, counts = bins(rewards, num_bins)
     passed = [low + (i + 0.5) * (high - low) / num_bins >= threshold for i in range(num_bins)]
     page.line("")
-    for number, line in enumerate(histogram(counts, HEIGHT)):
-        scale = short(max(counts)) if number == 0 else "0" if number == HEIGHT - 1 else ""
+    for place, line in enumerate(histogram(counts, HEIGHT)):
+        scale = short(max(counts)) if place == 0 else "0" if place == HEIGHT - 1 else ""
         blocks: list[Part] = [
             (char * wide, "$success" if is_pass else "$warning") for char, is_pass in zip(line, passed, strict=True)
         ]
@@ -198,7 +199,7 @@ def _spreads(page: Paragraphs, stats: Mapping[str, Any]) -> None:
     if tokens:
         page.row("tokens, all", f"{short(tokens['output'])} out", f"{short(tokens['input'])} in")
     if stats.get("cost"):
-        page.row("cost", usd(stats["cost"].get("total_usd")))
+        page.row("cost", usd(number(stats["cost"].get("total_usd"))))
 
 
 def _settings(page: Paragraphs, reader: EvaluationReader) -> None:
@@ -209,7 +210,7 @@ def _settings(page: Paragraphs, reader: EvaluationReader) -> None:
         if metadata.get(name) is not None:
             page.row(name.replace("_", " "), one_line(metadata[name], 200))
     if metadata.get("time") is not None:
-        page.row("took", seconds(reader.entry.time_s))
+        page.row("took", seconds(took_of(reader.entry)))
     for title in ("sampling_args", "env_args"):
         values = metadata.get(title)
         for name, value in values.items() if isinstance(values, dict) else ():

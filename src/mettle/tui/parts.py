@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -20,7 +21,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
-from mettle.tui.text import cut, one_line
+from mettle.tui.text import ELLIPSIS, cut, one_line
 
 if TYPE_CHECKING:
     from mettle.tui.app import EvaluationBrowser
@@ -41,12 +42,12 @@ class Crumbs(Static):
         width = max(10, self.app.size.width - 2)
         shown = [one_line(name, 60) for name in names]
         state = cut(one_line(state, 60), max(0, width // 2))
-        while len(shown) > 2 and len(ARROW.join(shown)) + 10 + len(state) > width:
-            shown = [shown[0][:1], *shown[2:]] if len(shown[0]) == 1 else ["\N{HORIZONTAL ELLIPSIS}", *shown[1:]]
+        while len(shown) > 2 and cell_len(ARROW.join(shown)) + 10 + len(state) > width:
+            shown = [ELLIPSIS, *shown[2 if shown[0] == ELLIPSIS else 1 :]]
         parts: list[str | tuple[str, str]] = [("mettle", "bold $primary")]
         for number, name in enumerate(shown):
             parts += [(ARROW, "$muted"), (name, "bold" if number == len(shown) - 1 else "")]
-        used = sum(len(part if isinstance(part, str) else part[0]) for part in parts)
+        used = sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
         if state:
             colour = "$success" if state.startswith("live") else "$warning"
             parts += [" " * max(2, width - used - len(state) - 2), ("\N{BLACK CIRCLE} ", colour), (state, colour)]

@@ -19,7 +19,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 from mettle.envs.evaluation.reader import EvaluationEntry
-from mettle.tui.catalog import Group, cost_of, errors_of, mean_of, planned_of
+from mettle.tui.catalog import Group, cost_of, errors_of, mean_of, number, planned_of, saved_of, took_of
 from mettle.tui.figures import DASH, ago, between, figure, percent, seconds, usd, whole
 from mettle.tui.overview import Paragraphs
 from mettle.tui.parts import BrowserScreen, Page, PromptBar
@@ -233,19 +233,17 @@ class RunsScreen(ChoiceScreen):
 
     def cells_of(self, item: EvaluationEntry) -> Sequence[Cell]:
         number = self.marked.index(str(item.path)) if str(item.path) in self.marked else None
-        stats = item.metadata.get("stats")
-        reward = stats.get("reward") if isinstance(stats, dict) else None
         errors = errors_of(item)
-        planned = (stats.get("num_rollouts") if isinstance(stats, dict) else None) or planned_of(item)
+        count, interval = saved_of(item)
         return (
             Cell("" if number is None else "AB"[number], "mark"),
             Cell(item.path.name, "bad" if item.problem else "strong"),
             Cell(figure(mean_of(item)), "accent"),
-            Cell(between(reward.get("interval")) if isinstance(reward, dict) else "", "dim"),
-            Cell(whole(planned)),
+            Cell(between(interval), "dim"),
+            Cell(whole(count or planned_of(item))),
             Cell(percent(errors) if errors else DASH, "bad" if errors else "dim"),
             Cell(usd(cost_of(item))),
-            Cell(seconds(item.time_s), "dim"),
+            Cell(seconds(took_of(item)), "dim"),
             Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(item.modified_at)), "dim"),
         )
 
@@ -312,7 +310,7 @@ def _preview(entry: EvaluationEntry, width: int) -> Content:
         if isinstance(values, dict) and values:
             page.head({"pass_at_k": "pass@k", "pass_all_k": "pass^k"}.get(title, "Metrics"))
             for name, value in values.items():
-                page.row(one_line(name, 60), figure(value) if isinstance(value, int | float) else DASH)
+                page.row(one_line(name, 60), figure(number(value)))
     page.head("Settings")
     for name in ("num_examples", "rollouts_per_example", "base_url"):
         page.row(name.replace("_", " "), one_line(metadata.get(name, DASH), 200))

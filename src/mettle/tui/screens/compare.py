@@ -19,7 +19,7 @@ from textual.widgets import Static
 from mettle.envs.evaluation.compare import Comparison, TaskChange, compare_evaluations
 from mettle.errors import MettleError
 from mettle.tui.figures import bar, between, figure, percent, whole
-from mettle.tui.opened import OpenRun
+from mettle.tui.opened import OpenRun, well_formed
 from mettle.tui.overview import MUTED, Part
 from mettle.tui.parts import BrowserScreen
 from mettle.tui.record_table import Cell, Column, RecordTable
@@ -79,7 +79,8 @@ class CompareScreen(BrowserScreen):
         """Read and compare, in a thread."""
         try:
             runs = OpenRun(self.before), OpenRun(self.after)
-            found = compare_evaluations(runs[0].reader, runs[1].reader)
+            with well_formed(self.after):
+                found = compare_evaluations(runs[0].reader, runs[1].reader)
         except MettleError as error:
             self.app.call_from_thread(self._give_up, str(error))
             return

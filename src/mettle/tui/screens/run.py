@@ -50,6 +50,7 @@ class RunScreen(BrowserScreen):
         Binding("t", "task", "Task"),
         Binding("o", "overview", "Overview"),
         Binding("e", "errors", "Only errors, or all", show=False),
+        Binding("F", "follow", "Follow what comes in, or not", show=False),
     ]
 
     def __init__(self, path: Path, *, rollout: int | None = None) -> None:
@@ -59,6 +60,7 @@ class RunScreen(BrowserScreen):
         self.table = RecordTable(columns_of(()), id="main", empty="reading...")
         self.page = Page(id="side")
         self.headline = Static(markup=False, id="head")
+        self.is_following = False
         self._first = rollout
 
     def body(self) -> Iterable[Widget]:
@@ -223,6 +225,13 @@ class RunScreen(BrowserScreen):
         if self.run is not None:
             self.apply_filter("" if self.run.selection.filter.source == "error" else "error")
 
+    def action_follow(self) -> None:
+        """Stay with the newest rollout while it runs, or stop to."""
+        self.is_following = not self.is_following
+        if self.is_following:
+            self.table.action_jump(-1)
+        self._say_where()
+
     def action_overview(self) -> None:
         """Show or hide the overview."""
         self.toggle_side()
@@ -267,6 +276,8 @@ class RunScreen(BrowserScreen):
             return
         self._draw_figures()
         self.show_rows()
+        if self.is_following:
+            self.table.action_jump(-1)
         wanted = run.selection.filter
         if wanted.texts:
             self._scan_filter(wanted, range(before if before < len(run.reader) else 0, len(run.reader)))
@@ -349,6 +360,8 @@ class RunScreen(BrowserScreen):
         if run.needle is not None:
             going = f", looked at {whole(run.looked_at)}" if run.looked_at is not None else ""
             parts.append(f"{run.needle.text!r}: {whole(len(run.found))} found{going}")
+        if self.is_following:
+            parts.append("following, F stops")
         if run.reader.num_broken:
             parts.append(f"{whole(run.reader.num_broken)} lines could not be read")
         self.say("  |  ".join(parts))
