@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("textual")
 from textual.pilot import Pilot
 from textual.widgets import Input
 

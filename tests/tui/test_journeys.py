@@ -29,7 +29,7 @@ async def test_from_all_evaluations_to_one_rollout_and_back(browse):
 
 async def test_a_run_shows_its_figures_and_its_rollouts(browse, run_path):
     async with browse(run_path, (140, 60)) as at:
-        assert at.line("errors").split()[:2] == ["reward", "0.417"]
+        assert at.line("1 error ").split()[:2] == ["reward", "0.417"]
         for part in (
             "pass@1",
             "pass@2",

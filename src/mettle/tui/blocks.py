@@ -34,11 +34,6 @@ class Block:
     is_markdown: bool = False
     num_left_out: int = 0
 
-    @property
-    def is_foldable(self) -> bool:
-        """Reasoning and long system prompts are folded at first."""
-        return self.kind in ("reasoning", "system")
-
 
 def blocks_of(row: Mapping[str, Any], limit: int = BODY_CHARS) -> list[Block]:
     """What happened in a rollout, in order."""

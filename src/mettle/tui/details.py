@@ -116,10 +116,18 @@ def _rest(page: Paragraphs, row: Mapping[str, Any]) -> None:
 
 
 def _value(page: Paragraphs, value: Any) -> None:
+    if isinstance(value, Mapping) and all(_is_short(item, page.width) for item in value.values()):
+        for name, item in value.items():
+            page.row(one_line(name, 60), one_line(item, 200))
+        return
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
     page.line(printable(text[:VALUE_CHARS]))
     if len(text) > VALUE_CHARS:
         page.line((f"{whole(len(text) - VALUE_CHARS)} more characters; r shows the row", MUTED))
+
+
+def _is_short(value: Any, width: int) -> bool:
+    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < width // 2)
 
 
 def _tool_name(tool: Any) -> str:

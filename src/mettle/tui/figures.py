@@ -26,6 +26,11 @@ def whole(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
+def count(number: int, noun: str) -> str:
+    """So many of something."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def short(value: float | None) -> str:
     """A count in at most five characters."""
     if value is None:

@@ -38,9 +38,19 @@ def markdown_lines(text: str, width: int, *, is_dark: bool) -> list[list[Segment
         lines = console.render_lines(markdown, console.options.update(width=width, height=None), pad=False)
     except (RecursionError, ValueError, IndexError, KeyError, AssertionError):  # A parser that a text confused.
         return None
-    while lines and not any(segment.text.strip() for segment in lines[0]):
-        lines.pop(0)
-    return [[_harmless(segment) for segment in line if not segment.control] for line in lines] or None
+    drawn = [[_harmless(segment) for segment in line if not segment.control] for line in lines]
+    return _without_gaps(drawn) or None
+
+
+def _without_gaps(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """One empty line where there were several, none at either end."""
+    kept: list[list[Segment]] = []
+    for line in lines:
+        if any(segment.text.strip() for segment in line):
+            kept.append(line)
+        elif kept and kept[-1]:
+            kept.append([])
+    return kept[:-1] if kept and not kept[-1] else kept
 
 
 def _harmless(segment: Segment) -> Segment:

@@ -14,7 +14,20 @@ from textual.content import Content
 
 from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.tui.catalog import number, took_of
-from mettle.tui.figures import bar, between, bins, figure, histogram, percent, seconds, short, sparkline, usd, whole
+from mettle.tui.figures import (
+    bar,
+    between,
+    bins,
+    count,
+    figure,
+    histogram,
+    percent,
+    seconds,
+    short,
+    sparkline,
+    usd,
+    whole,
+)
 from mettle.tui.text import cut, one_line, pad
 
 MUTED, STRONG = "$muted", "bold"
@@ -74,9 +87,9 @@ def headline(reader: EvaluationReader, stats: Mapping[str, Any], *, is_short: bo
         parts += ["  ", (sparkline(bins(rewards, 12)[2]), "$accent")]
     parts += [("   n ", MUTED), whole(stats["num_rollouts"])]
     if not is_short:
-        parts.append((f" of {whole(stats['num_tasks'])} tasks", MUTED))
+        parts.append((f" of {count(stats['num_tasks'], 'task')}", MUTED))
     if errors["num"]:
-        parts += ["   ", (f"{whole(errors['num'])} errors", "$error"), (f" {percent(errors['rate'])}", MUTED)]
+        parts += ["   ", (count(errors["num"], "error"), "$error"), (f" {percent(errors['rate'])}", MUTED)]
     if stats.get("cost"):
         parts += [("   cost ", MUTED), usd(number(stats["cost"].get("total_usd")))]
     return Content.assemble(*parts)
@@ -157,7 +170,7 @@ def _errors(page: Paragraphs, stats: Mapping[str, Any]) -> None:
     errors = stats["errors"]
     if not errors["num"]:
         return
-    page.head("Errors", f"{whole(errors['num'])} rollouts, {percent(errors['rate'])}; they count in no average")
+    page.head("Errors", f"{count(errors['num'], 'rollout')}, {percent(errors['rate'])}; they count in no average")
     for cause, found in errors["by_cause"].items():
         page.bar_row(one_line(cause, 40), found["num"] / errors["num"], whole(found["num"]), "$error")
         if found["first_message"]:
@@ -170,8 +183,8 @@ def _stops(page: Paragraphs, stats: Mapping[str, Any]) -> None:
         return
     page.head("Stopped by")
     total = sum(stops.values())
-    for name, count in sorted(stops.items(), key=lambda pair: -pair[1]):
-        page.bar_row(one_line(name, 40), count / total, whole(count), "$accent")
+    for name, num in sorted(stops.items(), key=lambda pair: -pair[1]):
+        page.bar_row(one_line(name, 40), num / total, whole(num), "$accent")
     if stats["truncation_rate"]:
         page.row("truncated", percent(stats["truncation_rate"]), "of rollouts", tone="$warning")
 
@@ -217,7 +230,7 @@ def _settings(page: Paragraphs, reader: EvaluationReader) -> None:
             if value not in (None, {}, []):
                 page.row(one_line(name, 40), one_line(json.dumps(value, ensure_ascii=False), 200))
     if isinstance(versions, dict) and versions.get("env_version"):
-        page.row("version", one_line(versions["env_version"], 40), f"Mettle {one_line(versions.get('vf_version'), 20)}")
+        page.row("version", one_line(versions["env_version"], 40))
     if reader.num_broken:
         page.row("broken lines", whole(reader.num_broken), "could not be read", tone="$error")
     page.line((one_line(reader.path, 400), MUTED))

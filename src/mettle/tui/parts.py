@@ -100,7 +100,7 @@ class PromptBar(Vertical):
     DEFAULT_CSS = """
     PromptBar { height: auto; display: none; background: $panel; padding: 0 1; }
     PromptBar.-open { display: block; }
-    PromptBar Input { border: none; height: 1; padding: 0; background: $panel; }
+    PromptBar Input { height: 1; padding: 0; background: $panel; }
     PromptBar Static { height: auto; color: $muted; }
     PromptBar Static.-wrong { color: $error; }
     """
@@ -116,7 +116,7 @@ class PromptBar(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self.purpose = ""
-        self._input = Input()
+        self._input = Input(compact=True)
         self._hint = Static(markup=False)
         self._asker: Widget | None = None
 

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -251,7 +251,3 @@ class RecordTable(ScrollView, can_focus=True, inherit_bindings=False):
             text = pad(one_line(cell.text), room, is_right=self.columns[number].is_right)
             segments += [Segment(" ", base), Segment(text, style_of(cell.tone)), Segment(" ", base)]
         return Strip(segments).adjust_cell_length(width, base)
-
-    def region_of(self, row: int) -> Region:
-        """Where a row is drawn, for whoever points at it."""
-        return Region(0, row + 1 - round(self.scroll_offset.y), self.size.width, 1)

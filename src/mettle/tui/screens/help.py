@@ -15,7 +15,7 @@ from mettle.tui.parts import Page
 from mettle.tui.text import pad
 
 FILTERS = (
-    ("reward<0.5", "a figure: reward, tokens, input, time, turns, task, or a metric"),
+    ("reward<0.5", "also tokens, input, time, turns, a metric"),
     ("error  ok", "failed, or not"),
     ("passed  failed", "by the threshold of the evaluation"),
     ("truncated", "cut off by a limit"),
@@ -31,6 +31,7 @@ KEYS = {
     "up": "\u2191", "down": "\u2193",
 }  # fmt: skip
 
+ROOM = 28
 MOVES = frozenset(("Up", "Down", "Page up", "Page down", "First", "Last", "Beginning", "End"))
 UNTOLD = frozenset(("Copy selected text", "Focus Previous", "Focus Next", "Quit the app"))
 """Keys of Textual that no screen of ours needs."""
@@ -59,10 +60,10 @@ class HelpScreen(ModalScreen[None]):
         page = Paragraphs(width)
         page.head("Keys", "the mouse works too: rows, heads of columns, messages")
         for description, keys in self._keys().items():
-            page.line((pad("  ".join(keys), 26), "bold"), description)
+            page.line((pad("  ".join(keys), ROOM), "bold"), " ", description)
         page.head("Filters", "all that is asked for must hold")
         for example, meaning in FILTERS:
-            page.line((pad(example, 26), "bold"), (meaning, MUTED))
+            page.line((pad(example, ROOM), "bold"), " ", (meaning, MUTED))
         return page.content()
 
     def _keys(self) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from textual.worker import get_current_worker
 
 from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import MettleError, UserError
-from mettle.tui.figures import whole
+from mettle.tui.figures import count, whole
 from mettle.tui.filters import Filter, parse_filter
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import headline, overview
@@ -310,20 +310,20 @@ class RunScreen(BrowserScreen):
         def holds(row: Mapping[str, Any]) -> bool:
             return all(needle.is_in(row) is not is_absent for needle, is_absent in needles)
 
-        def report(count: int, new: list[int]) -> None:
-            self.app.call_from_thread(self._take_filtered, wanted, new, count, len(candidates))
+        def report(num: int, new: list[int]) -> None:
+            self.app.call_from_thread(self._take_filtered, wanted, new, num, len(candidates))
 
         scan(run.reader, candidates, holds, report, lambda: worker.is_cancelled)
 
-    def _take_filtered(self, wanted: Filter, new: list[int], count: int, total: int) -> None:
+    def _take_filtered(self, wanted: Filter, new: list[int], num: int, total: int) -> None:
         run = self.run
         if run is None or run.selection.filter is not wanted or run.selection.holds_text is None:
             return
         run.selection.holds_text.update(new)
         if new:
             self.show_rows()
-        if count < total:
-            self.say(f"looked at {whole(count)} of {whole(total)}, {whole(len(run.selection))} shown")
+        if num < total:
+            self.say(f"looked at {whole(num)} of {whole(total)}, {whole(len(run.selection))} shown")
         else:
             self._say_where()
 
@@ -333,19 +333,19 @@ class RunScreen(BrowserScreen):
         assert run is not None, "a search is of a run"
         reader: EvaluationReader = run.reader
 
-        def report(count: int, new: list[int]) -> None:
-            self.app.call_from_thread(self._take_found, needle, new, count, len(indexes))
+        def report(num: int, new: list[int]) -> None:
+            self.app.call_from_thread(self._take_found, needle, new, num, len(indexes))
 
         scan(reader, indexes, needle.is_in, report, lambda: worker.is_cancelled)
 
-    def _take_found(self, needle: Needle, new: list[int], count: int, total: int) -> None:
+    def _take_found(self, needle: Needle, new: list[int], num: int, total: int) -> None:
         run = self.run
         if run is None or run.needle is not needle:
             return
         if new and not run.found:
             self.go_to(new[0])
         run.found.update(new)
-        run.looked_at = count if count < total else None
+        run.looked_at = num if num < total else None
         self.table.refresh()
         self._say_where()
 
@@ -363,7 +363,7 @@ class RunScreen(BrowserScreen):
         if self.is_following:
             parts.append("following, F stops")
         if run.reader.num_broken:
-            parts.append(f"{whole(run.reader.num_broken)} lines could not be read")
+            parts.append(f"{count(run.reader.num_broken, 'line')} could not be read")
         self.say("  |  ".join(parts))
 
 

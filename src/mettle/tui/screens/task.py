@@ -18,7 +18,7 @@ from textual.widgets import Static
 from mettle.envs.evaluation.facts import content_of, messages_of
 from mettle.errors import MettleError
 from mettle.tui.blocks import blocks_of
-from mettle.tui.figures import figure, whole
+from mettle.tui.figures import count, figure
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import MUTED, Part
 from mettle.tui.parts import BrowserScreen
@@ -101,7 +101,7 @@ class TaskScreen(BrowserScreen):
     def _say_spread(self) -> None:
         known = [self.run.facts(index) for index in self.members]
         rewards = [facts.reward for facts in known if facts is not None and facts.reward is not None]
-        parts = [f"{whole(len(self.members))} rollouts of task {one_line(self.example_id, 40)}"]
+        parts = [f"{count(len(self.members), 'rollout')} of task {one_line(self.example_id, 40)}"]
         if rewards:
             passed = sum(reward >= self.run.reader.pass_threshold for reward in rewards)
             parts.append(f"mean {figure(statistics.fmean(rewards))}, {passed} passed")
