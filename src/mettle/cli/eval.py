@@ -90,11 +90,18 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("-i", "--rollout", "index", type=click.IntRange(min=0), help="Show this rollout whole.")
 @click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
+@click.option("--plain", "is_plain", is_flag=True, help="Print instead of opening the browser.")
 @json_option
-def view(path: Path | None, index: int | None, num_rows: int, is_json: bool) -> None:
-    """Look at saved evaluations. All of them, the rollouts of one, or one rollout."""
+def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is_json: bool) -> None:
+    """Look at saved evaluations. All of them, the rollouts of one, or one rollout.
+
+    In a terminal this opens a browser (it needs `mettle[tui]`); anywhere else, and with --plain, it prints.
+    """
+    from mettle.cli.browser import open_browser
     from mettle.cli.results import view_evaluation, view_evaluations, view_rollout
 
+    if not is_plain and not is_json and open_browser(path, index):
+        return
     if path is None:
         if index is not None:
             raise UserError("name the evaluation that the rollout is of: `mettle eval view PATH -i 0`")
