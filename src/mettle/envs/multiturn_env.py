@@ -13,10 +13,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
 
-from mettle.clients.chat import response_from_chat
 from mettle.envs.decorators import cleanup, stop
 from mettle.envs.environment import Environment
-from mettle.envs.errors import EnvironmentFault, InvalidModelResponseError, attributed
+from mettle.envs.errors import EnvironmentFault, attributed
+from mettle.envs.legacy.parts import rollout_call_of_parts
+from mettle.envs.legacy.responses import as_response
 from mettle.envs.state import State, TrajectoryStep
 from mettle.envs.timing import TimeSpan
 from mettle.errors import OverlongError
@@ -30,8 +31,6 @@ class MultiTurnEnv(Environment):
         super().__init__(**kwargs)
         self.max_turns = max_turns
         self.timeout_seconds = timeout_seconds
-        signature = self._signatures(self.is_completed)
-        self._takes_messages = "messages" in signature.names
 
     async def setup_state(self, state: State) -> State | None:
         """Prepare a rollout; may return another state."""
@@ -80,7 +79,9 @@ class MultiTurnEnv(Environment):
             span.end = time.time()
             state["timing"].env.spans.append(span)
         if isinstance(said, tuple):
-            said = said[0]
+            said, changed = said
+            if changed is not state:
+                state.update(changed)
         return [*conversation, *messages_from(said)]
 
     async def add_trajectory_step(self, state: State, trajectory_step: TrajectoryStep) -> None:
@@ -112,6 +113,7 @@ class MultiTurnEnv(Environment):
         _count(state, response)
         await self.add_trajectory_step(state, step)
 
+    @rollout_call_of_parts
     async def rollout(
         self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
     ) -> State:
@@ -154,10 +156,7 @@ class MultiTurnEnv(Environment):
 
     async def _is_over(self, state: State) -> bool:
         try:
-            if self._takes_messages:
-                done = await self._asked_with_messages(state)
-            else:
-                done = await self.is_completed(state)
+            done = await self.is_completed(state)
         except Exception as error:
             state["error"] = state.get("error") or attributed(error, EnvironmentFault, "stop condition")
             state.stop("has_error")
@@ -166,16 +165,6 @@ class MultiTurnEnv(Environment):
             state["is_completed"] = True
             state["is_truncated"] = state["is_truncated"] or any(step["is_truncated"] for step in state["trajectory"])
         return bool(done)
-
-    async def _asked_with_messages(self, state: State) -> bool:
-        """Environments from before 0.1.8 override `is_completed(messages, state)`; the standard conditions hold too."""
-        if await Environment.is_completed(self, state):
-            return True
-        if not state["trajectory"]:
-            return False
-        last = state["trajectory"][-1]
-        older: Any = self.is_completed
-        return bool(await older([*last["prompt"], *last["completion"]], state))
 
     async def _take_turn(self, state: State) -> None:
         try:
@@ -190,7 +179,7 @@ class MultiTurnEnv(Environment):
             return
         span = TimeSpan(time.time())
         try:
-            response = _as_response(await self.get_model_response(state, prompt))
+            response = as_response(await self.get_model_response(state, prompt))
             span.end = time.time()
             await self.add_model_response(state, prompt, response)
         except OverlongError:
@@ -214,16 +203,6 @@ class MultiTurnEnv(Environment):
             *conversation[len(state["prompt"]) :],
             *messages_from(state.get("final_env_response") or None),
         ]
-
-
-def _as_response(answer: Any) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    if hasattr(answer, "model_dump"):
-        answer = answer.model_dump()
-    if isinstance(answer, Mapping):
-        return response_from_chat(answer, "the environment's own model call")
-    raise InvalidModelResponseError(f"get_model_response returned {type(answer).__name__}, no Response")
 
 
 def _count(state: State, response: Response) -> None:

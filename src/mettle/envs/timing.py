@@ -106,6 +106,20 @@ class RolloutTiming:
             return getattr(self, key)
         raise KeyError(key)
 
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set a span. Environments that wrote milliseconds set the length of a span that has begun."""
+        if key in self.__slots__:
+            setattr(self, key, value)
+        elif key in ("generation_ms", "scoring_ms"):
+            span: TimeSpan = getattr(self, key.removesuffix("_ms"))
+            span.start = span.start or self.start_time
+            span.end = span.start + float(value) / 1000.0
+        elif key not in self.KEYS_MS:
+            raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.KEYS or key in self.KEYS_MS
+
     def get(self, key: str, default: Any = None) -> Any:
         """Like `dict.get`."""
         return getattr(self, key) if key in self.KEYS or key in self.KEYS_MS else default

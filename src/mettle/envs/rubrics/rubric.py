@@ -16,6 +16,7 @@ from typing import Any
 
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import JudgeError
+from mettle.envs.legacy.overrides import adapt_rubric
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.state import State
@@ -29,12 +30,16 @@ Score = float | JudgeError
 class Rubric:
     """Reward functions with weights. Weight 0 makes a metric, which is recorded and adds nothing."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adapt_rubric(cls)
+
     def __init__(
         self,
         funcs: Sequence[RewardFunc] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
-        **_: Any,
+        **kwargs: Any,
     ) -> None:
         self.funcs: list[RewardFunc] = list(funcs or [])
         self.weights: list[float] = list(weights) if weights else [1.0] * len(self.funcs)
@@ -43,6 +48,8 @@ class Rubric:
         self.parser = parser or Parser()
         self.class_objects: dict[str, Any] = {"parser": self.parser}
         self.logger = logging.getLogger(f"{__name__}.{type(self).__name__}")
+        for name, value in kwargs.items():
+            setattr(self, name, value)
         self._signatures = SignatureCache()
         self._cleanups = marked_methods(self, "cleanup")
         self._teardowns = marked_methods(self, "teardown")
@@ -65,10 +72,18 @@ class Rubric:
         """The functions."""
         return self.funcs
 
+    @reward_funcs.setter
+    def reward_funcs(self, funcs: Sequence[RewardFunc]) -> None:
+        self.funcs = list(funcs)
+
     @property
     def reward_weights(self) -> list[float]:
         """Their weights."""
         return self.weights
+
+    @reward_weights.setter
+    def reward_weights(self, weights: Sequence[float]) -> None:
+        self.weights = list(weights)
 
     def get_reward_funcs(self) -> list[RewardFunc]:
         """The functions, those of nested rubrics included."""
@@ -86,11 +101,11 @@ class Rubric:
         """True when some function must see a whole group."""
         return any(self._signatures(func).is_group for func in self.funcs)
 
-    async def score_rollout(self, state: State, **_: Any) -> None:
+    async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
         """Set reward and metrics of one rollout."""
         await self._score([state])
 
-    async def score_group(self, states: list[State], **_: Any) -> None:
+    async def score_group(self, states: list[State], *_: Any, **__: Any) -> None:
         """Set reward, metrics and advantage (reward minus the mean of the scored) of a group's rollouts."""
         await self._score(states)
         set_advantages(states)
