@@ -229,6 +229,14 @@ def __getattr__(name: str) -> Any:
         import openai.types.chat as chat
 
         return getattr(chat, name)
+    if name in ("AsyncOpenAI", "OpenAI"):
+        import openai
+
+        return getattr(openai, name)
+    if name in ("Anthropic", "AsyncAnthropic"):
+        import anthropic
+
+        return getattr(anthropic, name)
     if name == "Completion":
         from openai.types import Completion
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.clients.config import ClientConfig
+from mettle.clients.factory import client_from
 from mettle.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def setup_anthropic_client(config: ClientConfig) -> Any:
 
 
 setup_client = setup_openai_client
+resolve_client = client_from
 
 
 def _options(config: ClientConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _CLIENTS = "mettle.clients."
 _LEGACY = "mettle.envs.legacy."
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "": (),
+    "": (_ENVS + "types",),
     "clients": (_CLIENTS + "base", _CLIENTS + "config", _LEGACY + "clients"),
     "envs": (),
     "envs.experimental": (),

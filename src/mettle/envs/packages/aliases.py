@@ -54,14 +54,15 @@ class _Module(ModuleType):
         return self._names()
 
     def _names(self) -> list[str]:
-        modules = [module for module in map(_module, self._homes) if module] or [importlib.import_module("mettle.envs")]
+        homes = self._homes if self._path else ()
+        modules = [module for module in map(_module, homes) if module] or [importlib.import_module("mettle.envs")]
         return sorted({name for module in modules for name in dir(module) if not name.startswith("_")})
 
     def _found(self, name: str) -> Any:
         child = f"{self._path}.{name}".lstrip(".")
         if homes_of(child) is not None or child in ADVICE_BY_PACKAGE:
             return importlib.import_module(f"{self.__name__}.{name}")
-        for home in (*self._homes, "mettle.envs"):
+        for home in ("mettle.envs", *self._homes) if is_package(self._path) else (*self._homes, "mettle.envs"):
             module = _module(home)
             if module is not None and hasattr(module, name):
                 return getattr(module, name)
