@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic_rows import make_rows  # noqa: E402
+from synthetic_rows import make_rows
 
 TIMEOUT_S = 120
 ANSWER = (

@@ -1,8 +1,8 @@
 """Rows that stand in for a dataset, made from how a source uses them.
 
 Parts: `make_rows`. Every name that the source looks up by a string (`row["label"]`, `row.get("label")`) is a column;
-its value suits what is done with it (indexed, compared with a number, split, parsed as JSON). Invariant: the same source
-gives the same rows.
+its value suits what is done with it (indexed, compared with a number, parsed as JSON). Invariant: the same source gives
+the same rows.
 """
 
 from __future__ import annotations

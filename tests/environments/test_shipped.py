@@ -8,32 +8,30 @@ from pathlib import Path
 import pytest
 
 import mettle.envs as vf
+from mettle.envs.demonstrations import Demonstrator
 
 FOLDER = Path(__file__).resolve().parents[2] / "environments"
 PACKAGES = sorted(path.parent.name for path in FOLDER.glob("*/pyproject.toml"))
 
 
-class Oracle(vf.Client):
-    """Says what it is given."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+class Nonsense(vf.Client):
+    """Says nothing of use."""
 
     async def get_response(self, prompt, model, sampling_args=None, tools=None, **_):
-        message = vf.ResponseMessage(content=self.text, finish_reason="stop", is_truncated=False)
+        message = vf.ResponseMessage(content="?", finish_reason="stop", is_truncated=False)
         return vf.Response(id="", created=0, model=model, usage=None, message=message)
 
 
 def test_there_are_environments():
-    assert {"arithmetic", "number_guess", "reverse_text"} <= set(PACKAGES)
+    assert {"arithmetic", "number_guess", "reverse_text", "science_choice"} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-async def test_the_gold_answer_is_rewarded_and_nonsense_is_not(package):
+async def test_what_is_demonstrated_is_rewarded_and_nonsense_is_not(package):
     env = vf.load_environment(package.replace("_", "-"))
     for row in list(env.get_eval_dataset(n=20)):
-        gold = await env.run_rollout(row, Oracle(row["answer"]), "gold")
-        nonsense = await env.run_rollout(row, Oracle("?"), "nonsense")
+        gold = await env.run_rollout(row, Demonstrator(env), "gold")
+        nonsense = await env.run_rollout(row, Nonsense(), "nonsense")
         assert gold["error"] is None
         assert gold["reward"] >= 1.0
         assert nonsense["reward"] == 0.0

@@ -24,8 +24,10 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
+    _ROOM + "rubrics.code_rubric": ("CodeRubric",),
     _ROOM + "rubrics.rubric_group": ("RubricGroup",),
     _ROOM + "parsers.parser": ("Parser",),
+    _ROOM + "parsers.code_parser": ("CodeParser",),
     _ROOM + "parsers.think_parser": ("MaybeThinkParser", "ThinkParser"),
     _ROOM + "parsers.xml_parser": ("XMLParser",),
     _ROOM + "state": ("State", "TrajectoryStep"),
@@ -43,6 +45,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "teardown",
         "update",
     ),
+    _ROOM + "demonstrations": ("Demonstrator",),
     _ROOM + "signatures": ("maybe_await",),
     _ROOM + "tool_schema": ("convert_func_to_oai_tool", "convert_func_to_tool_def"),
     _ROOM + "parsers.answers": (

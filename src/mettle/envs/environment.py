@@ -53,6 +53,9 @@ class Environment(ABC):
         super().__init_subclass__(**kwargs)
         adapt_environment(cls)
 
+    demonstrate: Callable[[Messages, Mapping[str, Any]], Any] | None = None
+    """A policy that shows what is wanted, `(messages, row) -> text or assistant message`; see `demonstrations`."""
+
     def __init__(
         self,
         dataset: Any = None,

@@ -104,7 +104,7 @@ def _write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
 def _write_demonstrations(run_dir: RunDir, config: RunConfig) -> None:
     spec = config.orchestrator.envs[0]
     env = load_environment(spec.id, **spec.args)
-    write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env.get_dataset(), env_id=spec.id)
+    write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env, env_id=spec.id)
 
 
 def _write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:

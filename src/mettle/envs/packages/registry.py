@@ -2,7 +2,8 @@
 
 Parts: `EnvironmentEntry`, `list_environments`, `find_environment`, `search_path`. Searched in this order: installed
 packages (the entry point group `mettle.envs`, then a distribution of that name), the folder that one is in,
-`./environments`, the `environments` folder of a source checkout, the folders in METTLE_ENVIRONMENTS, any module that can be imported.
+`./environments`, the `environments` folder of a source checkout, the folders in METTLE_ENVIRONMENTS, any module that
+can be imported.
 Invariant: reading an entry runs no code of it.
 """
 

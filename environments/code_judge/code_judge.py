@@ -1,0 +1,127 @@
+"""Programming problems, judged in the sandbox: functions called with arguments, programs fed standard input.
+
+Two of a problem's ten tests stand in its statement; the others, and all expected outputs, never enter the process that
+runs the model's code. Problems are made here, offline; MBPP is taken instead when asked for by name. A problem belongs
+to the evaluation split by the checksum of its statement.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from code_classics import classic_problems
+from code_pipelines import pipeline_problems
+from code_problem import Problem, show
+
+import mettle.envs as vf
+
+SYSTEM_PROMPT = "Solve the problem in Python. Think it over, then give the whole program in one ```python block."
+EVAL_SHARE = 5
+"""One problem in so many is for evaluation."""
+NUM_SHOWN = 2
+KINDS = ("functions", "programs")
+
+
+def make_rows(num_rows: int, *, for_eval: bool, kinds: list[str], seed: int) -> list[dict[str, Any]]:
+    """Different problems of one split; programs are at most half of them, because there are fewer."""
+    rng = random.Random(f"{seed}/{for_eval}/{sorted(kinds)}")
+    programs = classic_problems(random.Random(seed)) if "programs" in kinds else []
+    most = num_rows if kinds == ["programs"] else num_rows // 2
+    first = [problem for problem in programs if in_eval(problem) == for_eval][:most]
+    rest = pipeline_problems(rng) if "functions" in kinds else iter(())
+    rows: dict[str, dict[str, Any]] = {}
+    for problem in chain(first, rest):
+        if len(rows) >= num_rows:
+            break
+        if in_eval(problem) == for_eval and problem.statement not in rows:
+            rows[problem.statement] = row_of(problem, random.Random(problem.statement))
+    made = list(rows.values())
+    rng.shuffle(made)
+    return made
+
+
+def in_eval(problem: Problem) -> bool:
+    """Whether the problem belongs to the evaluation split."""
+    return zlib.crc32(problem.statement.encode()) % EVAL_SHARE == 0
+
+
+def row_of(problem: Problem, rng: random.Random) -> dict[str, Any]:
+    """The statement with its first examples, and all tests."""
+    tests = problem.tests(rng)
+    # Not the empty input: it shows least.
+    examples = "\n\n".join(show(test) for test in tests[2 : 2 + NUM_SHOWN])
+    info = {"tests": json.dumps(tests), "family": problem.family}
+    return {"question": f"{problem.statement}\n\nExamples:\n\n{examples}", "answer": problem.solution, "info": info}
+
+
+def public_rows(split: str, num_rows: int) -> Iterator[dict[str, Any]]:
+    """Rows of sanitized MBPP whose tests are plain comparisons of a call with a value."""
+    from datasets import load_dataset
+
+    count = 0
+    for row in load_dataset("google-research-datasets/mbpp", "sanitized", split=split):
+        tests = [test for line in row["test_list"] if (test := call_test(line)) is not None]
+        if tests and count < num_rows:
+            count += 1
+            question = f"{row['prompt']}\n\nExample:\n\n{show(tests[0])}"
+            yield {"question": question, "answer": row["code"], "info": {"tests": json.dumps(tests), "family": "mbpp"}}
+
+
+def call_test(line: str) -> dict[str, Any] | None:
+    """`assert f(1, 2) == 3` as data; None for an assertion of another shape, or of values that JSON does not keep."""
+    try:
+        match ast.parse(line).body:
+            case [ast.Assert(ast.Compare(ast.Call(ast.Name(function), args, []), [ast.Eq()], [expected]))]:
+                values = [ast.literal_eval(argument) for argument in args]
+                test = {"function": function, "args": values, "expected": ast.literal_eval(expected)}
+                return test if json.loads(json.dumps(test)) == test else None
+    except (SyntaxError, TypeError, ValueError):
+        return None
+    return None
+
+
+def demonstrate(messages: list[Any], row: Mapping[str, Any]) -> str:
+    """The problem's own solution."""
+    return vf.CodeParser().format(row["answer"])
+
+
+def load_environment(
+    source: str = "made",
+    kinds: list[str] | None = None,
+    partial_credit: bool = False,
+    num_train: int = 1000,
+    num_eval: int = 100,
+    timeout_s: float = 4.0,
+    memory_mb: int = 256,
+    seed: int = 0,
+) -> vf.SingleTurnEnv:
+    """Problems made here, or of MBPP with `source="mbpp"`; `kinds` are `functions` and `programs`."""
+    kinds = kinds or list(KINDS)
+    if source not in ("made", "mbpp") or not set(kinds) <= set(KINDS):
+        raise ValueError(f"source is made or mbpp, kinds are some of {KINDS}, not {source!r} and {kinds}")
+
+    def train() -> list[dict[str, Any]]:
+        if source == "mbpp":
+            return list(public_rows("train", num_train))
+        return make_rows(num_train, for_eval=False, kinds=kinds, seed=seed)
+
+    def evaluation() -> list[dict[str, Any]]:
+        if source == "mbpp":
+            return list(public_rows("test", num_eval))
+        return make_rows(num_eval, for_eval=True, kinds=kinds, seed=seed)
+
+    rubric = vf.CodeRubric(timeout_s=timeout_s, memory_mb=memory_mb, partial_credit=partial_credit)
+    return vf.SingleTurnEnv(
+        dataset=train,
+        eval_dataset=evaluation,
+        system_prompt=SYSTEM_PROMPT,
+        parser=rubric.parser,
+        rubric=rubric,
+        demonstrate=demonstrate,
+    )

@@ -1,0 +1,152 @@
+"""Code is worth what it passes: programs and functions judged in the sandbox.
+
+Parts: `CodeRubric`, `tests_of`. A row's tests stand in `info["tests"]`, as data: `{"stdin": ..., "expected": ...}`
+for programs, `{"function": ..., "args": [...], "expected": ...}` for functions. Invariants: expected outputs never
+enter the process that runs the code; a sandbox that fails is that rollout's `SandboxError` and never a reward of 0;
+what isolation was in force is stored with the verdicts in `state["judged"]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from mettle.envs.decorators import teardown
+from mettle.envs.errors import EnvironmentFault
+from mettle.envs.parsers.code_parser import CodeParser
+from mettle.envs.parsers.parser import Parser
+from mettle.envs.rubrics.rubric import RewardFunc, Rubric
+from mettle.envs.state import State
+from mettle.sandbox import CallTest, JudgeResult, SandboxConfig, SandboxPool, StdioTest
+
+Test = StdioTest | CallTest
+
+
+class CodeRubric(Rubric):
+    """`passes_all_tests` (weight 1) and the metrics `fraction_passed` and `format_has_code`.
+
+    `timeout_s` (processor seconds) and `memory_mb` are per test. With `partial_credit` the reward is the fraction
+    passed. The pool of sandboxes starts with the first rollout that is scored and ends with the environment.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[RewardFunc] | None = None,
+        weights: Sequence[float] | None = None,
+        parser: Parser | None = None,
+        *,
+        sandbox: SandboxConfig | None = None,
+        timeout_s: float = 5.0,
+        memory_mb: int = 256,
+        partial_credit: bool = False,
+    ) -> None:
+        super().__init__(funcs, weights, parser or CodeParser())
+        self.sandbox = sandbox or SandboxConfig()
+        self.timeout_s, self.memory_mb = timeout_s, memory_mb
+        self._pool: SandboxPool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
+        self.partial_credit = partial_credit
+        # All of them wait for one judgement, which whichever comes first asks for.
+        self.add_reward_func(self.passes_all_tests, 0.0 if partial_credit else 1.0)
+        self.add_reward_func(self.fraction_passed, 1.0 if partial_credit else 0.0)
+        self.add_metric(self.format_has_code)
+
+    async def passes_all_tests(self, state: State) -> float:
+        """1 when the code passes every test of its row."""
+        return float((await self.judged(state))["has_passed"])
+
+    async def fraction_passed(self, state: State) -> float:
+        """Share of the row's tests that the code passes."""
+        judged = await self.judged(state)
+        return float(judged["num_passed"] / judged["num_tests"])
+
+    async def format_has_code(self, state: State) -> float:
+        """1 when there was a complete block of code."""
+        return float(bool((self.parser.parse_answer(state["completion"]) or "").strip()))
+
+    async def judged(self, state: State) -> dict[str, Any]:
+        """The verdicts of a finished rollout as plain data, asked for once; kept in `state["judged"]`."""
+        if "judged" not in state:
+            state["judged"] = await self._judge(state)
+        found: dict[str, Any] = state["judged"]
+        return found
+
+    async def _judge(self, state: State) -> dict[str, Any]:
+        tests = tests_of(state["info"])
+        code = self.parser.parse_answer(state["completion"]) or ""
+        if not code.strip():
+            return {"has_passed": False, "num_passed": 0, "num_tests": len(tests), "verdicts": [], "isolation": None}
+        pool = await self._started()
+        stop_early = not self.partial_credit
+        result = await pool.judge(
+            code, tests, timeout_s=self.timeout_s, memory_mb=self.memory_mb, stop_at_first_failure=stop_early
+        )
+        return _as_data(result)
+
+    async def _started(self) -> SandboxPool:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # a pool belongs to a loop; `evaluate_sync` brings a new one each time
+            self._abandon()
+            self._loop, self._starting = loop, asyncio.Lock()
+        async with self._starting:
+            if self._pool is None:
+                self._pool = await SandboxPool(self.sandbox).__aenter__()
+        return self._pool
+
+    def _abandon(self) -> None:
+        """End the pool of a loop that has ended: with its template process, every cell goes."""
+        pid = self._pool.template_pid if self._pool is not None else None
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._pool = None
+
+    @teardown
+    async def close_pool(self) -> None:
+        """End the sandboxes. The next rollout that is scored starts others."""
+        if self._pool is not None and self._loop is asyncio.get_running_loop():
+            pool, self._pool = self._pool, None
+            await pool.close()
+        else:
+            self._abandon()
+
+
+def tests_of(info: Mapping[str, Any]) -> list[Test]:
+    """The tests of a row, from its `info["tests"]`: a list, or the same as JSON text.
+
+    Raises: EnvironmentFault when there are none, or one is neither of the two kinds.
+    """
+    given = info.get("tests")
+    rows = json.loads(given) if isinstance(given, str) else given
+    if not rows:
+        raise EnvironmentFault("the row has no tests; info['tests'] is a list of stdin or function tests")
+    return [_test(dict(row)) for row in rows]
+
+
+def _test(row: dict[str, Any]) -> Test:
+    kind: type[Test] = CallTest if "function" in row else StdioTest
+    known = {field.name for field in fields(kind)}
+    if set(row) - known or "expected" not in row:
+        raise EnvironmentFault(f"a test with {sorted(row)} is neither a stdin test nor a function test")
+    if kind is CallTest:
+        row["args"] = tuple(row.get("args", ()))
+    return kind(**row)
+
+
+def _as_data(result: JudgeResult) -> dict[str, Any]:
+    return {
+        "has_passed": result.has_passed,
+        "num_passed": result.num_passed,
+        "num_tests": result.num_tests,
+        "verdicts": [str(test.verdict) for test in result.tests],
+        "first_failure": next((test.detail for test in result.tests if not test.has_passed), None),
+        "isolation": result.isolation.grade,
+        "wall_s": result.wall_s,
+    }
