@@ -55,10 +55,15 @@ class ErrorChain:
         build_error_chain: Callable[[BaseException], list[BaseException]] | None = None,
     ) -> None:
         self.root_error = error
-        self.chain = (build_error_chain or get_error_chain)(error)
+        self.errors = (build_error_chain or get_error_chain)(error)
+
+    @property
+    def chain(self) -> list[BaseException]:
+        """The errors, the outermost first."""
+        return self.errors
 
     def __contains__(self, kind: type[BaseException]) -> bool:
-        return any(isinstance(error, kind) for error in self.chain)
+        return any(isinstance(error, kind) for error in self.errors)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ErrorChain) and str(self) == str(other)
@@ -67,10 +72,10 @@ class ErrorChain:
         return hash(str(self))
 
     def __str__(self) -> str:
-        return " -> ".join(type(error).__name__ for error in self.chain)
+        return " -> ".join(type(error).__name__ for error in self.errors)
 
     def __repr__(self) -> str:
-        return " -> ".join(repr(error) for error in self.chain)
+        return " -> ".join(repr(error) for error in self.errors)
 
 
 def get_error_chain(error: BaseException | None, parent_type: type[BaseException] | None = None) -> list[BaseException]:
