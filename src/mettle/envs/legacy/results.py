@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.results import RESULTS, ResultsFolder, json_line, output_of
+from mettle.envs.evaluation.results import output_of
 from mettle.envs.rows import Rows
 from mettle.envs.state import State
 from mettle.errors import UserError
+
+RESULTS = "results.jsonl"
 
 
 def state_to_output(state: State, state_columns: Sequence[str] = ()) -> dict[str, Any]:
@@ -31,8 +33,14 @@ def make_dataset(results: Mapping[str, Any]) -> Rows:
 
 
 def load_outputs(results_path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a results folder."""
-    return ResultsFolder(Path(results_path)).read_rows()
+    """The rows of a results folder. A last line that was cut short is left out."""
+    rows = []
+    for line in (Path(results_path) / RESULTS).read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
 
 
 def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w") -> None:
@@ -40,7 +48,7 @@ def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path,
     folder = Path(results_path)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / RESULTS).open(mode, encoding="utf-8") as file:
-        file.writelines(json_line(output) for output in outputs)
+        file.writelines(json.dumps(make_serializable(output)) + "\n" for output in outputs)
 
 
 def is_json_serializable(value: Any) -> bool:
@@ -53,8 +61,15 @@ def is_json_serializable(value: Any) -> bool:
 
 
 def make_serializable(value: Any) -> Any:
-    """A value that JSON can hold; what it does not know becomes text."""
-    return json.loads(json_line({"value": value}))["value"]
+    """A value that JSON can hold; what it does not know becomes what it says of itself, or text."""
+    return json.loads(json.dumps(value, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    for method in ("model_dump", "to_dict", "tolist"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def load_toml_config(path: str | Path) -> dict[str, Any]:
@@ -63,6 +78,9 @@ def load_toml_config(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+
+
+load_toml = load_toml_config
 
 
 def compute_pass_at_k(rewards: Sequence[float], k: int, threshold: float = 0.5) -> float:
