@@ -1,10 +1,13 @@
-"""What the environment library costs per rollout: CPU-ms with a mock client, as a ratio to the bare mock.
+"""What the environment library costs beside an installed verifiers: same environment, same model, same run.
 
-Scenarios: `single` (one turn, exact match and a format metric), `tools` (four tool calls and an answer, five turns),
-and `http` (one chat completion over the loopback against a server in another process, our side only). The bare mock
-runs under a semaphore with no library, in the same process and run. The number that matters is CPU-ms per rollout.
+Each cell is a process of its own (`envs_workload.py`), first under this Python with Mettle, then under `--peer-python`
+with verifiers. Scenarios: `single` and `tools` (five model turns) with 64, 512 and 2,048 rollouts in flight, against a
+mock client that answers after 50 ms, and over real HTTP against a server in another process that does the same;
+`tokens` (memory of five turns of 2,000 new prompt ids); `import`; `size` (the library with all that it needs). The
+number that matters is CPU-ms per rollout; `lag` is how late the event loop wakes a sleeping task.
 
-Run: `python benchmarks/envs_rollout.py [--num 2000] [--json FILE]`
+Run: `python benchmarks/envs_rollout.py --peer-python /path/to/python [--only mock] [--repeats 3] [--json FILE]`.
+With `--json`, cells are merged into the file, so that a long comparison may be run in pieces.
 """
 
 from __future__ import annotations
@@ -13,164 +16,198 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import platform
 import statistics
 import subprocess
-import time
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mettle.envs as vf
-
-QUESTION = "Please read this question with care and answer it with one number only. " * 5
-NUM_REPEATS = 3
-
-
-class Mock(vf.Client):
-    """Four tool calls and then an answer, or an answer at once."""
-
-    def __init__(self, num_calls: int) -> None:
-        self.num_calls = num_calls
-
-    async def get_response(
-        self, prompt: Any, model: str, sampling_args: Any = None, tools: Any = None, **_: Any
-    ) -> vf.Response:
-        await asyncio.sleep(0)
-        turn = sum(message["role"] == "assistant" for message in prompt)
-        calls = (
-            [vf.ToolCall(id=f"c{turn}", name="add", arguments='{"a": 1, "b": 2}')] if turn < self.num_calls else None
-        )
-        message = vf.ResponseMessage(
-            content="<think>so</think><answer>4</answer>", tool_calls=calls, finish_reason="stop", is_truncated=False
-        )
-        usage = vf.Usage(prompt_tokens=100, completion_tokens=10, total_tokens=110)
-        return vf.Response(id="r", created=0, model=model, usage=usage, message=message)
+HERE = Path(__file__).resolve().parent
+LATENCY_S = 0.05
+IN_FLIGHT = (64, 512, 2048)
+SIZE_CODE = """
+import importlib.metadata as m, json, re, sys
+seen, waiting = {}, list(sys.argv[1:])
+while waiting:
+    name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+    if name in seen: continue
+    try: dist = m.distribution(name)
+    except m.PackageNotFoundError: continue
+    files = [dist.locate_file(f) for f in dist.files or []]
+    seen[name] = sum(f.stat().st_size for f in files if f.is_file() and "__pycache__" not in str(f))
+    waiting += [re.match(r"[A-Za-z0-9._-]+", r)[0] for r in dist.requires or [] if "extra ==" not in r]
+print(json.dumps({"size_mib": sum(seen.values()) / 2**20, "packages": len(seen)}))
+"""
 
 
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
+@dataclass(frozen=True)
+class Cell:
+    """One question to both libraries."""
+
+    scenario: str
+    transport: str = "mock"
+    concurrency: int = 0
+    num: int = 0
+
+    @property
+    def name(self) -> str:
+        """How it is called in tables and with `--only`."""
+        return " ".join(filter(None, [self.scenario, self.transport, str(self.concurrency or "")]))
 
 
-def make_env(num_calls: int, num_rows: int) -> vf.Environment:
-    """An environment of the scenario."""
-    parser = vf.XMLParser(["think", "answer"])
-
-    async def correct(completion: Any, answer: str, parser: Any) -> float:
-        return float(parser.parse_answer(completion) == answer)
-
-    rubric = vf.Rubric([correct, parser.get_format_reward_func()], [1.0, 0.0], parser=parser)
-    fields = {
-        "eval_dataset": [{"question": QUESTION, "answer": "4"}] * num_rows,
-        "system_prompt": "Answer in XML.",
-        "parser": parser,
-        "rubric": rubric,
-    }
-    return vf.ToolEnv(tools=[add], **fields) if num_calls else vf.SingleTurnEnv(**fields)
-
-
-async def run_library(num_calls: int, num_rows: int, concurrency: int) -> float:
-    """CPU-ms per rollout with the library."""
-    env = make_env(num_calls, num_rows)
-    start = time.process_time()
-    results = await env.evaluate(Mock(num_calls), "mock", max_concurrent=concurrency)
-    spent = time.process_time() - start
-    assert results.metadata["avg_reward"] == 1.0, "the mock answers right"
-    return spent / num_rows * 1000
-
-
-async def run_bare(num_calls: int, num_rows: int, concurrency: int) -> float:
-    """CPU-ms per rollout of the mock alone, under a semaphore."""
-    client, semaphore = Mock(0), asyncio.Semaphore(concurrency)
-
-    async def rollout() -> None:
-        async with semaphore:
-            for _ in range(num_calls + 1):
-                await client.get_response([{"role": "user", "content": QUESTION}], "mock")
-
-    start = time.process_time()
-    await asyncio.gather(*(rollout() for _ in range(num_rows)))
-    return (time.process_time() - start) / num_rows * 1000
+def cells() -> Iterator[Cell]:
+    """Every question."""
+    for concurrency in IN_FLIGHT:
+        yield Cell("single", "mock", concurrency, 4096)
+    for concurrency in IN_FLIGHT:
+        yield Cell("tools", "mock", concurrency, 2048)
+    for concurrency in IN_FLIGHT:
+        yield Cell("single", "http", concurrency, max(512, concurrency))
+    for concurrency in IN_FLIGHT:
+        yield Cell("tools", "http", concurrency, max(128, concurrency))
+    yield Cell("tokens", num=100)
+    yield Cell("import", "")
+    yield Cell("size", "")
 
 
 def serve(ports: Any) -> None:
-    """A chat completion endpoint that answers at once."""
+    """A chat endpoint: four tool calls where the request has tools, then an answer."""
     from aiohttp import web
 
-    message = {"role": "assistant", "content": "<think>so</think><answer>4</answer>"}
-    answer = {"id": "r", "model": "m", "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+    answer = "<think>so</think><answer>4</answer>"
 
     async def handle(request: web.Request) -> web.Response:
-        await request.read()
-        return web.json_response(answer)
+        body = await request.json()
+        await asyncio.sleep(LATENCY_S)
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        message: dict[str, Any] = {"role": "assistant", "content": answer}
+        if body.get("tools") and turn < 4:
+            function = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+            message["tool_calls"] = [{"id": f"c{turn}", "type": "function", "function": function}]
+        usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        about = {"id": "r", "object": "chat.completion", "created": 1, "model": "m"}
+        return web.json_response({**about, "choices": [choice], "usage": usage})
 
     async def main() -> None:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", handle)
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
         ports.put(runner.addresses[0][1])
         await asyncio.Event().wait()
 
     asyncio.run(main())
 
 
-async def run_http(num_rows: int, concurrency: int, port: int) -> float:
-    """CPU-ms per rollout over HTTP, on the client's side."""
-    env = make_env(0, num_rows)
-    client = vf.OpenAIChatCompletionsClient(f"http://127.0.0.1:{port}/v1")
-    await env.evaluate(client, "m", num_examples=concurrency, max_concurrent=concurrency)
-    start = time.process_time()
-    await env.evaluate(client, "m", max_concurrent=concurrency)
-    spent = time.process_time() - start
-    await client.close()
-    return spent / num_rows * 1000
+def measure(cell: Cell, python: str, library: str, url: str) -> dict[str, float]:
+    """One cell under one library."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src"), "TQDM_DISABLE": "1"}
+    if cell.scenario == "size":
+        project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+        roots = ["verifiers"] if library == "verifiers" else project["dependencies"]
+        command = [python, "-c", SIZE_CODE, *(root.split(">=")[0] for root in roots)]
+    else:
+        command = [python, str(HERE / "envs_workload.py"), "--library", library, "--scenario", cell.scenario]
+        command += ["--num", str(cell.num), "--concurrency", str(cell.concurrency)]
+        command += ["--url", url] if cell.transport == "http" else []
+    done = subprocess.run(command, env=environ, cwd="/tmp", capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{cell.name} under {library} failed:\n{done.stderr[-3000:]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if cell.scenario == "size" and library != "verifiers":
+        own = sum(path.stat().st_size for path in (HERE.parent / "src").rglob("*") if "__pycache__" not in str(path))
+        figures["size_mib"] += own / 2**20
+    return figures
 
 
-def measure(num_rows: int, concurrency: int) -> dict[str, dict[str, float]]:
-    """Every scenario, repeated."""
-    ports: Any = multiprocessing.get_context("spawn").Queue()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(ports,), daemon=True)
-    server.start()
-    port = ports.get(timeout=60)
-    rows: dict[str, list[float]] = {}
-    for _ in range(NUM_REPEATS):
-        for name, num_calls in (("single", 0), ("tools", 4)):
-            rows.setdefault(f"bare {name}", []).append(asyncio.run(run_bare(num_calls, num_rows, concurrency)))
-            rows.setdefault(name, []).append(asyncio.run(run_library(num_calls, num_rows, concurrency)))
-        rows.setdefault("http", []).append(asyncio.run(run_http(num_rows, concurrency, port)))
-    server.terminate()
-    table = {}
-    for name, values in rows.items():
-        bare = rows.get(f"bare {name}")
-        row = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-        table[name] = row | ({"ratio_to_bare": row["median"] / statistics.median(bare)} if bare else {})
-    return table
+def spread(runs: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Each figure's smallest, middle and largest value over the repeats."""
+    return {
+        name: {"min": min(values), "median": statistics.median(values), "max": max(values), "n": len(values)}
+        for name in runs[0]
+        if (values := [run[name] for run in runs])
+    }
 
 
-def commit() -> str:
-    """The commit that was measured."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+SHOWN = {
+    "cpu_ms_per_rollout": "CPU-ms",
+    "rollouts_per_s": "per s",
+    "growth_mib": "MiB",
+    "lag_ms_p50": "lag p50",
+    "lag_ms_p99": "lag p99",
+    "mib_per_rollout": "MiB each",
+    "cpu_s": "CPU-s",
+    "size_mib": "MiB",
+}
+SHOWN_FOR = {
+    "tokens": ("mib_per_rollout", "cpu_ms_per_rollout"),
+    "import": ("cpu_s", "growth_mib"),
+    "size": ("size_mib",),
+}
+USUAL = ("cpu_ms_per_rollout", "rollouts_per_s", "growth_mib", "lag_ms_p50", "lag_ms_p99")
+
+
+def show(name: str, found: dict[str, dict[str, dict[str, float]]]) -> None:
+    """One line per figure: ours, theirs, and how many times more theirs is."""
+    for figure in SHOWN_FOR.get(name.split()[0], USUAL):
+        values = {library: figures[figure]["median"] for library, figures in found.items()}
+        ours, theirs = values["mettle"], values.get("verifiers")
+        ratio = f"{theirs / ours:>9.1f}x" if theirs and ours else ""
+        print(f"{name:<18}{SHOWN[figure]:<10}{ours:>12.3f}{theirs or 0:>12.3f}{ratio}", flush=True)
+
+
+def describe(peer_python: str | None) -> dict[str, Any]:
+    """What was measured, and on what."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    about = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    about["commit"] = done.stdout.strip()
+    if peer_python:
+        code = "import importlib.metadata as m; print(m.version('verifiers'))"
+        asked = subprocess.run([peer_python, "-c", code], capture_output=True, text=True, check=True)
+        about["peer"] = f"verifiers {asked.stdout.strip()}"
+    return about
 
 
 def main() -> None:
-    """Measure, print a table, write JSON where asked."""
+    """Measure, print a table, merge into JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num", type=int, default=2000)
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--peer-python", help="a Python with verifiers installed; without it only Mettle is measured")
+    parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = measure(args.num, args.concurrency)
-    print(f"{'scenario':<14}{'min':>10}{'median':>10}{'max':>10}{'/ bare':>10}   CPU-ms per rollout")
-    for name, row in table.items():
-        ratio = f"{row['ratio_to_bare']:.1f}" if "ratio_to_bare" in row else ""
-        print(f"{name:<14}{row['min']:>10.3f}{row['median']:>10.3f}{row['max']:>10.3f}{ratio:>10}")
-    if args.json:
-        machine = {"machine": platform.machine(), "python": platform.python_version(), "commit": commit()}
-        result = {**machine, "num": args.num, "concurrency": args.concurrency, "cpu_ms_per_rollout": table}
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    libraries = [("mettle", sys.executable, "mettle.envs")]
+    if args.peer_python:
+        libraries.append(("verifiers", args.peer_python, "verifiers"))
+    ports: Any = multiprocessing.get_context("spawn").Queue()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(ports,), daemon=True)
+    server.start()
+    url = f"http://127.0.0.1:{ports.get(timeout=60)}/v1"
+    result = {**describe(args.peer_python), "latency_ms": LATENCY_S * 1000, "cells": {}}
+    if args.json and args.json.is_file():
+        result["cells"] = json.loads(args.json.read_text()).get("cells", {})
+    print(f"{'cell':<18}{'figure':<10}{'mettle':>12}{'verifiers':>12}{'ratio':>10}")
+    for cell in cells():
+        if args.only not in cell.name:
+            continue
+        found = {
+            name: spread([measure(cell, python, library, url) for _ in range(args.repeats)])
+            for name, python, library in libraries
+        }
+        result["cells"][cell.name] = found
+        show(cell.name, found)
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
+    server.terminate()
 
 
 if __name__ == "__main__":

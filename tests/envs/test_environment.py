@@ -39,7 +39,11 @@ async def test_a_single_turn_rollout_holds_what_v0_promises(scripted):
     state = await run(env, client)
     assert [message["content"] for message in state["prompt"]] == ["s", "f", "q"]
     assert state["completion"] == [{"role": "assistant", "content": "a"}]
-    assert (state["reward"], state["metrics"], state["stop_condition"]) == (1.0, {"exact": 1.0}, "max_turns_reached")
+    assert (state["reward"], state["metrics"], state["stop_condition"]) == (
+        1.0,
+        {"exact": 1.0, "num_turns": 1.0},
+        "max_turns_reached",
+    )
     assert (state["answer"], state["info"], state["example_id"], state["error"]) == ("a", {}, 0, None)
     assert client.calls[0]["sampling_args"] == {"n": 1, "extra_body": {}, "temperature": 0.5}
     assert state["usage"] == {"input_tokens": 10, "output_tokens": 3}

@@ -43,7 +43,7 @@ async def test_results_are_saved_in_the_published_format(scripted, tmp_path):
     assert rows == json.loads(json.dumps(results.outputs))
     assert list(rows[0]) == [
         *("example_id", "prompt", "completion", "answer", "info", "reward", "error", "timing", "is_completed"),
-        *("is_truncated", "stop_condition", "metrics", "tool_defs", "token_usage", "half_right", "turn"),
+        *("is_truncated", "stop_condition", "metrics", "tool_defs", "token_usage", "half_right", "num_turns", "turn"),
     ]
     assert rows[0]["token_usage"] == {
         "input_tokens": 10,
@@ -63,7 +63,8 @@ async def test_results_are_saved_in_the_published_format(scripted, tmp_path):
     }
     metadata = json.loads((tmp_path / "metadata.json").read_text())
     expected = {"env_id": "toy", "model": "org/m", "base_url": "http://scripted/v1", "num_examples": 3}
-    expected |= {"rollouts_per_example": 2, "avg_reward": 1.0, "avg_error": 0.0, "avg_metrics": {"half_right": 1.0}}
+    expected |= {"rollouts_per_example": 2, "avg_reward": 1.0, "avg_error": 0.0}
+    expected["avg_metrics"] = {"half_right": 1.0, "num_turns": 1.0}
     expected |= {"pass_at_k": {"1": 1.0, "2": 1.0}, "pass_all_k": {"1": 1.0, "2": 1.0}, "state_columns": ["turn"]}
     assert {key: metadata[key] for key in expected} == expected
     assert metadata["version_info"]["vf_version"]
@@ -231,8 +232,8 @@ async def test_environments_in_a_group_score_their_own_rows(scripted):
     group = vf.EnvGroup([make(ROWS[:2]), inner], env_names=["halves", "nested"])
     results = await group.evaluate(scripted(lambda _: "0"), "m")
     assert [output["reward"] for output in results.outputs] == [1.0, 0.0] + [1.0] * 6
-    assert results.outputs[0]["metrics"] == {"half_right": 1.0, "length": 0.0}
-    assert results.outputs[2]["metrics"] == {"half_right": 0.0, "length": 1.0}
+    assert results.outputs[0]["metrics"] == {"half_right": 1.0, "length": 0.0, "num_turns": 1.0}
+    assert results.outputs[2]["metrics"] == {"half_right": 0.0, "length": 1.0, "num_turns": 1.0}
     assert group.get_eval_dataset()[2]["info"]["env_id"] == ["nested", "lengths"]
     lost = await group.run_rollout({"prompt": [], "info": {"env_id": "nobody"}}, scripted("x"), "m")
     assert "routed to 'nobody'" in str(lost["error"])

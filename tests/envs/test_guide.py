@@ -9,8 +9,15 @@ import pytest
 
 import mettle.envs as vf
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-an-environment.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+GUIDE, LIMITS = HOW_TO / "write-an-environment.md", HOW_TO / "limit-and-isolate-rollouts.md"
+
+
+def examples_in(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+EXAMPLES = examples_in(GUIDE)
 
 
 def load(example):
@@ -39,6 +46,25 @@ async def test_the_examples_run_and_reward_what_they_say(scripted, example, said
     assert state["reward"] == pytest.approx(reward)
 
 
-def test_every_name_that_the_guide_uses_is_there():
-    for name in re.findall(r"\bvf\.([A-Za-z]\w*)", GUIDE.read_text(encoding="utf-8")):
+@pytest.mark.parametrize("page", [GUIDE, LIMITS], ids=lambda page: page.stem)
+def test_every_name_that_the_guide_uses_is_there(page):
+    for name in re.findall(r"\bvf\.([A-Za-z]\w*)", page.read_text(encoding="utf-8")):
         assert hasattr(vf, name), name
+
+
+async def test_the_window_of_the_guide_keeps_a_long_conversation_short(scripted):
+    names: dict = {}
+    exec(compile(examples_in(LIMITS)[0], str(LIMITS), "exec"), names)
+    env = names["load_environment"]()
+    call = {"tool_calls": [{"id": "c", "name": "look_up", "arguments": '{"word": "tree"}'}]}
+    turns = iter([call] * 10 + ["done"])
+    client = scripted(lambda _: next(turns))
+    state = await env.run_rollout(env.get_dataset()[0], client, "m")
+    assert (state["error"], state["reward"], len(state["completion"])) == (None, 1.0, 21)
+    sizes = [sum(len(message.get("content") or "") for message in asked["prompt"]) for asked in client.calls]
+    assert max(sizes) < 4 * 2800 * 2 < sum(len(message.content or "") for message in state["completion"])
+
+
+def test_the_table_of_limits_names_arguments_that_there_are():
+    for name in re.findall(r"^\| `(\w+)` \|", LIMITS.read_text(encoding="utf-8"), re.MULTILINE):
+        assert hasattr(vf.ToolEnv(dataset=[{"question": "q"}]), name), name

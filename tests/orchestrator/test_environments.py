@@ -1,5 +1,9 @@
 """Real environments over real HTTP: what comes back is what was sampled."""
 
+import asyncio
+import os
+import signal
+
 import pytest
 
 from mettle.errors import ProviderError, UserError
@@ -38,6 +42,57 @@ async def test_a_group_is_one_request_and_its_records_hold_the_sampled_tokens(so
         assert rollout.version_range == (3, 3)
         assert (rollout.reward == 1.0) == (said == rollout.answer)
         assert rollout.error_kind is None
+
+
+@pytest.fixture
+async def in_workers(run_dir, stand_in, settings):
+    config = OrchestratorConfig.model_validate({**settings, "env_workers": 2, "rollout_timeout_s": 50.0})
+    made = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    yield made
+    await made.close()
+
+
+async def test_a_group_in_a_worker_process_is_the_same_group(in_workers, source, stand_in):
+    assert [in_workers.num_tasks("words", is_eval=is_eval) for is_eval in (False, True)] == [50, 10]
+    assert in_workers.uid("words", 7) == source.uid("words", 7)
+    stand_in.version = 3
+    rollouts = await in_workers.run_group(request())
+    assert [body["n"] for body in stand_in.requests] == [4]
+    for rollout in rollouts:
+        (turn,) = rollout.turns
+        assert turn.new_prompt_ids.tolist() == stand_in.requests[0]["prompt_ids"]
+        said = bytes(turn.completion_ids[:-1].tolist()).decode()
+        assert (rollout.messages[-1]["content"], rollout.version_range) == (said, (3, 3))
+        assert (rollout.reward == 1.0) == (said == rollout.answer)
+        assert rollout.error_kind is None
+    assert await source.run_group(request(1, is_eval=True))
+    figures = in_workers.figures()
+    assert figures["env_workers/words/rss_max_mib"] > 10
+    assert (figures["env_workers/words/deaths"], figures["env_workers/words/lag_max_ms"] < 60_000) == (0.0, True)
+    assert source.figures() == {}
+
+
+async def test_groups_of_a_worker_that_is_killed_are_finished_by_another(in_workers, stand_in):
+    stand_in.delay_s = 1.0
+    groups = [asyncio.create_task(in_workers.run_group(request())) for _ in range(6)]
+    pool = in_workers._train["words"].pool
+    async with asyncio.timeout(20):
+        while len(stand_in.requests) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    os.kill(max(pool.stats, key=lambda worker: worker.num_running).pid, signal.SIGKILL)
+    rollouts = [rollout for group in await asyncio.gather(*groups) for rollout in group]
+    assert pool.num_deaths == 1
+    assert [rollout.error_kind for rollout in rollouts] == [None] * 24
+    assert all(rollout.turns for rollout in rollouts)
+
+
+async def test_the_time_limit_holds_in_workers_too(run_dir, stand_in, settings):
+    config = OrchestratorConfig.model_validate({**settings, "env_workers": 1, "rollout_timeout_s": 2.0})
+    source = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    stand_in.delay_s = 5.0
+    rollouts = await source.run_group(request(2))
+    assert {(r.error_kind, r.reward) for r in rollouts} == {("timeout", None)}
+    await source.close()
 
 
 async def test_training_and_evaluation_have_their_own_tasks(source):

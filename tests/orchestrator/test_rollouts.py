@@ -62,6 +62,30 @@ def test_a_call_without_tokens_is_passed_over():
     assert [turn.prefix_length for turn in turns] == [0, 3]
 
 
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_ids_that_the_policy_did_not_sample_are_context_wherever_they_stand(masks):
+    previous, whole, expected, trajectory = None, [], [], []
+    for number, mask in enumerate(masks):
+        prompt, completion = [*whole, 100 + number], list(range(len(mask)))
+        logprobs, versions = [-1.0 - i for i in completion], [2] * len(mask)
+        previous = ResponseTokens(
+            prompt, completion, logprobs, versions, previous=previous, completion_mask=list(map(int, mask))
+        )
+        assert previous["completion_mask"] == list(map(int, mask))
+        trajectory.append({"tokens": previous})
+        expected += [False, *mask]
+        whole = prompt + completion
+    state = {"reward": 1.0, "trajectory": trajectory}
+    samples = rollout_samples(rollout_record(state, "t1-0", 1.0), draw_id=1, seq_len=1000)
+    if not any(expected):
+        assert samples == []
+        return
+    (sample,) = samples
+    assert sample.token_ids.tolist() == whole
+    assert sample.loss_mask.tolist() == expected
+    assert all(sample.logprobs[i] == -1.0 - whole[i] for i in np.flatnonzero(expected))
+
+
 def test_two_turns_become_one_sample():
     state = {"reward": 1.0, "trajectory": [{"tokens": t} for t in linked([([1, 2], [3]), ([1, 2, 3, 4], [5])])]}
     record = rollout_record(state, "t1-0", 1.0)

@@ -18,6 +18,7 @@ class Endpoint:
     """An endpoint given as a base URL, a `ClientConfig`, or an `AsyncOpenAI` object."""
 
     def __init__(self, source: ClientConfig | str | Any) -> None:
+        self.source = source
         self.transport = transport_for(source) if isinstance(source, str | ClientConfig) else None
         self._sdk = None if self.transport is not None else source
         if self.transport is not None:

@@ -17,8 +17,10 @@ from mettle import __version__
 _ROOM = "mettle.envs."
 _MESSAGES = "mettle.records.messages"
 _WHERE: dict[str, tuple[str, ...]] = {
-    _ROOM + "environment": ("Environment", "run_sync"),
-    _ROOM + "multiturn_env": ("MultiTurnEnv",),
+    _ROOM + "environment": ("Environment",),
+    _ROOM + "loops": ("run_sync",),
+    _ROOM + "multiturn_env": ("MultiTurnEnv", "MultiTurnMonitorRubric"),
+    _ROOM + "context": ("ContextPolicy", "ContextWindow"),
     _ROOM + "singleturn_env": ("SingleTurnEnv",),
     _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),

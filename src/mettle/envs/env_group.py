@@ -42,6 +42,9 @@ class EnvGroupRubric(Rubric):
         """Score a group, whose rollouts are of one row and so of one environment."""
         routed: dict[int, tuple[Environment, list[State]]] = {}
         for state in states:
+            if state.get("error") is not None and self._route(state) is None:
+                state["reward"] = None
+                continue
             env = self._routed(state)
             routed.setdefault(id(env), (env, []))[1].append(state)
         for env, members in routed.values():
@@ -51,17 +54,21 @@ class EnvGroupRubric(Rubric):
         set_advantages(states)
 
     async def cleanup(self, state: State) -> None:
-        """Clean up by the rubric that scored."""
-        await self._routed(state).rubric.cleanup(state)
+        """Clean up by the rubric that scored; a rollout that belongs nowhere has nothing to clean."""
+        if (env := self._route(state)) is not None:
+            await env.rubric.cleanup(state)
 
     async def teardown(self) -> None:
         """Tear down every rubric."""
         for env in self.env_map.values():
             await env.rubric.teardown()
 
-    def _routed(self, state: State) -> Environment:
+    def _route(self, state: State) -> Environment | None:
         env: Environment | None = (state.get("env_routes") or {}).get(id(self))
-        return env or self.env_map[route_of(state.get("info"), self.env_map)]
+        return env
+
+    def _routed(self, state: State) -> Environment:
+        return self._route(state) or self.env_map[route_of(state.get("info"), self.env_map)]
 
     def _pad(self, state: State) -> None:
         state["metrics"] = {**dict.fromkeys(self.get_reward_func_names(), 0.0), **(state.get("metrics") or {})}
@@ -80,10 +87,11 @@ class EnvGroup(Environment):
         self.env_names = names
         self.env_map = dict(zip(names, envs, strict=True))
         has_train = any(env._splits.has("train") for env in envs)
+        self.group_rubric = EnvGroupRubric(self.env_map)
         super().__init__(
             dataset=(lambda: self._joined("train")) if has_train else None,
             eval_dataset=lambda: self._joined("eval"),
-            rubric=EnvGroupRubric(self.env_map),
+            rubric=self.group_rubric,
             **kwargs,
         )
 
@@ -98,8 +106,56 @@ class EnvGroup(Environment):
         if isinstance(env, EnvGroup):
             inner["info"] = {**info, "env_id": list(info["env_id"])[1:]}
         state = await env.rollout(inner, client, model, sampling_args)
-        state.setdefault("env_routes", {})[id(self.rubric)] = env
+        if isinstance(env, EnvGroup):
+            state["info"] = {**state["info"], "env_id": info["env_id"]}
+        state.setdefault("env_routes", {}).update(self._routes(info))
         return state
+
+    async def _failed_state(self, row: Mapping[str, Any], *args: Any) -> State:
+        state = await super()._failed_state(row, *args)
+        try:
+            state.setdefault("env_routes", {}).update(self._routes(row.get("info") or {}))
+        except EnvironmentFault as error:
+            state["error"] = error
+        return state
+
+    def _routes(self, info: Mapping[str, Any]) -> dict[int, Environment]:
+        """The environment that each group's rubric on the way scores by, from this group down."""
+        env = self.env_map[route_of(info, self.env_map)]
+        routes: dict[int, Environment] = {id(self.group_rubric): env}
+        if isinstance(env, EnvGroup):
+            routes |= env._routes({**info, "env_id": list(info["env_id"])[1:]})
+        return routes
+
+    def get_env_for_name(self, name: str) -> Environment:
+        """The environment of that name.
+
+        Raises: ValueError when there is none.
+        """
+        if name not in self.env_map:
+            raise ValueError(f"there is no environment {name!r} in the group; there are {sorted(self.env_map)}")
+        return self.env_map[name]
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        """Of every environment."""
+        self._set_all("set_max_seq_len", max_seq_len)
+
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        """Of every environment."""
+        self._set_all("set_score_rollouts", score_rollouts)
+
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        """Of every environment."""
+        self._set_all("set_max_total_completion_tokens", max_total_completion_tokens)
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Of every environment."""
+        self._set_all("set_concurrency", concurrency)
+
+    def _set_all(self, setter: str, value: Any) -> None:
+        getattr(super(), setter)(value)
+        for env in self.envs:
+            getattr(env, setter)(value)
 
     async def teardown(self) -> None:
         """Tear down every environment."""

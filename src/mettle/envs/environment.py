@@ -15,7 +15,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mettle.clients.chat import wire_tool
 from mettle.clients.factory import client_from
@@ -29,6 +29,9 @@ from mettle.envs.errors import (
 from mettle.envs.evaluation.generate import Evaluation
 from mettle.envs.legacy.overrides import adapt_environment
 from mettle.envs.legacy.parts import model_call_of_parts
+from mettle.envs.limits import bounded_sampling, within
+from mettle.envs.loops import quiet_collector, run_sync, size_executor
+from mettle.envs.pacing import pacer
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rows import Rows, format_row
 from mettle.envs.rubrics.rubric import Rubric
@@ -37,12 +40,12 @@ from mettle.envs.rubrics.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.splits import Splits
 from mettle.envs.state import State, new_state
+from mettle.envs.usage import UsageTracker
 from mettle.errors import RolloutError
 from mettle.records.messages import Messages, Response, Tool, tool_from
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 MAX_RETRY_WAIT_S = 60.0
 
 
@@ -55,6 +58,9 @@ class Environment(ABC):
 
     demonstrate: Callable[[Messages, Mapping[str, Any]], Any] | None = None
     """A policy that shows what is wanted, `(messages, row) -> text or assistant message`; see `demonstrations`."""
+
+    max_turn_completion_tokens: int | None = None
+    concurrency: int = 0
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class Environment(ABC):
         max_total_completion_tokens: int = -1,
         score_rollouts: bool = True,
         scoring_timeout_seconds: float | None = None,
+        cleanup_timeout_seconds: float | None = None,
         pass_threshold: float = 0.5,
         **kwargs: Any,
     ) -> None:
@@ -105,6 +112,7 @@ class Environment(ABC):
         self.max_total_completion_tokens = max_total_completion_tokens
         self.score_rollouts = score_rollouts
         self.scoring_timeout_seconds = scoring_timeout_seconds
+        self.cleanup_timeout_seconds = cleanup_timeout_seconds
         self.pass_threshold = pass_threshold
         for name, value in kwargs.items():
             setattr(self, name, value)
@@ -144,6 +152,14 @@ class Environment(ABC):
             self.logger.warning("%s has no evaluation dataset; the training dataset stands in", self._title)
             return self.get_dataset(n, seed)
         return self._splits.rows("eval", n, seed)
+
+    def build_dataset(self) -> Rows | None:
+        """Read the training rows, where a function makes them."""
+        return self.dataset
+
+    def build_eval_dataset(self) -> Rows | None:
+        """Read the evaluation rows, where a function makes them."""
+        return self.eval_dataset
 
     def _format_row(self, row: dict[str, Any], index: int) -> dict[str, Any]:
         return format_row(row, index, self.system_prompt, self.few_shot)
@@ -191,6 +207,7 @@ class Environment(ABC):
         client = client if client is not None else state["client"]
         tools = tool_defs if tool_defs is not None else state.get("tool_defs")
         arguments = sampling_args if sampling_args is not None else state["sampling_args"]
+        arguments = bounded_sampling(arguments, self.max_turn_completion_tokens)
         try:
             response: Response = await client.get_response(
                 prompt=prompt, model=model or state["model"], sampling_args=arguments, tools=tools or None, state=state
@@ -222,10 +239,15 @@ class Environment(ABC):
         available = {"state": state, "env": self, "task": state.get("task"), "resources": None}
         for handler in self._marked("cleanup"):
             try:
-                await call_by_name(handler, self._signatures(handler), available)
+                async with within(self.cleanup_timeout_seconds, handler.__name__):
+                    await call_by_name(handler, self._signatures(handler), available)
             except Exception as error:
                 state["cleanup_error"] = f"{handler.__name__}: {type(error).__name__}: {error}"
                 self.logger.warning("cleanup failed", exc_info=error)
+
+    async def cleanup(self, state: State, task: Any = None, resources: Any = None) -> None:
+        """`clean_up`, by the name that verifiers gives it."""
+        await self.clean_up(state)
 
     async def teardown(self) -> None:
         """Run every `@vf.teardown` method of the environment and its rubric."""
@@ -237,6 +259,28 @@ class Environment(ABC):
         if mark not in self._handlers:
             self._handlers[mark] = marked_methods(self, mark)
         return self._handlers[mark]
+
+    # Usage
+
+    def increment_state_usage(self, state: State, input_tokens: float = 0, output_tokens: float = 0) -> None:
+        """Count tokens of a model call that is no turn of the rollout (a judge, a summary)."""
+        self._usage_tracker(state).increment(input_tokens, output_tokens)
+
+    def increment_state_usage_from_response(self, state: State, response: Any) -> None:
+        """Count what a response says it used."""
+        self._usage_tracker(state).increment_from_response(response)
+
+    def get_state_usage(self, state: State) -> dict[str, float] | None:
+        """The tokens counted so far; None when no call told any."""
+        return self._usage_tracker(state).snapshot()
+
+    @staticmethod
+    def _usage_tracker(state: State) -> UsageTracker:
+        tracker = state.get("usage_tracker")
+        if not isinstance(tracker, UsageTracker):
+            tracker = state["usage_tracker"] = UsageTracker()
+            state["usage"] = tracker.usage
+        return tracker
 
     # Rollouts with scores
 
@@ -250,6 +294,8 @@ class Environment(ABC):
         **_: Any,
     ) -> State:
         """Run and score one rollout. Its failure is in its state; nothing is raised."""
+        if (pace := pacer()).is_spent:
+            await pace.turn()
         client = client_from(client)
         state = await self._attempt(input, client, model, sampling_args, max_retries)
         await self._score([state], partial(self.rubric.score_rollout, state))
@@ -265,6 +311,8 @@ class Environment(ABC):
         **_: Any,
     ) -> list[State]:
         """Run the rollouts of one group side by side and score them together. Nothing is raised for one that fails."""
+        if (pace := pacer()).is_spent:
+            await pace.turn()
         client = client_from(client)
         make_group = getattr(client, "for_group", None) if len(group_inputs) > 1 else None
         shared = make_group(len(group_inputs)) if make_group else client
@@ -315,14 +363,33 @@ class Environment(ABC):
         return state
 
     async def _score(self, states: list[State], score: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if (pace := pacer()).is_spent:
+            await pace.turn()
         chosen = score if self.score_rollouts else None
         await score_states(states, chosen, self.rubric, timeout_s=self.scoring_timeout_seconds)
 
     # Many rollouts
 
-    async def generate(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
-        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options."""
-        return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
+    async def generate(
+        self,
+        inputs: Any,
+        client: Any,
+        model: str,
+        sampling_args: Any = None,
+        *,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> Any:
+        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options.
+
+        With `num_workers`, in so many processes of their own, which load this environment by its id.
+        """
+        if num_workers:
+            return await generate_in_workers(self, num_workers, inputs, client, model, sampling_args, **options)
+        if self.concurrency:
+            self.set_concurrency(self.concurrency)
+        with quiet_collector():
+            return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
 
     async def evaluate(
         self,
@@ -341,8 +408,17 @@ class Environment(ABC):
             rows = rows.shuffle(seed=shuffle_seed)
         if num_examples > 0:
             rows = rows.take(num_examples)
-        inputs = [row for row in rows for _ in range(rollouts_per_example)]
-        described = {"rollouts_per_example": rollouts_per_example, "shuffle": shuffle, "shuffle_seed": shuffle_seed}
+        inputs: list[dict[str, Any]] = []
+        pace = pacer()
+        for row in rows:
+            inputs += [row] * rollouts_per_example
+            if pace.is_spent:
+                await pace.turn()
+        described: dict[str, Any] = {
+            "rollouts_per_example": rollouts_per_example,
+            "shuffle": shuffle,
+            "shuffle_seed": shuffle_seed,
+        }
         return await self.generate(inputs, client, model, sampling_args, **described, **options)
 
     a_generate = generate
@@ -364,6 +440,11 @@ class Environment(ABC):
         finally:
             if hasattr(resolved, "close"):
                 await resolved.close()
+
+    @staticmethod
+    def make_dataset(results: Mapping[str, Any]) -> Rows:
+        """The outputs of `generate` or `evaluate` as rows."""
+        return Rows.from_list(results["outputs"])
 
     # Settings
 
@@ -393,6 +474,11 @@ class Environment(ABC):
             else:
                 setattr(self, name, value)
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Let as many blocking calls (`asyncio.to_thread`) run side by side, up to `max_workers`."""
+        self.concurrency = concurrency
+        size_executor(min(concurrency, self.max_workers))
+
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
         """Cut trajectory steps at this many tokens, prompt included."""
         self.max_seq_len = max_seq_len
@@ -406,13 +492,11 @@ class Environment(ABC):
         self.max_total_completion_tokens = max_total_completion_tokens
 
 
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine from code that is not asynchronous, inside a running loop (a notebook) too."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    from concurrent.futures import ThreadPoolExecutor
+async def generate_in_workers(env: Environment, num_workers: int, inputs: Any, *args: Any, **options: Any) -> Any:
+    """`env.generate` with its groups in worker processes."""
+    from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
+    from mettle.envs.workers.pool import WorkerPool
 
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+    async with WorkerPool(worker_spec(env), num_workers) as pool:
+        remote = WorkerEnvironment(pool, state_columns=options.get("state_columns") or ())
+        return await Evaluation(remote, inputs, *args, **options).run()

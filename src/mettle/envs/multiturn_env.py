@@ -1,6 +1,7 @@
 """Conversations of several turns: the model speaks, the environment answers, until a stop condition fires.
 
-Parts: `MultiTurnEnv`. A kind of environment defines `env_response`, and `setup_state` where it needs more state.
+Parts: `MultiTurnEnv`, `MultiTurnMonitorRubric` (the metric `num_turns`). A kind of environment defines `env_response`,
+and `setup_state` where it needs more state.
 Invariants: stop conditions are asked before each model call; a step stores the messages it saw and only the tokens that
 it added; an error ends its own rollout with `state["error"]`, attributed to the boundary that it crossed.
 """
@@ -13,24 +14,62 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
 
+from mettle.envs.context import ContextPolicy
 from mettle.envs.decorators import cleanup, stop
 from mettle.envs.environment import Environment
 from mettle.envs.errors import EnvironmentFault, attributed
 from mettle.envs.legacy.parts import rollout_call_of_parts
 from mettle.envs.legacy.responses import as_response
+from mettle.envs.limits import within
+from mettle.envs.pacing import pacer
+from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State, TrajectoryStep
 from mettle.envs.timing import TimeSpan
 from mettle.errors import OverlongError
 from mettle.records.messages import Messages, Response, ResponseTokens, messages_from
 
 
-class MultiTurnEnv(Environment):
-    """At most `max_turns` model calls (-1: no limit), within `timeout_seconds` for the whole rollout."""
+class MultiTurnMonitorRubric(Rubric):
+    """The metric `num_turns`."""
 
-    def __init__(self, max_turns: int = -1, timeout_seconds: float | None = None, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_metric(num_turns)
+
+
+def num_turns(state: State) -> float:
+    """How often the model was called."""
+    return float(len(state["trajectory"]))
+
+
+class MultiTurnEnv(Environment):
+    """At most `max_turns` model calls (-1: no limit), within `timeout_seconds` for the whole rollout.
+
+    A rollout that runs out of `timeout_seconds` keeps its turns and is scored; one whose setup takes longer than
+    `setup_timeout_seconds`, or whose turn (the environment's answer and the model's) takes longer than
+    `turn_timeout_seconds`, has failed. A turn samples at most `max_turn_completion_tokens`. `context` decides what of a
+    long conversation the model sees. None, everywhere: no limit.
+    """
+
+    def __init__(
+        self,
+        max_turns: int = -1,
+        timeout_seconds: float | None = None,
+        *,
+        setup_timeout_seconds: float | None = None,
+        turn_timeout_seconds: float | None = None,
+        max_turn_completion_tokens: int | None = None,
+        context: ContextPolicy | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.max_turns = max_turns
         self.timeout_seconds = timeout_seconds
+        self.setup_timeout_seconds = setup_timeout_seconds
+        self.turn_timeout_seconds = turn_timeout_seconds
+        self.max_turn_completion_tokens = max_turn_completion_tokens
+        self.context = context
+        self.add_rubric(MultiTurnMonitorRubric())
 
     async def setup_state(self, state: State) -> State | None:
         """Prepare a rollout; may return another state."""
@@ -58,7 +97,7 @@ class MultiTurnEnv(Environment):
     @stop
     async def max_total_completion_tokens_reached(self, state: State) -> bool:
         """All tokens are used up."""
-        return bool(0 < self.max_total_completion_tokens <= state["usage"]["output_tokens"])
+        return bool(0 < self.max_total_completion_tokens <= self._usage_tracker(state).usage["output_tokens"])
 
     @stop
     async def has_final_env_response(self, state: State) -> bool:
@@ -110,7 +149,7 @@ class MultiTurnEnv(Environment):
             trajectory_id=state["trajectory_id"],
             extras={},
         )
-        _count(state, response)
+        self.increment_state_usage_from_response(state, response)
         await self.add_trajectory_step(state, step)
 
     @rollout_call_of_parts
@@ -136,15 +175,20 @@ class MultiTurnEnv(Environment):
         except TimeoutError:
             if not limit.expired():
                 raise
+        await self.mark_timed_out(state)
+        return state
+
+    async def mark_timed_out(self, state: State) -> None:
+        """The rollout has used up its time; what it has said so far counts."""
         state["timed_out"] = True
         state.stop("timeout_reached")
-        return state
 
     async def _run(self, state: State) -> State:
         timing = state["timing"]
         timing.setup.start = timing.generation.start = time.time()
         try:
-            changed = await self.setup_state(state)
+            async with within(self.setup_timeout_seconds, "setup_state"):
+                changed = await self.setup_state(state)
             if changed is not None and changed is not state:
                 state.update(changed)
         except Exception as error:
@@ -167,47 +211,61 @@ class MultiTurnEnv(Environment):
         return bool(done)
 
     async def _take_turn(self, state: State) -> None:
+        """One turn. Whatever it raises is the rollout's error, or the end of its context."""
+        stage = "env_response"
         try:
-            prompt = await self.get_prompt_messages(state)
+            async with within(self.turn_timeout_seconds, f"turn {len(state['trajectory']) + 1}"):
+                prompt = await self.get_prompt_messages(state)
+                if state.get("final_env_response") is not None:
+                    return
+                stage = "turn"
+                history = None
+                if self.context is not None:
+                    prompt, history = self._fitted(self.context, prompt, state)
+                await self.add_model_response(state, prompt, await self._ask(state, prompt))
+                if history is not None:
+                    state["history"] = history
         except OverlongError:
             state["prompt_too_long"] = state["is_truncated"] = True
-            return
         except Exception as error:
-            state["error"] = attributed(error, EnvironmentFault, "env_response")
-            return
-        if state.get("final_env_response") is not None:
-            return
+            state["error"] = attributed(error, EnvironmentFault, stage)
+
+    async def _ask(self, state: State, prompt: Messages) -> Response:
         span = TimeSpan(time.time())
         try:
             response = as_response(await self.get_model_response(state, prompt))
-            span.end = time.time()
-            await self.add_model_response(state, prompt, response)
-        except OverlongError:
-            state["prompt_too_long"] = state["is_truncated"] = True
-        except Exception as error:
-            state["error"] = attributed(error, EnvironmentFault, "turn")
         finally:
-            span.end = span.end or time.time()
+            span.end = time.time()
             state["timing"].model.spans.append(span)
+        pace = pacer()
+        if pace.is_spent:
+            await pace.turn()
+        return response
+
+    def _fitted(self, policy: ContextPolicy, prompt: Messages, state: State) -> tuple[Messages, Messages | None]:
+        """What the model sees of `prompt`, and the whole conversation where that is more."""
+        history: Messages | None = state.get("history")
+        if history is not None:
+            last = state["trajectory"][-1]
+            num_known = len(last["prompt"]) + len(last["completion"])
+            history = [*history, *last["completion"], *prompt[num_known:]]
+        seen = policy.fit(prompt, state)
+        return seen, prompt if history is None and seen is not prompt else history
 
     @final
     @cleanup(priority=100)
     async def render_state(self, state: State) -> None:
-        """Set `completion`: everything that came after the prompt."""
+        """Set `completion`: everything that came after the prompt, left out of the context or not."""
+        await self.render_completion(state)
+
+    async def render_completion(self, state: State) -> None:
+        """The completion of the trajectory as it is."""
         if not state["trajectory"]:
             state["completion"] = messages_from(state.get("final_env_response"))
             return
         last = state["trajectory"][-1]
-        conversation = [*last["prompt"], *last["completion"]]
+        conversation = [*(state.get("history") or last["prompt"]), *last["completion"]]
         state["completion"] = [
             *conversation[len(state["prompt"]) :],
             *messages_from(state.get("final_env_response") or None),
         ]
-
-
-def _count(state: State, response: Response) -> None:
-    usage = response.usage
-    if usage is not None:
-        counted = state["usage"]
-        counted["input_tokens"] += usage.prompt_tokens or 0
-        counted["output_tokens"] += usage.completion_tokens or 0

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from mettle.clients.chat import wire_tool
-from mettle.envs.timing import RolloutTiming
+from mettle.envs.timing import RolloutTiming, TimeSpan
+from mettle.envs.usage import UsageTracker
 from mettle.records.messages import Record, Tool, messages_from, tool_from
 
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
@@ -73,7 +75,7 @@ class State(dict[str, Any]):
         except KeyError:
             return default
 
-    def stop(self, condition: str = "stopped") -> None:
+    def stop(self, condition: str = "state_done") -> None:
         """End the rollout before its next model call."""
         self["is_completed"] = True
         self["stop_condition"] = condition
@@ -86,6 +88,31 @@ class State(dict[str, Any]):
     def total_step_reward(self) -> float:
         """Sum of the rewards of the steps that have one."""
         return float(sum(step["reward"] for step in self["trajectory"] if step.get("reward") is not None))
+
+    @classmethod
+    def for_task(cls, task: Mapping[str, Any]) -> State:
+        """A state of `task` alone, for code that runs outside a rollout."""
+        return new_state({"prompt": task.get("prompt") or [], **task}, None, "", {}, [])
+
+    def record_model_timing(self, start_time: float, end_time: float) -> None:
+        """Add a model call's span."""
+        self["timing"].model.spans.append(TimeSpan(start_time, end_time))
+
+    def record_generation_timing(self) -> None:
+        """Generation ends here; it began with the state, unless something else was recorded."""
+        generation = self["timing"].generation
+        generation.start = generation.start or self["timing"].start_time
+        generation.end = time.time()
+
+    def record_scoring_timing(self, start_time: float) -> None:
+        """Scoring began at `start_time` and ends here."""
+        scoring = self["timing"].scoring
+        scoring.start, scoring.end = start_time, time.time()
+
+    def finalize(self) -> State:
+        """Mark the rollout as over."""
+        self["is_completed"] = True
+        return self
 
 
 def new_state(
@@ -101,6 +128,7 @@ def new_state(
         source["info"] = json.loads(source["info"]) if source["info"] else {}
     source.setdefault("example_id", 0)
     task = row.get("task")
+    tracker = UsageTracker()
     return State(
         input=source,
         task=task if isinstance(task, str) else dict(task if isinstance(task, Mapping) else source),
@@ -120,7 +148,8 @@ def new_state(
         error=None,
         final_env_response=None,
         timing=RolloutTiming(),
-        usage={"input_tokens": 0, "output_tokens": 0},
+        usage=tracker.usage,
+        usage_tracker=tracker,
     )
 
 

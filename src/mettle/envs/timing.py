@@ -7,7 +7,7 @@ the `*_ms` keys are computed from them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -74,6 +74,17 @@ class RolloutTiming:
         self.model = TimeSpans()
         self.env = TimeSpans()
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> RolloutTiming:
+        """Read what `to_dict` wrote."""
+        timing = cls()
+        timing.start_time = float(saved["start_time"])
+        for name in ("setup", "generation", "scoring"):
+            setattr(timing, name, TimeSpan(saved[name]["start"], saved[name]["end"]))
+        for name in ("model", "env"):
+            getattr(timing, name).spans = [TimeSpan(span["start"], span["end"]) for span in saved[name]["spans"]]
+        return timing
+
     @property
     def total(self) -> float:
         """Seconds from the start of generation to the end of scoring."""
@@ -107,14 +118,13 @@ class RolloutTiming:
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Set a span. Environments that wrote milliseconds set the length of a span that has begun."""
-        if key in self.__slots__:
-            setattr(self, key, value)
-        elif key in ("generation_ms", "scoring_ms"):
+        if key in ("generation_ms", "scoring_ms"):
             span: TimeSpan = getattr(self, key.removesuffix("_ms"))
             span.start = span.start or self.start_time
             span.end = span.start + float(value) / 1000.0
-        elif key not in self.KEYS_MS:
+        elif key in self.__slots__:
+            setattr(self, key, value)
+        else:
             raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:

@@ -1,18 +1,21 @@
 """Environments in which the model calls Python functions.
 
-Parts: `ToolEnv`; `ToolMonitorRubric`, which counts the calls. Invariant: what a call gets wrong (an unknown tool, bad
-JSON, a function that raises) is told to the model as the tool's answer, unless its type is among `stop_errors`: then it
-ends the rollout.
+Parts: `ToolEnv`; `ToolMonitorRubric`, which counts the calls; `UnknownToolError`. Invariants: what a call gets wrong
+(an unknown tool, bad JSON, a function that raises or takes too long) is told to the model as the tool's answer, unless
+its type is among `stop_errors`: then it ends the rollout. Tools may be added and removed while rollouts run, from any
+thread; a rollout keeps the tools that it began with.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mettle.envs.decorators import stop
 from mettle.envs.errors import ToolCallError, ToolParseError
+from mettle.envs.limits import call_in_thread, within
 from mettle.envs.multiturn_env import MultiTurnEnv
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.signatures import maybe_await
@@ -56,8 +59,19 @@ class ToolMonitorRubric(Rubric):
         self.funcs, self.weights = [func for func, _ in kept], [weight for _, weight in kept]
 
 
+class UnknownToolError(KeyError):
+    """The model called a tool that is not there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ToolEnv(MultiTurnEnv):
-    """Functions become tools by their signature and docstring; calls run one after the other."""
+    """Functions become tools by their signature and docstring; calls run one after the other.
+
+    A call that takes longer than `tool_timeout_seconds` is answered with that; a function that is not asynchronous then
+    runs in a thread of its own, which is left to itself when it never returns.
+    """
 
     def __init__(
         self,
@@ -65,9 +79,12 @@ class ToolEnv(MultiTurnEnv):
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = _error_text,
         stop_errors: Sequence[type[Exception]] | None = None,
+        *,
+        tool_timeout_seconds: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
+        self.tool_timeout_seconds = tool_timeout_seconds
         self.tools: list[ToolFunction] = []
         self.tool_map: dict[str, ToolFunction] = {}
         self.error_formatter = error_formatter
@@ -83,7 +100,9 @@ class ToolEnv(MultiTurnEnv):
 
     def remove_tool(self, tool: ToolFunction) -> None:
         """One tool less."""
-        name = tool.__name__
+        name = next((name for name, known in self.tool_map.items() if known == tool), None)
+        if name is None:
+            raise ValueError(f"{getattr(tool, '__name__', tool)!r} is none of the tools {sorted(self.tool_map)}")
         self.tools.remove(tool)
         del self.tool_map[name]
         self.tool_defs = [known for known in self.tool_defs if known["name"] != name]
@@ -109,8 +128,20 @@ class ToolEnv(MultiTurnEnv):
 
     async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **_: Any) -> Message:
         """Call a tool; its answer as a message."""
-        function = self.tool_map[tool_name]
-        return ToolMessage(content=as_content(await maybe_await(function, **tool_args)), tool_call_id=tool_call_id)
+        function = self.tool_map.get(tool_name)
+        if function is None:
+            raise UnknownToolError(f"there is no tool {tool_name!r}; there are {sorted(self.tool_map)}")
+        result = await self._call(function, tool_name, tool_args)
+        return ToolMessage(content=as_content(result), tool_call_id=tool_call_id)
+
+    async def _call(self, function: ToolFunction, name: str, arguments: dict[str, Any]) -> Any:
+        if self.tool_timeout_seconds is None:
+            return await maybe_await(function, **arguments)
+        async with within(self.tool_timeout_seconds, f"the tool {name}"):
+            if is_async(function):
+                return await function(**arguments)
+            result = await call_in_thread(function, **arguments)
+            return await result if isinstance(result, Awaitable) else result
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Run the calls of the model's last message."""
@@ -122,7 +153,7 @@ class ToolEnv(MultiTurnEnv):
     async def _answer(self, call: Mapping[str, Any], messages: Messages, state: State) -> Message:
         call_id = call["id"] or ""
         try:
-            name, arguments = self._read_call(call)
+            name, arguments = call["name"], self._read_arguments(call)
             arguments = await self.prepare_tool_args(name, arguments, messages, state)
         except Exception as error:
             return self._refuse(error, ToolParseError, call_id)
@@ -130,16 +161,17 @@ class ToolEnv(MultiTurnEnv):
             answered = await self.call_tool(name, arguments, call_id)
         except Exception as error:
             return self._refuse(error, ToolCallError, call_id)
-        return messages_from(answered)[0]
+        message = messages_from(answered)[0]
+        if message.get("role") == "tool" and not message.get("tool_call_id"):
+            message["tool_call_id"] = call_id
+        return message
 
-    def _read_call(self, call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        name = call["name"]
-        if name not in self.tool_map:
-            raise ValueError(f"there is no tool {name!r}; there are {sorted(self.tool_map)}")
+    def _read_arguments(self, call: Mapping[str, Any]) -> dict[str, Any]:
         arguments = json.loads(call["arguments"] or "{}")
         if not isinstance(arguments, dict):
-            raise ValueError(f"the arguments of {name} are a JSON {type(arguments).__name__}, not an object")
-        return name, arguments
+            kind = type(arguments).__name__
+            raise ValueError(f"the arguments of {call['name']} are a JSON {kind}, not an object: {arguments!r}")
+        return arguments
 
     async def prepare_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
@@ -151,6 +183,13 @@ class ToolEnv(MultiTurnEnv):
         if isinstance(error, self.stop_errors):
             raise kind(f"{type(error).__name__}: {error}") from error
         return ToolMessage(content=self.error_formatter(error), tool_call_id=call_id)
+
+
+def is_async(function: ToolFunction) -> bool:
+    """Whether calling `function` gives a coroutine; looks through partials and at `__call__` of objects."""
+    while hasattr(function, "func"):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def as_content(result: Any) -> Any:

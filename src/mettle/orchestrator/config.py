@@ -44,6 +44,8 @@ class EnvConfig(_Section):
     """Arguments of the environment's `load_environment`."""
     ratio: float = Field(default=1.0, gt=0.0)
     """Share of the tasks relative to the other environments."""
+    workers: int | None = Field(default=None, ge=0)
+    """Worker processes of this environment; `env_workers` when left out."""
     name: str = ""
     """Name in metrics and in the ledger; the id's last part when left out. Unique in a run."""
 
@@ -169,6 +171,8 @@ class OrchestratorConfig(_Section):
     """No token older than this many versions is trained; a group that is, is dropped and replaced."""
     envs: list[EnvConfig] = Field(min_length=1)
     """Environments to train on."""
+    env_workers: int = Field(default=0, ge=0)
+    """Processes that each environment runs in; 0 runs it in the orchestrator's own. A worker that dies is replaced."""
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """Sampling in training."""
     filter_zero_advantages: bool = True

@@ -1,8 +1,8 @@
 """Rollouts from real environments: `mettle.envs` against the engine, token in and token out.
 
-Parts: `EnvironmentSource`. Environments are loaded once, at the start; the client of the engine is made anew when the
-engine listens somewhere else. One group is one `run_group` call, in which the client
-sends identical first turns as one request.
+Parts: `EnvironmentSource`. Environments are loaded once, at the start, here or in worker processes of their own; the
+client of the engine is made anew when the engine listens somewhere else. One group is one `run_group` call, in which
+the client sends identical first turns as one request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import Any
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs import load_environment
-from mettle.errors import RolloutTimeout, UserError
+from mettle.envs.workers.endpoints import token_spec
+from mettle.envs.workers.environment import WorkerEnvironment
+from mettle.envs.workers.pool import WorkerPool
+from mettle.envs.workers.spawn import WorkerSpec
+from mettle.errors import InfraError, RolloutTimeout, UserError
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.engine import Endpoint
 from mettle.orchestrator.rollouts import rollout_record
@@ -36,14 +40,16 @@ class EnvironmentSource:
     def __init__(self, config: OrchestratorConfig, endpoint: Endpoint, model_dir: Path) -> None:
         self._model = config.served_model_name
         self._endpoint = endpoint
+        self._model_dir = model_dir
         self._renderer = Renderer.from_directory(model_dir)
         self._client: TokenClient | None = None
         self._client_url = ""
         self._old_clients: list[TokenClient] = []
         loaded: dict[str, Any] = {}
-        self._train = {env.name: _load(env, loaded) for env in config.envs}
+        num_workers = config.env_workers
+        self._train = {env.name: _load(env, loaded, num_workers) for env in config.envs}
         wants_eval = config.eval.num_examples != 0
-        self._eval = {env.name: _load(env, loaded) for env in config.eval_envs} if wants_eval else {}
+        self._eval = {env.name: _load(env, loaded, num_workers) for env in config.eval_envs} if wants_eval else {}
         self._limited = _limit_time(loaded.values(), config.rollout_timeout_s)
         self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in self._train.items()}
         self._eval_rows: dict[str, Rows] = {name: env.get_eval_dataset() for name, env in self._eval.items()}
@@ -57,13 +63,25 @@ class EnvironmentSource:
         rows = self._train_rows if env in self._train_rows else self._eval_rows
         return row_uid(rows[env][example_id])
 
+    def figures(self) -> dict[str, float]:
+        """For each environment in worker processes: the worst lag of their event loops, their memory, their deaths."""
+        found: dict[str, float] = {}
+        for name, env in {**self._eval, **self._train}.items():
+            if isinstance(env, WorkerEnvironment):
+                pool = env.pool
+                found[f"env_workers/{name}/lag_max_ms"] = pool.take_max_lag_s() * 1000
+                found[f"env_workers/{name}/rss_max_mib"] = max((w.max_rss_bytes for w in pool.stats), default=0) / 2**20
+                found[f"env_workers/{name}/deaths"] = float(pool.num_deaths)
+        return found
+
     async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
         """Roll out one group. Failed rollouts are records; what escapes the environment, the caller records."""
         rows = (self._eval_rows if request.is_eval else self._train_rows)[request.env]
         env = (self._eval if request.is_eval else self._train)[request.env]
         row = rows[request.example_id]
         inputs = [dict(row) for _ in range(request.size)]
-        states = await env.run_group(inputs, self._connect(), self._model, sampling_args(request.sampling))
+        client = self._described() if isinstance(env, WorkerEnvironment) else self._connect()
+        states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
         if id(env) in self._limited:
             _blame_time(states)
         return tuple(
@@ -77,6 +95,10 @@ class EnvironmentSource:
             await client.close()
         for env in {id(env): env for env in [*self._train.values(), *self._eval.values()]}.values():
             await env.teardown()
+
+    def _described(self) -> dict[str, Any]:
+        """The engine as a worker process connects to it."""
+        return token_spec(self._endpoint.base_url, str(self._model_dir))
 
     def _connect(self) -> TokenClient:
         url = self._endpoint.base_url
@@ -113,13 +135,17 @@ def row_uid(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _load(env: EnvConfig, loaded: dict[str, Any]) -> Any:
-    """One instance for equal ids and arguments, however many names it has."""
-    key = f"{env.id}?{json.dumps(env.args, sort_keys=True, default=str)}"
+def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int) -> Any:
+    """One instance, or one pool of workers, for equal ids and arguments, however many names it has."""
+    num_workers = num_workers if env.workers is None else env.workers
+    key = f"{env.id}?{json.dumps(env.args, sort_keys=True, default=str)}#{num_workers}"
     if key not in loaded:
         try:
-            loaded[key] = load_environment(env.id, **env.args)
-        except (RuntimeError, ValueError) as error:
+            if num_workers:
+                loaded[key] = WorkerEnvironment(WorkerPool(WorkerSpec(env.id, env.args), num_workers))
+            else:
+                loaded[key] = load_environment(env.id, **env.args)
+        except (RuntimeError, ValueError, InfraError) as error:
             raise UserError(f"environment {env.id!r} cannot be used: {error}") from error
     return loaded[key]
 

@@ -61,6 +61,7 @@ class Orchestrator:
         self._policy = Policy(pulse)
         self._waits = Waits(ledger.journal, pulse, clock=clock)
         self._lag = LoopLag()
+        self._source = source
         shards = ShardWriter(run_dir.rollouts)
         recorded = [(row.kind, row.step, row.env_id) for row in ledger.journal.evals()]
         schedule = self._schedule = EvalSchedule(config, recorded)
@@ -208,6 +209,7 @@ class Orchestrator:
             "queue/ready_groups": float(self._batcher.num_ready),
             "queue/inflight_groups": float(self._dispatcher.num_open),
             "event_loop_lag/max_ms": self._lag.take_max_ms(),
+            **self._source.figures(),
             **update_figures(updates),
         }
 

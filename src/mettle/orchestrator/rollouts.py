@@ -1,7 +1,8 @@
 """States of an environment to rollout records.
 
-The tokens of each model call are kept as what they add to the call before (`Turn`). A rollout without tokens (an
-endpoint that does not tell them) has no turns and cannot train, but can be evaluated.
+The tokens of each model call are kept as what they add to the call before (`Turn`). Ids inside a completion that the
+policy did not sample (a mask says so) become the prompt of a further turn. A rollout without tokens (an endpoint that
+does not tell them) has no turns and cannot train, but can be evaluated.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def turns_of(trajectory: Sequence[Mapping[str, Any]], temperature: float) -> tup
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
             prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
-        turns.append(_turn(prefix_length, added, completion, tokens, temperature))
+        turns += _turns(prefix_length, added, completion, tokens, temperature)
         previous = tokens if isinstance(tokens, ResponseTokens) else None
         whole = None if previous is not None else _whole(tokens)
     return tuple(turns)
@@ -121,6 +122,27 @@ def duration_of(state: Mapping[str, Any]) -> float:
     timing = state.get("timing") or {}
     total = timing.get("total") if isinstance(timing, Mapping) else getattr(timing, "total", None)
     return float(total) if isinstance(total, int | float) else 0.0
+
+
+def _turns(
+    prefix_length: int, added: NDArray[np.int32], completion: NDArray[np.int32], tokens: Any, temperature: float
+) -> list[Turn]:
+    """One call's turn, or one for each run of sampled ids; what lies between them is context."""
+    whole = _turn(prefix_length, added, completion, tokens, temperature)
+    mask = np.asarray(tokens.get("completion_mask") or [1] * len(completion), np.bool_)
+    if mask.all():
+        return [whole]
+    runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
+    if not mask[-1]:
+        runs.append([len(completion), len(completion)])  # nothing sampled: what later calls continue
+    turns: list[Turn] = []
+    before, prefix, context = 0, prefix_length, added
+    for start, stop in runs:
+        run = slice(start, stop)
+        context = np.concatenate([context, completion[before:start]])
+        turns.append(Turn(prefix, context, completion[run], whole.logprobs[run], whole.versions[run], temperature))
+        before, prefix, context = stop, prefix_length + len(added) + stop, completion[:0]
+    return turns
 
 
 def _turn(

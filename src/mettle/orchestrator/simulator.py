@@ -155,6 +155,10 @@ class SimulatedSource:
         """Its number."""
         return f"{env}-{example_id}"
 
+    def figures(self) -> dict[str, float]:
+        """None: they run here."""
+        return {}
+
     async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
         """Roll out one group, at a speed and with luck drawn from the seed."""
         self._num_calls += 1

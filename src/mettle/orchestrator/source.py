@@ -36,6 +36,10 @@ class RolloutSource(Protocol):
         """A name of the dataset row that stays the same from process to process."""
         ...
 
+    def figures(self) -> dict[str, float]:
+        """Gauges of what the environments run in, since they were last asked for."""
+        ...
+
     async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
         """Roll out one group. A rollout that fails is a record with `error_kind`; it never raises for one."""
         ...

@@ -173,12 +173,13 @@ class ResponseTokens(Mapping[str, Any]):
     The prompt is the first `prefix_length` ids of what `previous` ends with (its prompt and completion) followed by
     `new_prompt_ids`. Logprobs are natural logarithms; `completion_versions` is the policy version that sampled each id
     (empty when the endpoint does not tell). Keys are those of verifiers' `ResponseTokens`; `prompt_ids` and the masks
-    are made on access.
+    are made on access. A `completion_mask` with zeros marks ids in the completion that the policy did not sample.
     """
 
     __slots__ = (
         "_completion_ids",
         "_completion_logprobs",
+        "_completion_mask",
         "_completion_versions",
         "_new_prompt_ids",
         "_num_prompt",
@@ -206,6 +207,8 @@ class ResponseTokens(Mapping[str, Any]):
         completion_versions: Sequence[int] = (),
         *,
         previous: ResponseTokens | None = None,
+        completion_mask: Sequence[int] | None = None,
+        **_: Any,
     ) -> None:
         self.previous: ResponseTokens | None = None
         self.prefix_length = 0
@@ -214,6 +217,8 @@ class ResponseTokens(Mapping[str, Any]):
         self._completion_ids = array("i", completion_ids)
         self._completion_logprobs = array("d", completion_logprobs)
         self._completion_versions = array("i", completion_versions)
+        has_zeros = completion_mask is not None and not all(completion_mask)
+        self._completion_mask = array("i", completion_mask) if completion_mask is not None and has_zeros else None
         self.overlong_prompt = False
         self.was_cut = False
         if previous is not None:
@@ -226,6 +231,49 @@ class ResponseTokens(Mapping[str, Any]):
         self.previous, self.prefix_length = (previous, shared) if shared else (None, 0)
         self._new_prompt_ids = prompt[shared:]
 
+    def parts(self) -> dict[str, Any]:
+        """What is stored, as `from_parts` takes it: numbers as they are, without the previous call."""
+        return {
+            "num_prompt": self._num_prompt,
+            "prefix_length": self.prefix_length,
+            "new_prompt_ids": self._new_prompt_ids,
+            "completion_ids": self._completion_ids,
+            "completion_logprobs": self._completion_logprobs,
+            "completion_versions": self._completion_versions,
+            "completion_mask": self._completion_mask or array("i"),
+            "overlong_prompt": self.overlong_prompt,
+            "was_cut": self.was_cut,
+        }
+
+    @classmethod
+    def from_parts(
+        cls,
+        *,
+        num_prompt: int,
+        prefix_length: int,
+        new_prompt_ids: array[int],
+        completion_ids: array[int],
+        completion_logprobs: array[float],
+        completion_versions: array[int],
+        completion_mask: array[int],
+        overlong_prompt: bool,
+        was_cut: bool,
+        previous: ResponseTokens | None = None,
+    ) -> ResponseTokens:
+        """Tokens from what is stored of them; `previous` is the call whose prefix they share."""
+        if prefix_length + len(new_prompt_ids) != num_prompt or (prefix_length and previous is None):
+            raise ValueError(f"{prefix_length} shared and {len(new_prompt_ids)} new ids are no prompt of {num_prompt}")
+        mask = completion_mask or None
+        tokens = cls(new_prompt_ids, completion_ids, completion_logprobs, completion_versions, completion_mask=mask)
+        tokens._num_prompt = num_prompt
+        tokens.previous, tokens.prefix_length = previous, prefix_length
+        tokens.overlong_prompt, tokens.was_cut = overlong_prompt, was_cut
+        return tokens
+
+    def whole_prompt(self) -> array[int]:
+        """The whole prompt, compactly."""
+        return self._prompt()
+
     def cut(self, max_length: int) -> None:
         """Keep at most `max_length` ids; a prompt that is longer by itself loses its whole completion."""
         room = max(0, max_length - self._num_prompt)
@@ -236,6 +284,8 @@ class ResponseTokens(Mapping[str, Any]):
         del self._completion_ids[room:]
         del self._completion_logprobs[room:]
         del self._completion_versions[room:]
+        if self._completion_mask is not None:
+            del self._completion_mask[room:]
 
     @property
     def new_prompt_ids(self) -> array[int]:
@@ -274,8 +324,13 @@ class ResponseTokens(Mapping[str, Any]):
 
     @property
     def completion_mask(self) -> list[int]:
-        """Ones, one for each sampled id."""
-        return [1] * len(self._completion_ids)
+        """One for each sampled id, zero for an id that came from elsewhere."""
+        return [1] * len(self._completion_ids) if self._completion_mask is None else self._completion_mask.tolist()
+
+    @property
+    def is_all_sampled(self) -> bool:
+        """True when the policy sampled every id of the completion."""
+        return self._completion_mask is None
 
     @property
     def is_truncated(self) -> bool:

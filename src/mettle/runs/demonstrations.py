@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mettle.envs.demonstrations import Demonstrator, has_demonstrations
-from mettle.envs.environment import Environment, run_sync
+from mettle.envs.environment import Environment
+from mettle.envs.loops import run_sync
 from mettle.errors import UserError
 from mettle.storage.files import write_atomic
 

@@ -87,10 +87,10 @@ def test_a_second_event_loop_gets_a_pool_of_its_own_and_the_first_one_ends():
     pids = []
     for _ in range(2):
         assert asyncio.run(run(env, RIGHT))["reward"] == 1.0
-        pids.append(env.rubric._pool.template_pid)
+        pids.append(env.rubric.rubrics[0]._pool.template_pid)
     assert has_ended(pids[0])
     asyncio.run(env.teardown())
-    assert env.rubric._pool is None
+    assert env.rubric.rubrics[0]._pool is None
 
 
 async def test_many_are_judged_side_by_side():

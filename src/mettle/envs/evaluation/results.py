@@ -83,7 +83,12 @@ def saved_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def json_line(output: Mapping[str, Any]) -> str:
     """A row as one line; what JSON does not know is written as text."""
-    return json.dumps(output, ensure_ascii=False, default=_as_json) + "\n"
+    line = json.dumps(output, ensure_ascii=False, default=_as_json) + "\n"
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: JSON can write it escaped, UTF-8 cannot
+        line = json.dumps(output, default=_as_json) + "\n"
+    return line
 
 
 def _as_json(value: Any) -> Any:

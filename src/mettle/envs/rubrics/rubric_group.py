@@ -19,6 +19,14 @@ class RubricGroup(Rubric):
         self.rubrics = list(rubrics)
         self.parser = self.rubrics[0].parser
 
+    def __getattr__(self, name: str) -> Any:
+        """What a rubric inside knows reads through the group that an environment made of it and its monitors."""
+        if not name.startswith("_"):
+            for rubric in self.__dict__.get("rubrics", ()):
+                if hasattr(rubric, name):
+                    return getattr(rubric, name)
+        raise AttributeError(f"no rubric of the group has {name!r}")
+
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
         """One more function, in the first rubric."""
         self.rubrics[0].add_reward_func(func, weight)

@@ -1,0 +1,73 @@
+"""Which model a worker talks to, as data: a client described here and made there.
+
+Parts: `client_spec`, `ClientCache`. Invariants: no key crosses (a worker reads the same environment variables); a
+client that is only an object here cannot be described, which is a `UserError` that says what can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mettle.clients.base import Client
+from mettle.clients.config import ClientConfig
+from mettle.clients.factory import client_from
+from mettle.errors import UserError
+
+Spec = dict[str, Any]
+
+
+def token_spec(base_url: str, model_dir: str) -> Spec:
+    """Token in, token out at `base_url`, rendered by the tokenizer and template in `model_dir`."""
+    return {"tokens": base_url, "model_dir": model_dir}
+
+
+def client_spec(client: Any) -> Spec:
+    """A client, `ClientConfig` or base URL as data.
+
+    Raises: UserError when it cannot be made again in another process.
+    """
+    source = client
+    if isinstance(client, Client):
+        source = getattr(getattr(client, "endpoint", None), "source", None)
+    if isinstance(source, str):
+        source = ClientConfig(api_base_url=source)
+    if not isinstance(source, ClientConfig):
+        raise UserError(
+            f"a worker process makes its own client and cannot take over a {type(client).__name__}; "
+            "give a base URL or a ClientConfig"
+        )
+    return {"config": dataclasses.asdict(source)}
+
+
+class ClientCache:
+    """Clients made from their descriptions, each once."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+        self._renderers: dict[str, Any] = {}
+
+    def client(self, spec: Mapping[str, Any]) -> Client:
+        """The client of a description."""
+        key = json.dumps(spec, sort_keys=True)
+        if key not in self._clients:
+            self._clients[key] = self._make(spec)
+        return self._clients[key]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for client in self._clients.values():
+            await client.close()
+
+    def _make(self, spec: Mapping[str, Any]) -> Client:
+        if "tokens" not in spec:
+            return client_from(ClientConfig(**spec["config"]))
+        from mettle.clients.renderer import Renderer
+        from mettle.clients.tokens import TokenClient
+
+        model_dir = spec["model_dir"]
+        if model_dir not in self._renderers:
+            self._renderers[model_dir] = Renderer.from_directory(model_dir)
+        return TokenClient(spec["tokens"], self._renderers[model_dir])

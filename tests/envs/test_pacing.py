@@ -1,0 +1,103 @@
+"""Turns on the event loop: nobody starves, nobody jumps the line, and others are not held up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+
+import mettle.envs as vf
+from mettle.envs.loops import FULL_COLLECTION_EVERY, quiet_collector
+from mettle.envs.pacing import Pacer, pacer
+
+
+def work(seconds):
+    """Hold the loop up for so long, without sleeping."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+async def test_a_slice_with_time_left_makes_nobody_wait():
+    pace = Pacer(asyncio.get_running_loop(), slice_s=10.0)
+    assert [pace.is_spent for _ in range(100)] == [False] * 100
+
+
+async def test_work_of_many_coroutines_is_spread_over_many_iterations_in_order():
+    pace = Pacer(asyncio.get_running_loop(), slice_s=0.002)
+    done, lags = [], []
+
+    async def probe():
+        while True:
+            due = time.perf_counter()
+            await asyncio.sleep(0)
+            lags.append(time.perf_counter() - due)
+
+    async def one(number):
+        if pace.is_spent:
+            await pace.turn()
+        work(0.0005)
+        done.append(number)
+
+    watching = asyncio.create_task(probe())
+    await asyncio.gather(*(one(number) for number in range(200)))
+    watching.cancel()
+    assert done == sorted(done)
+    assert len(lags) > 20
+    assert sorted(lags)[len(lags) // 2] < 0.02
+
+
+async def test_a_waiter_that_is_cancelled_keeps_nobody_from_their_turn():
+    pace = Pacer(asyncio.get_running_loop(), slice_s=0.0)
+    assert not pace.is_spent
+    waiting = [asyncio.create_task(pace.turn()) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in waiting[::2]:
+        task.cancel()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [result is None for result in results] == [False, True] * 10
+    assert not pace.is_spent
+
+
+def test_each_loop_has_its_own_pacer():
+    async def mine():
+        assert pacer() is pacer()
+        return pacer()
+
+    assert asyncio.run(mine()) is not asyncio.run(mine())
+
+
+async def test_two_thousand_rollouts_at_once_let_the_loop_breathe(scripted):
+    """The bound is loose on purpose: the machine may be busy. Without turns the median is the whole run."""
+    lags = []
+
+    async def probe():
+        while True:
+            due = time.perf_counter() + 0.001
+            await asyncio.sleep(0.001)
+            lags.append(time.perf_counter() - due)
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "q", "answer": "a"}] * 2000)
+    watching = asyncio.create_task(probe())
+    started = time.perf_counter()
+    results = await env.evaluate(scripted("a"), "m", max_concurrent=2000)
+    took = time.perf_counter() - started
+    watching.cancel()
+    assert len(results["outputs"]) == 2000
+    assert sorted(lags)[len(lags) // 2] < took / 8
+
+
+def test_the_collector_is_as_it_was_once_the_last_is_done():
+    before = gc.get_threshold(), gc.get_freeze_count()
+    with quiet_collector():
+        with quiet_collector():
+            assert gc.get_threshold()[2] >= FULL_COLLECTION_EVERY
+        assert gc.get_threshold()[2] >= FULL_COLLECTION_EVERY
+        assert gc.get_freeze_count() > 0
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
+    with pytest.raises(ZeroDivisionError), quiet_collector():
+        _ = 1 / 0
+    assert gc.get_threshold() == before[0]
