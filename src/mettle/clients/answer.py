@@ -1,24 +1,44 @@
 """What the answers of chat and text completions have in common: a choice, token counts, and the sampled ids.
 
-Parts: `first_choice`, `response_of`. Invariant: ids are read only where the endpoint returned a logprob for each.
+Parts: `read` (any answer, with whatever is wrong with it as one error), `first_choice`, `response_of`. Invariant: ids
+are read only where the endpoint returned a logprob for each.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mettle.clients.errors import InvalidModelResponseError
+from mettle.clients.errors import InvalidModelResponseError, one_line
+from mettle.errors import RolloutError
 from mettle.records.messages import Response, ResponseMessage, ResponseTokens, ToolCall, Usage
+
+
+def read(reader: Callable[[Mapping[str, Any], str], Response], raw: Mapping[str, Any], url: str) -> Response:
+    """The answer `raw` of `url`, by `reader`.
+
+    Raises: InvalidModelResponseError when a field has a shape that `reader` does not know, and what `reader` raises.
+    """
+    try:
+        return reader(raw, url)
+    except RolloutError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        excerpt = json.dumps(raw, default=str)[:300]
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidModelResponseError(f"POST {url}: an answer that cannot be read ({reason}): {excerpt}") from error
 
 
 def first_choice(raw: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     """The first choice of an answer.
 
-    Raises: InvalidModelResponseError when there is none.
+    Raises: InvalidModelResponseError when there is none; its message is the endpoint's own where it gave one.
     """
+    if raw.get("error") and not raw.get("choices"):
+        said = raw["error"].get("message") if isinstance(raw["error"], Mapping) else raw["error"]
+        raise InvalidModelResponseError(f"POST {url}: {one_line(str(said or raw['error']))}")
     choices = raw.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         excerpt = json.dumps(raw, default=str)[:300]
@@ -54,14 +74,14 @@ def _usage(raw: Any) -> Usage | None:
     """The provider's token counts, flat; None when it gives none."""
     if not isinstance(raw, Mapping):
         return None
-    prompt, completion = raw.get("prompt_tokens") or 0, raw.get("completion_tokens") or 0
+    prompt, completion = int(raw.get("prompt_tokens") or 0), int(raw.get("completion_tokens") or 0)
     prompt_details, completion_details = raw.get("prompt_tokens_details"), raw.get("completion_tokens_details")
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         cached_tokens=(prompt_details or {}).get("cached_tokens") or 0,
         reasoning_tokens=(completion_details or {}).get("reasoning_tokens") or 0,
-        total_tokens=raw.get("total_tokens") or prompt + completion,
+        total_tokens=int(raw.get("total_tokens") or prompt + completion),
     )
 
 

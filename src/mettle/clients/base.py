@@ -12,6 +12,9 @@ from typing import Any
 
 from mettle.records.messages import Messages, Response, Tool
 
+STREAMING = frozenset({"stream", "stream_options"})
+"""A client answers with whole responses, so asking the endpoint for a stream would get what nobody reads."""
+
 
 class Client(ABC):
     """Talks to one model endpoint."""
@@ -33,8 +36,8 @@ class Client(ABC):
 
 
 def request_fields(sampling_args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sampling arguments as fields of a request: None left out, `extra_body` laid over the rest."""
-    fields = {key: value for key, value in (sampling_args or {}).items() if value is not None}
+    """Sampling arguments as fields of a request: None left out, `extra_body` laid over the rest, never as a stream."""
+    fields = {key: value for key, value in (sampling_args or {}).items() if value is not None and key not in STREAMING}
     extra = fields.pop("extra_body", None)
     fields.update(extra or {})
     return fields

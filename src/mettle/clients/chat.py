@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mettle.clients.answer import first_choice, response_of
+from mettle.clients.answer import first_choice, read, response_of
 from mettle.clients.base import Client
 from mettle.clients.config import ClientConfig
 from mettle.clients.endpoint import Endpoint
@@ -44,7 +44,7 @@ class OpenAIChatCompletionsClient(Client):
         is_ours = self.endpoint.transport is not None
         if is_ours and "api.openai.com" in self.base_url and "max_tokens" in body:
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
-        return response_from_chat(await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
+        return read(response_from_chat, await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
 
     async def close(self) -> None:
         """Close our own connections."""
@@ -85,9 +85,14 @@ def response_from_chat(raw: Mapping[str, Any], url: str) -> Response:
     said = choice.get("message")
     if not isinstance(said, Mapping):
         raise InvalidModelResponseError(f"POST {url}: a choice without a message: {str(choice)[:300]}")
+    content = said.get("content")
+    if not isinstance(content, str | list | None):
+        raise InvalidModelResponseError(
+            f"POST {url}: the content is a JSON {type(content).__name__}: {str(said)[:300]}"
+        )
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     tool_calls = said.get("tool_calls")
-    if said.get("content") is None and not reasoning and not tool_calls:
+    if content is None and not reasoning and not tool_calls:
         raise EmptyModelResponseError(f"POST {url}: no text, no reasoning and no tool calls in the answer")
     flat_calls = [flat_tool_call(call) for call in tool_calls] if tool_calls else None
-    return response_of(raw, choice, said.get("content"), reasoning, flat_calls)
+    return response_of(raw, choice, content, reasoning, flat_calls)

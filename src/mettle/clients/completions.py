@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mettle.clients.answer import first_choice, response_of
+from mettle.clients.answer import first_choice, read, response_of
 from mettle.clients.base import Client
 from mettle.clients.config import ClientConfig
 from mettle.clients.endpoint import Endpoint
@@ -38,7 +38,7 @@ class OpenAICompletionsClient(Client):
             raise ValueError("text completions know no tools; use a chat endpoint for this environment")
         body: dict[str, Any] = {"model": model, "prompt": "".join(content_text(m.get("content")) for m in prompt)}
         body.update(self.endpoint.fields(sampling_args))
-        return response_from_completion(await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
+        return read(response_from_completion, await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
 
     async def close(self) -> None:
         """Close our own connections."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from mettle.clients.base import request_fields
+from mettle.clients.base import STREAMING, request_fields
 from mettle.clients.config import ClientConfig, transport_for
-from mettle.clients.errors import InvalidModelResponseError, ModelError, OverlongPromptError, is_overlong
+from mettle.clients.errors import InvalidModelResponseError, ModelError, one_line, refusal_of
+from mettle.clients.wire import well_formed
 
 
 class Endpoint:
@@ -30,7 +31,9 @@ class Endpoint:
         """Sampling arguments as the endpoint takes them; an SDK lays out `extra_body` itself."""
         if self.transport is not None:
             return request_fields(sampling_args)
-        return {key: value for key, value in (sampling_args or {}).items() if value is not None}
+        return {
+            key: value for key, value in (sampling_args or {}).items() if value is not None and key not in STREAMING
+        }
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to `body`; an SDK has a resource of the same name for each path."""
@@ -52,12 +55,9 @@ class Endpoint:
 def _sdk_error(error: Exception, base_url: str) -> Exception:
     """A failure of somebody's `AsyncOpenAI` as one of ours."""
     status = getattr(error, "status_code", None)
-    message = (
-        f"POST {base_url}: status {status}: {error}" if status else f"POST {base_url}: {type(error).__name__}: {error}"
-    )
-    if status in (400, 413, 422) and is_overlong(str(error)):
-        return OverlongPromptError(message)
-    return ModelError(message)
+    if isinstance(status, int):
+        return refusal_of(f"POST {base_url}", status, one_line(str(error)), str(error))
+    return ModelError(one_line(f"POST {base_url}: {type(error).__name__}: {error}"))
 
 
 def _plain(answer: Any, base_url: str) -> Mapping[str, Any]:
@@ -65,6 +65,6 @@ def _plain(answer: Any, base_url: str) -> Mapping[str, Any]:
     if isinstance(answer, Mapping):
         return answer
     if hasattr(answer, "model_dump"):
-        dumped: Mapping[str, Any] = answer.model_dump()
+        dumped: Mapping[str, Any] = well_formed(answer.model_dump())
         return dumped
-    raise InvalidModelResponseError(f"{base_url}: an answer of type {type(answer).__name__}, no completion")
+    raise InvalidModelResponseError(f"POST {base_url}: an answer of type {type(answer).__name__}, no completion")

@@ -1,7 +1,8 @@
 """How a model call fails. Each is a `RolloutError`, so the rollout that made the call records it and nobody else fails.
 
-Parts: `ModelError` and its kinds, `OverlongPromptError`. The names are those of verifiers, so that an environment's
-`except vf.ModelError` keeps its meaning. Invariant: a message names the URL, and the status where there was one.
+Parts: `ModelError` and its kinds, `OverlongPromptError`; `refusal_of` (a status as an error), `one_line`. The names are
+those of verifiers, so that an environment's `except vf.ModelError` keeps its meaning. Invariant: a message is one line
+that names the URL, and the status where there was one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class EmptyModelResponseError(InvalidModelResponseError):
 
 class AuthenticationError(ModelError):
     """The endpoint refused the key (401) or the access (403)."""
+
+
+class NotFoundError(ModelError):
+    """The endpoint knows no such address or model (404)."""
 
 
 class RateLimitError(ModelError):
@@ -53,3 +58,20 @@ def is_overlong(body: str) -> bool:
     """True when the text of a 400 or 413 says that the prompt does not fit."""
     lowered = body.lower()
     return any(sign in lowered for sign in OVERLONG_SIGNS)
+
+
+def refusal_of(request: str, status: int, reason: str, body: str) -> ModelError | OverlongPromptError:
+    """An answer with an error status, as one of ours; `request` says what was asked of whom."""
+    message = f"{request}: status {status}: {reason}"
+    if status in (401, 403):
+        return AuthenticationError(f"{message} (check the API key)")
+    if status in (400, 413, 422) and is_overlong(body):
+        return OverlongPromptError(message)
+    if status == 404:
+        return NotFoundError(f"{message} (check the model's name, and that the base URL ends in /v1)")
+    return RateLimitError(message) if status == 429 else ModelError(message)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """`text` without line breaks, cut at `limit` characters."""
+    return " ".join(text[: 4 * limit].split())[:limit]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mettle.clients.errors import (
-    AuthenticationError,
     InvalidModelResponseError,
     ModelError,
-    OverlongPromptError,
-    RateLimitError,
-    is_overlong,
+    one_line,
+    refusal_of,
 )
+from mettle.clients.wire import decoded, encoded
 
 if TYPE_CHECKING:
     import aiohttp
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 BODY_EXCERPT = 300
+MAX_REFUSAL_BYTES = 1 << 20
+MAX_BODY_BYTES = 256 << 20
+"""More than the logprobs of a long completion take, and less than a broken endpoint could fill the memory with."""
 RETRIED_STATUSES = frozenset({408, 409, 425, 500, 502, 503, 504, 529})
 
 
@@ -79,6 +82,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = 3600.0,
         connect_timeout_s: float = 10.0,
+        max_body_bytes: int = MAX_BODY_BYTES,
         retry: RetryPolicy | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
@@ -87,9 +91,10 @@ class Transport:
         self.retry = retry or RetryPolicy()
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         if api_key:
-            self._headers.setdefault("Authorization", f"Bearer {api_key}")
+            self._headers.setdefault("Authorization", f"Bearer {api_key.strip()}")
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
+        self._max_body_bytes = max_body_bytes
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._is_loopback = (urlsplit(self.base_url).hostname or "") in LOOPBACK_HOSTS
@@ -98,7 +103,11 @@ class Transport:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST `body` as JSON to `base_url` + `path`; the JSON object of the answer."""
-        return await self._request("POST", path, json.dumps(body).encode())
+        try:
+            data = encoded(body)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ModelError(f"POST {self.base_url + path}: the request has no JSON: {error}") from error
+        return await self._request("POST", path, data)
 
     async def get(self, path: str) -> dict[str, Any]:
         """GET the JSON object at `base_url` + `path`."""
@@ -127,46 +136,62 @@ class Transport:
         session = self._session()
         import aiohttp
 
+        request = f"{method} {url}"
         try:
             async with session.request(method, url, data=data) as response:
-                payload = await response.read()
-        except TimeoutError as error:
-            raise _Failure(ModelError(f"{method} {url}: no answer within {self._timeout_s} s"), retries=0) from error
-        except (aiohttp.ClientError, OSError) as error:
-            lost = ModelError(f"{method} {url}: {type(error).__name__}: {error}")
+                payload = await self._body(response, request)
+        except aiohttp.ConnectionTimeoutError as error:
+            lost = ModelError(f"{request}: no connection within {self._connect_timeout_s} s")
             raise _Failure(lost, retries=self.retry.max_retries) from error
+        except TimeoutError as error:
+            raise _Failure(ModelError(f"{request}: no answer within {self._timeout_s} s"), retries=0) from error
+        except (aiohttp.ClientError, OSError) as error:
+            is_hopeless = isinstance(error, aiohttp.InvalidURL | aiohttp.TooManyRedirects | aiohttp.ClientSSLError)
+            lost = ModelError(one_line(f"{request}: {type(error).__name__}: {error}"))
+            raise _Failure(lost, retries=0 if is_hopeless else self.retry.max_retries) from error
+        except ValueError as error:
+            raise _Failure(ModelError(one_line(f"{request}: cannot be sent: {error}")), retries=0) from error
         if response.status >= 400:
-            raise self._refusal(f"{method} {url}", response.status, payload, response.headers.get("Retry-After"))
-        return self._decoded(f"{method} {url}", response.status, payload)
+            raise self._refusal(request, response.status, payload, response.headers.get("Retry-After"))
+        return self._decoded(request, response.status, payload)
+
+    async def _body(self, response: aiohttp.ClientResponse, request: str) -> bytes:
+        """The whole body, unless it is larger than any answer; one of unknown size is not read to its end."""
+        if response.content_length is not None and "Content-Encoding" not in response.headers:
+            if response.content_length <= self._max_body_bytes:
+                return await response.read()
+        else:
+            body = bytearray()
+            async for part in response.content.iter_any():
+                body += part
+                if len(body) > self._max_body_bytes:
+                    break
+            else:
+                return bytes(body)
+        response.close()
+        limit = f"more than {self._max_body_bytes >> 20} MiB"
+        raise _Failure(InvalidModelResponseError(f"{request}: status {response.status}: {limit} of answer"), retries=0)
 
     def _refusal(self, request: str, status: int, payload: bytes, retry_after: str | None) -> _Failure:
-        text = payload.decode("utf-8", "replace")
-        message = f"{request}: status {status}: {_reason(text)}"
-        if status in (401, 403):
-            return _Failure(AuthenticationError(f"{message} (check the API key)"), retries=0)
-        if status in (400, 413, 422) and is_overlong(text):
-            return _Failure(OverlongPromptError(message), retries=0)
-        if status == 429:
-            retries = self.retry.max_retries
-            return _Failure(RateLimitError(message), retries=retries, retry_after_s=_seconds(retry_after))
-        if status in RETRIED_STATUSES:
-            retries = self.retry.max_retries
-            return _Failure(ModelError(message), retries=retries, retry_after_s=_seconds(retry_after))
-        return _Failure(ModelError(message), retries=0)
+        text = payload[:MAX_REFUSAL_BYTES].decode("utf-8", "replace")
+        error = refusal_of(request, status, _reason(text), text)
+        is_passing = status == 429 or status in RETRIED_STATUSES
+        retries = self.retry.max_retries if is_passing else 0
+        return _Failure(error, retries=retries, retry_after_s=_seconds(retry_after))
 
     def _decoded(self, request: str, status: int, payload: bytes) -> dict[str, Any]:
         try:
-            decoded = json.loads(payload)
-        except ValueError as error:
-            text = payload.decode("utf-8", "replace")
+            answer = decoded(payload)
+        except (ValueError, RecursionError) as error:
+            text = payload[: 4 * BODY_EXCERPT].decode("utf-8", "replace")
             garbage = InvalidModelResponseError(f"{request}: status {status}: not JSON: {text[:BODY_EXCERPT]!r}")
             raise _Failure(garbage, retries=self.retry.max_garbage_retries) from error
-        if not isinstance(decoded, dict):
+        if not isinstance(answer, dict):
             garbage = InvalidModelResponseError(
-                f"{request}: status {status}: a JSON {type(decoded).__name__}, no object"
+                f"{request}: status {status}: a JSON {type(answer).__name__}, no object"
             )
             raise _Failure(garbage, retries=self.retry.max_garbage_retries)
-        return decoded
+        return answer
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
@@ -187,24 +212,26 @@ class Transport:
 
 
 def _reason(text: str) -> str:
-    """The message inside an OpenAI-shaped error body, else the beginning of the body."""
+    """The message inside an OpenAI-shaped error body, else the beginning of the body, as one line."""
     try:
         body = json.loads(text)
-    except ValueError:
-        return text[:BODY_EXCERPT].strip() or "empty body"
+    except (ValueError, RecursionError):
+        return one_line(text) or "empty body"
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return str(error)[:BODY_EXCERPT]
+    return one_line(str(error))
 
 
 def _seconds(retry_after: str | None) -> float | None:
     if not retry_after:
         return None
     try:
-        return float(retry_after)
+        seconds = float(retry_after)
     except ValueError:
         pass
+    else:
+        return seconds if math.isfinite(seconds) else None
     try:
         from datetime import UTC, datetime
 

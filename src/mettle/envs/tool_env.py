@@ -92,7 +92,9 @@ class ToolEnv(MultiTurnEnv):
         self.tool_monitor_rubric = ToolMonitorRubric()
         for tool in tools or ():
             self.add_tool(tool)
-        self.add_rubric(self.tool_monitor_rubric)
+        rubrics = [self.rubric, *getattr(self.rubric, "rubrics", ())]
+        if not any(isinstance(rubric, ToolMonitorRubric) for rubric in rubrics):  # they are counted already
+            self.add_rubric(self.tool_monitor_rubric)
 
     def add_tool(self, tool: ToolFunction) -> None:
         """One more tool."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mettle.clients.factory import client_from
+from mettle.envs.evaluation.refusals import Refusals
 from mettle.envs.evaluation.results import ResultsFolder, output_of
 from mettle.envs.evaluation.summary import Summary
 from mettle.envs.state import State
@@ -116,6 +117,7 @@ class Evaluation:
         self.folder = self._folder(results_path) if save_results or results_path else None
         self._started = time.time()
         self._metadata_written = 0.0
+        self._refusals = Refusals()
 
     async def run(self) -> GenerateOutputs:
         """Run everything that is missing; all outputs, old and new, with the metadata."""
@@ -181,6 +183,7 @@ class Evaluation:
             metadata = self.metadata()
             for callback in self.on_progress:
                 await _notify(callback, self.outputs, outputs, metadata)
+        self._refusals.see(outputs)
 
     def _write_metadata(self, force: bool = False) -> None:
         if self.folder is None or not (force or time.monotonic() - self._metadata_written > METADATA_INTERVAL_S):

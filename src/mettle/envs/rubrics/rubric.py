@@ -2,8 +2,11 @@
 
 Parts: `Rubric`. A function asks for what it wants by parameter name (`completion`, `answer`, `state`, `parser`, ...,
 any column of the row, any class object). One with `completions`, `states`, ... or a list as its return type looks at
-the whole group. Invariants: a function that raises or returns no finite number leaves its rollout without a reward
-(`state["error"]` is a `JudgeError`), never with 0; a rollout that failed before is not scored.
+the whole group. Functions run one after the other, each for all rollouts of a group side by side; with
+`parallelize_scoring` the functions run side by side too, and must not rely on each other. How one function is run is in
+`function`, what it may return in `values`. Invariants: a function that raises, hangs or returns no finite number leaves
+its rollout without a reward (`state["error"]` names it), never with 0; a rollout that failed
+before is not scored; each function has its own metric, whatever its name.
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import JudgeError
 from mettle.envs.legacy.overrides import adapt_rubric
 from mettle.envs.parsers.parser import Parser
+from mettle.envs.rubrics.function import RewardFunction, func_name
+from mettle.envs.rubrics.values import Score, numbers_from
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.state import State
+from mettle.errors import RolloutError
 
 logger = logging.getLogger(__name__)
 
 RewardFunc = Callable[..., Any]
-Score = float | JudgeError
+FUNC_TIMEOUT_S = 1800.0
 
 
 class Rubric:
@@ -39,23 +45,32 @@ class Rubric:
         funcs: Sequence[RewardFunc] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
+        parallelize_scoring: bool = False,
+        func_timeout_seconds: float | None = FUNC_TIMEOUT_S,
         **kwargs: Any,
     ) -> None:
         self.funcs: list[RewardFunc] = list(funcs or [])
         self.weights: list[float] = list(weights) if weights else [1.0] * len(self.funcs)
         if len(self.weights) != len(self.funcs):
             raise ValueError(f"{len(self.funcs)} functions and {len(self.weights)} weights; give one weight each")
+        for weight in self.weights:
+            _check_weight(weight)
+        self.parallelize_scoring = parallelize_scoring
+        self.func_timeout_seconds = func_timeout_seconds
         self.parser = parser or Parser()
         self.class_objects: dict[str, Any] = {"parser": self.parser}
         self.logger = logging.getLogger(f"{__name__}.{type(self).__name__}")
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._signatures = SignatureCache()
+        self._functions: dict[int, RewardFunction] = {}
+        self._has_warned = False
         self._cleanups = marked_methods(self, "cleanup")
         self._teardowns = marked_methods(self, "teardown")
 
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
         """One more function of the reward."""
+        _check_weight(weight)
         self.funcs.append(func)
         self.weights.append(weight)
 
@@ -94,15 +109,25 @@ class Rubric:
         return self.weights
 
     def get_reward_func_names(self) -> list[str]:
-        """Their names, which are the names of the metrics."""
-        return [func_name(func) for func in self.get_reward_funcs()]
+        """The names of the metrics: the functions' own, the second of a name with `_2`, the third with `_3`."""
+        return metric_names(self.funcs)
+
+    def func_stats(self) -> dict[str, dict[str, Any]]:
+        """Per function: calls, where it runs now, median and longest of its recent durations in ms."""
+        return {
+            name: self._function(func).stats() for name, func in zip(metric_names(self.funcs), self.funcs, strict=True)
+        }
 
     def has_group_funcs(self) -> bool:
         """True when some function must see a whole group."""
-        return any(self._signatures(func).is_group for func in self.funcs)
+        return any(self._function(func).is_group for func in self.funcs)
 
     async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
-        """Set reward and metrics of one rollout."""
+        """Set reward and metrics of one rollout. A function of the group sees a group of one, which is said once."""
+        if not self._has_warned and self.has_group_funcs():
+            self._has_warned = True
+            names = [func_name(func) for func in self.funcs if self._function(func).is_group]
+            self.logger.warning("%s compare a group's rollouts; scored independently they see groups of one", names)
         await self._score([state])
 
     async def score_group(self, states: list[State], *_: Any, **__: Any) -> None:
@@ -118,22 +143,45 @@ class Rubric:
     async def teardown(self) -> None:
         """Run the rubric's own `@vf.teardown` methods."""
         for handler in self._teardowns:
-            await call_by_name(handler, self._signatures(handler), {})
+            try:
+                await call_by_name(handler, self._signatures(handler), {})
+            except Exception as error:  # the other handlers have something to let go of, too
+                self.logger.warning("teardown failed in %s", handler.__name__, exc_info=error)
 
     async def _score(self, states: list[State]) -> None:
+        if len(self.weights) != len(self.funcs):
+            raise ValueError(f"{len(self.funcs)} functions and {len(self.weights)} weights; give one weight each")
         alive = [state for state in states if state.get("error") is None]
         arguments = [self._arguments(state) for state in alive]
-        columns: list[list[Score]] = []
-        for func in self.funcs:
-            if self._signatures(func).is_group:
-                columns.append(await self._group_scores(func, alive))
-            else:
-                columns.append(await self._scores(func, arguments))
+        waiting = [self._column(self._function(func), alive, arguments) for func in self.funcs] if alive else []
+        if self.parallelize_scoring:
+            columns = list(await asyncio.gather(*waiting))
+        else:
+            columns = [await column for column in waiting]
         for state in states:
             if state.get("error") is not None:
                 state["reward"], state["metrics"] = None, state.get("metrics") or {}
+        names = metric_names(self.funcs)
         for index, state in enumerate(alive):
-            self._record(state, [column[index] for column in columns])
+            self._record(state, names, [column[index] for column in columns])
+
+    def _function(self, func: RewardFunc) -> RewardFunction:
+        found = self._functions.get(id(func))
+        if found is None or found.function is not func:
+            found = self._functions[id(func)] = RewardFunction(func, self.func_timeout_seconds)
+        return found
+
+    async def _column(
+        self, function: RewardFunction, states: list[State], arguments: list[dict[str, Any]]
+    ) -> list[Score]:
+        if function.is_group:
+            return await self._group_scores(function, states)
+        scores = [function.start(available) for available in arguments]
+        waiting = [score for score in scores if isinstance(score, Awaitable)]
+        if not waiting:
+            return [score for score in scores if not isinstance(score, Awaitable)]
+        finished = iter([await waiting[0]] if len(waiting) == 1 else await asyncio.gather(*waiting))
+        return [next(finished) if isinstance(score, Awaitable) else score for score in scores]
 
     def _arguments(self, state: State) -> dict[str, Any]:
         source = state.get("input") or {}
@@ -148,30 +196,7 @@ class Rubric:
             **self.class_objects,
         }
 
-    async def _scores(self, func: RewardFunc, arguments: list[dict[str, Any]]) -> list[Score]:
-        signature = self._signatures(func)
-        scores: list[Score | None] = []
-        waiting: list[tuple[int, Awaitable[Any]]] = []
-        for index, available in enumerate(arguments):
-            try:
-                value = func(**signature.pick(available))
-            except Exception as error:
-                scores.append(_failure(func, error))
-                continue
-            if isinstance(value, Awaitable):
-                waiting.append((index, value))
-                scores.append(None)
-            else:
-                scores.append(_number(func, value))
-        if len(waiting) == 1:
-            scores[waiting[0][0]] = await _awaited(func, waiting[0][1])
-        elif waiting:
-            finished = await asyncio.gather(*(_awaited(func, value) for _, value in waiting))
-            for (index, _), score in zip(waiting, finished, strict=True):
-                scores[index] = score
-        return [score for score in scores if score is not None]
-
-    async def _group_scores(self, func: RewardFunc, states: list[State]) -> list[Score]:
+    async def _group_scores(self, function: RewardFunction, states: list[State]) -> list[Score]:
         available = {
             "prompts": [state.get("prompt") for state in states],
             "completions": [state.get("completion") for state in states],
@@ -181,34 +206,44 @@ class Rubric:
             "infos": [state.get("info", {}) for state in states],
             **self.class_objects,
         }
-        if not states:
-            return []
-        try:
-            values = list(await call_by_name(func, self._signatures(func), available))
-            if len(values) != len(states):
-                raise ValueError(f"{len(values)} scores for a group of {len(states)}")
-        except Exception as error:
-            return [_failure(func, error) for _ in states]
-        return [_number(func, value) for value in values]
+        values = function.start_value(available)
+        values = await values if isinstance(values, Awaitable) else values
+        if isinstance(values, RolloutError):
+            return [values] * len(states)
+        return list(numbers_from(function.name, values, len(states)))
 
-    def _record(self, state: State, scores: list[Score]) -> None:
+    def _record(self, state: State, names: Sequence[str], scores: Sequence[Score]) -> None:
         reward = 0.0
         metrics: dict[str, float] = {}
-        for func, weight, score in zip(self.funcs, self.weights, scores, strict=True):
-            if not isinstance(score, JudgeError):
-                metrics[func_name(func)] = score
+        for name, weight, score in zip(names, self.weights, scores, strict=True):
+            if not isinstance(score, RolloutError):
+                metrics[name] = score
                 reward += weight * score
-            elif weight == 0:
+                continue
+            state.setdefault("reward_errors", {})[name] = str(score)
+            if weight == 0:
                 self.logger.warning("metric left out: %s", score)
             elif state.get("error") is None:
                 state["error"] = score
         state["metrics"] = metrics
+        if state.get("error") is None and not math.isfinite(reward):
+            state["error"] = JudgeError(f"the weighted sum of {list(metrics)} is {reward}, which is no finite number")
         state["reward"] = None if state.get("error") is not None else reward
 
 
-def func_name(func: RewardFunc) -> str:
-    """The name under which a function's score is recorded."""
-    return getattr(func, "__name__", None) or type(func).__name__
+def metric_names(funcs: Sequence[RewardFunc]) -> list[str]:
+    """A name of its own for each function, in order."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for func in funcs:
+        name, count = func_name(func), 1
+        unique = name
+        while unique in taken:
+            count += 1
+            unique = f"{name}_{count}"
+        taken.add(unique)
+        names.append(unique)
+    return names
 
 
 def set_advantages(states: Sequence[State]) -> None:
@@ -225,27 +260,10 @@ def set_advantages(states: Sequence[State]) -> None:
                 step["reward"] = reward
 
 
-async def _awaited(func: RewardFunc, value: Awaitable[Any]) -> Score:
+def _check_weight(weight: Any) -> None:
     try:
-        return _number(func, await value)
-    except Exception as error:
-        return _failure(func, error)
-
-
-def _number(func: RewardFunc, value: Any) -> Score:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return JudgeError(f"{func_name(func)} returned {type(value).__name__} {str(value)[:80]!r}, which is no number")
-    if not math.isfinite(number):
-        return JudgeError(f"{func_name(func)} returned {number}, which is no finite number")
-    return number
-
-
-def _failure(func: RewardFunc, error: Exception) -> JudgeError:
-    if isinstance(error, JudgeError):
-        return error
-    made = JudgeError(f"{func_name(func)}: {type(error).__name__}: {error}")
-    made.__cause__ = error
-    logger.debug("reward function failed", exc_info=error)
-    return made
+        is_fine = math.isfinite(weight)
+    except TypeError:
+        is_fine = False
+    if not is_fine:
+        raise ValueError(f"a weight is a finite number, not {weight!r}")

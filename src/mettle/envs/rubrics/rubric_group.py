@@ -44,6 +44,14 @@ class RubricGroup(Rubric):
         """The weights of every rubric."""
         return [weight for rubric in self.rubrics for weight in rubric.get_reward_weights()]
 
+    def get_reward_func_names(self) -> list[str]:
+        """The names of the metrics of every rubric; where two rubrics share one, its values are added."""
+        return [name for rubric in self.rubrics for name in rubric.get_reward_func_names()]
+
+    def func_stats(self) -> dict[str, dict[str, Any]]:
+        """Those of every rubric."""
+        return {name: stats for rubric in self.rubrics for name, stats in rubric.func_stats().items()}
+
     def has_group_funcs(self) -> bool:
         """True when some rubric must see a whole group."""
         return any(rubric.has_group_funcs() for rubric in self.rubrics)
@@ -59,11 +67,13 @@ class RubricGroup(Rubric):
 
     async def cleanup(self, state: State) -> None:
         """Clean up after every rubric."""
+        await super().cleanup(state)
         for rubric in self.rubrics:
             await rubric.cleanup(state)
 
     async def teardown(self) -> None:
         """Tear down every rubric."""
+        await super().teardown()
         for rubric in self.rubrics:
             await rubric.teardown()
 

@@ -1,0 +1,93 @@
+"""The judge's client as reward functions see it: `judge_client.chat.completions.create(...)`, over any of our clients.
+
+Parts: `JudgeClient`, `Answer`. Made from an `AsyncOpenAI` object, a `ClientConfig`, a base URL, a `Client`, or nothing,
+which means api.openai.com. Invariant: nothing is looked up or opened before the first call, so a missing key is one
+error then and no error for those who never ask the judge.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mettle.clients.base import Client
+from mettle.clients.config import ClientConfig
+from mettle.clients.factory import client_from
+from mettle.records.messages import Response, messages_from
+
+
+class Answer(dict[str, Any]):
+    """A dict whose keys are attributes, as deep as it goes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """The dict."""
+        return dict(self)
+
+
+class JudgeClient:
+    """Stands in for an `AsyncOpenAI` object. Attributes of the object that it was made from are reached through it."""
+
+    def __init__(self, source: Any = None) -> None:
+        self._source = source
+        self._client: Client | None = None
+        self.completions = self
+        self.chat = self
+
+    @property
+    def client(self) -> Client:
+        """The client behind it.
+
+        Raises: UserError when a key is needed and not set.
+        """
+        if self._client is None:
+            self._client = client_from(_openai() if self._source is None else self._source)
+        return self._client
+
+    @property
+    def retries_itself(self) -> bool:
+        """True when lost connections and 5xx were tried again below already."""
+        return getattr(getattr(self.client, "endpoint", None), "transport", None) is not None
+
+    async def ask(self, model: str, text: str, sampling_args: dict[str, Any]) -> Response:
+        """The answer to one user message."""
+        return await self.client.get_response(messages_from([{"role": "user", "content": text}]), model, sampling_args)
+
+    async def create(self, *, model: str, messages: list[Any], **sampling_args: Any) -> Answer:
+        """A chat completion in OpenAI's shape."""
+        tools = sampling_args.pop("tools", None)
+        response = await self.client.get_response(messages_from(messages), model, sampling_args, tools)
+        said = response.message
+        calls = [_nested(call) for call in said.tool_calls or []] or None
+        message = Answer(
+            role="assistant", content=said.content, reasoning_content=said.reasoning_content, tool_calls=calls
+        )
+        choice = Answer(index=0, message=message, finish_reason=said.finish_reason)
+        usage = Answer(response.usage) if response.usage else None
+        return Answer(id=response.id, model=response.model, created=response.created, choices=[choice], usage=usage)
+
+    async def close(self) -> None:
+        """Close connections of our own."""
+        if self._client is not None:
+            await self._client.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self._source is None:
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+
+def _openai() -> ClientConfig:
+    """The endpoint that the OpenAI library would use, by the variables that it reads."""
+    default = ClientConfig()
+    base_url = os.environ.get("OPENAI_BASE_URL") or default.api_base_url
+    return ClientConfig(api_base_url=base_url, api_key_var="OPENAI_API_KEY")
+
+
+def _nested(call: Any) -> Answer:
+    return Answer(id=call["id"], type="function", function=Answer(name=call["name"], arguments=call["arguments"]))

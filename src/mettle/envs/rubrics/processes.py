@@ -1,0 +1,297 @@
+"""Warm processes for scoring that is CPU-heavy or may hang: a pool that kills what overruns and replaces it.
+
+Parts: `Processes`, `shared_processes` (one pool per purpose), `WorkerFailed`. The other side is
+`mettle.envs.rubrics.worker`.
+Invariants: a call's time counts from when a worker begins with it, imports not included, and is kept twice: by the
+worker in CPU seconds, so that a busy machine makes no false timeouts, and by this side in wall time, for what does not
+listen; no worker outlives this process, however it ends; a forked child never touches its parent's workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import pickle
+import queue
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from mettle.envs.rubrics.values import Overrun
+
+IDLE_S = 120.0
+LOAD_TIMEOUT_S = 120.0
+DEFAULT_TIMEOUT_S = 60.0
+_HEADER = struct.Struct("!I")
+
+
+class WorkerFailed(Exception):
+    """A worker died over a call, or could not be started."""
+
+
+@dataclass
+class _Call:
+    target: str
+    arguments: dict[str, Any]
+    timeout_s: float
+    future: Future[Any] = field(default_factory=Future)
+
+
+class _Worker:
+    """One process and the pipes to it."""
+
+    def __init__(self, max_memory_bytes: int) -> None:
+        life_read, self._life_write = os.pipe()
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "mettle.envs.rubrics.worker", str(life_read), str(max_memory_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(life_read,),
+                process_group=0,
+                bufsize=0,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+            )
+        finally:
+            os.close(life_read)
+        self.loaded: set[str] = set()
+
+    def ask(self, request: tuple[Any, ...], timeout_s: float) -> tuple[str, Any]:
+        """The worker's answer: a word and a value.
+
+        Raises: Overrun after `timeout_s`; WorkerFailed when the worker is gone.
+        """
+        payload = pickle.dumps(request)
+        assert self.popen.stdin is not None, "a worker is started with pipes"
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._write(_HEADER.pack(len(payload)) + payload, deadline)
+            size = _HEADER.unpack(self._read(_HEADER.size, deadline))[0]
+            answer: tuple[str, Any] = pickle.loads(self._read(size, deadline))
+        except OSError as error:
+            raise WorkerFailed(f"the worker died{self._exit()}") from error
+        return answer
+
+    def kill(self) -> None:
+        """End the process now."""
+        self.popen.kill()
+        self.popen.wait()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this side's ends, and count the process as ended."""
+        self.popen.returncode = self.popen.returncode or 0
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                pipe.close()
+        if self._life_write >= 0:
+            os.close(self._life_write)
+            self._life_write = -1
+
+    def _write(self, payload: bytes, deadline: float) -> None:
+        assert self.popen.stdin is not None
+        descriptor, view = self.popen.stdin.fileno(), memoryview(payload)
+        os.set_blocking(descriptor, False)
+        while view:
+            _wait(descriptor, deadline, is_write=True)
+            view = view[os.write(descriptor, view[:65536]) :]
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self.popen.stdout is not None
+        descriptor, parts = self.popen.stdout.fileno(), bytearray()
+        while len(parts) < size:
+            _wait(descriptor, deadline, is_write=False)
+            part = os.read(descriptor, min(size - len(parts), 1 << 20))
+            if not part:
+                raise BrokenPipeError("end of the worker's answers")
+            parts += part
+        return bytes(parts)
+
+    def _exit(self) -> str:
+        try:
+            code = self.popen.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" of signal {-code}" if code < 0 else f" with exit status {code}"
+
+
+def _wait(descriptor: int, deadline: float, *, is_write: bool) -> None:
+    """Wait until the pipe can be used; poll, because select knows no descriptor over 1023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT if is_write else select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        raise Overrun
+
+
+class Processes:
+    """Up to `max_workers` worker processes, started when calls wait, ended after `idle_s` without any."""
+
+    def __init__(self, max_workers: int, *, idle_s: float = IDLE_S, max_memory_bytes: int = 0) -> None:
+        self.max_workers = max_workers
+        self.max_memory_bytes = max_memory_bytes
+        self.num_killed = 0
+        self._idle_s = idle_s
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_threads = 0
+        self._num_pending = 0
+        self._workers: set[_Worker] = set()
+        self._is_closed = False
+        _pools.add(self)
+
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes that there are."""
+        with self._lock:
+            return [worker.popen.pid for worker in self._workers]
+
+    async def call(self, target: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> Any:
+        """`module:function` with these arguments, in a worker.
+
+        Raises: Overrun when it takes longer; WorkerFailed when the worker dies; what the function raised.
+        """
+        return await asyncio.wrap_future(self.submit(target, arguments, timeout_s=timeout_s))
+
+    def submit(self, target: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> Future[Any]:
+        """`call`, for code without an event loop."""
+        call = _Call(target, arguments, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+        with self._lock:
+            if self._is_closed:
+                raise WorkerFailed("the worker processes were closed")
+            self._calls.put(call)
+            self._num_pending += 1
+            if self._num_threads < min(self.max_workers, self._num_pending):
+                self._num_threads += 1
+                threading.Thread(target=self._serve, name="scoring", daemon=True).start()
+        return call.future
+
+    def close(self) -> None:
+        """End every worker; calls under way fail."""
+        with self._lock:
+            self._is_closed = True
+            workers, self._workers = set(self._workers), set()
+        for worker in workers:
+            worker.popen.kill()
+            worker.popen.wait()
+
+    def abandon(self) -> None:
+        """In a forked child: the workers are the parent's."""
+        for worker in self._workers:
+            worker.forget()
+
+    def _serve(self) -> None:
+        """One thread per worker: it starts it, feeds it, and replaces it."""
+        worker: _Worker | None = None
+        while True:
+            try:
+                call = self._calls.get(timeout=self._idle_s)
+            except queue.Empty:
+                with self._lock:
+                    if self._num_pending and not self._is_closed:
+                        continue
+                    self._num_threads -= 1
+                self._drop(worker)
+                return
+            if call.future.set_running_or_notify_cancel():
+                worker = self._answer(call, worker)
+            with self._lock:
+                self._num_pending -= 1
+
+    def _answer(self, call: _Call, worker: _Worker | None) -> _Worker | None:
+        """Settle `call`; the worker, or None when it did not survive."""
+        try:
+            worker = worker or self._new_worker()
+            word, value = _converse(worker, call)
+        except (Overrun, WorkerFailed) as error:
+            self.num_killed += isinstance(error, Overrun)
+            self._drop(worker)
+            call.future.set_exception(error)
+            return None
+        except Exception as error:
+            call.future.set_exception(WorkerFailed(f"its arguments cannot go to another process: {error}"))
+            return worker
+        if word == "returned":
+            call.future.set_result(value)
+        else:
+            call.future.set_exception(value if word == "raised" else Overrun())
+        return worker
+
+    def _new_worker(self) -> _Worker:
+        with self._lock:
+            if self._is_closed:
+                raise WorkerFailed("the worker processes were closed")
+            try:
+                worker = _Worker(self.max_memory_bytes)
+            except OSError as error:
+                raise WorkerFailed(f"no worker process could be started: {error}") from error
+            self._workers.add(worker)
+        return worker
+
+    def _drop(self, worker: _Worker | None) -> None:
+        if worker is None:
+            return
+        worker.kill()
+        with self._lock:
+            self._workers.discard(worker)
+
+
+def _converse(worker: _Worker, call: _Call) -> tuple[str, Any]:
+    if call.target not in worker.loaded:
+        word, value = worker.ask(("load", call.target, list(sys.path)), LOAD_TIMEOUT_S)
+        if word != "loaded":
+            return word, value
+        worker.loaded.add(call.target)
+    return worker.ask(("call", call.target, call.arguments, call.timeout_s), wall_limit_s(call.timeout_s))
+
+
+def wall_limit_s(timeout_s: float) -> float:
+    """The wall time after which a worker is killed over a call that may take `timeout_s` of CPU time."""
+    return 3.0 * timeout_s + 1.0
+
+
+_pools: weakref.WeakSet[Processes] = weakref.WeakSet()
+_shared: dict[str, Processes] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_processes(purpose: str, max_workers: int, *, max_memory_bytes: int = 0) -> Processes:
+    """The pool for `purpose`, as large as the largest that was asked for, within the machine's cores."""
+    with _shared_lock:
+        limit = max(1, min(max_workers, num_cores()))
+        pool = _shared.get(purpose)
+        if pool is None:
+            pool = _shared[purpose] = Processes(limit, max_memory_bytes=max_memory_bytes)
+        pool.max_workers = max(pool.max_workers, limit)
+        return pool
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _forget_all() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+    pools = list(_pools)
+    _pools.clear()
+    for pool in pools:
+        pool.abandon()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)

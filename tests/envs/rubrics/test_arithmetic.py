@@ -1,0 +1,183 @@
+"""Properties of reward arithmetic, over any mixture of scores, failures, weights and rubrics."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mettle.envs as vf
+from mettle.envs.state import new_state
+from mettle.errors import JudgeError
+
+numbers = st.floats(-1e6, 1e6)
+outcomes = st.one_of(numbers, st.booleans(), st.sampled_from([math.nan, math.inf, "0.5", None, "raise"]))
+weights = st.floats(-10, 10)
+
+
+def _state():
+    state = new_state({"prompt": [], "answer": ""}, None, "m", {}, [])
+    state["completion"] = []
+    state["trajectory"] = [
+        vf.TrajectoryStep(reward=None, advantage=None),
+        vf.TrajectoryStep(reward=0.25, advantage=None),
+    ]
+    return state
+
+
+def _function(column):
+    """A reward function that gives `column[i]` to the rollout whose `index` is i."""
+
+    async def score(state):
+        value = column[state["index"]]
+        if value == "raise":
+            raise ValueError("raised")
+        return value
+
+    return score
+
+
+def _scored(rubric, num_states):
+    states = [_state() for _ in range(num_states)]
+    for index, state in enumerate(states):
+        state["index"] = index
+    asyncio.run(rubric.score_group(states))
+    return states
+
+
+def _is_number(value):
+    return value is not None and not isinstance(value, str) and math.isfinite(value)
+
+
+@st.composite
+def tables(draw):
+    num_states, num_functions = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    columns = [draw(st.lists(outcomes, min_size=num_states, max_size=num_states)) for _ in range(num_functions)]
+    return num_states, columns, [draw(weights) for _ in range(num_functions)]
+
+
+@given(tables(), st.booleans())
+def test_a_reward_is_the_weighted_sum_or_an_error_and_never_anything_else(table, side_by_side):
+    num_states, columns, chosen = table
+    rubric = vf.Rubric([_function(column) for column in columns], chosen, parallelize_scoring=side_by_side)
+    for index, state in enumerate(_scored(rubric, num_states)):
+        values = [column[index] for column in columns]
+        needed = [value for value, weight in zip(values, chosen, strict=True) if weight != 0]
+        assert len(state["metrics"]) == sum(map(_is_number, values))
+        assert len(state.get("reward_errors") or {}) == len(values) - len(state["metrics"])
+        if all(map(_is_number, needed)):
+            expected = sum(w * float(v) for v, w in zip(values, chosen, strict=True) if _is_number(v))
+            assert state["reward"] == pytest.approx(expected, abs=1e-6)
+            assert state["error"] is None
+        else:
+            assert state["reward"] is None
+            assert isinstance(state["error"], JudgeError)
+            assert state["advantage"] is None
+
+
+@given(tables())
+def test_failures_do_not_move_the_baseline_of_their_siblings(table):
+    num_states, columns, chosen = table
+    rubric = vf.Rubric([_function(column) for column in columns], chosen)
+    states = _scored(rubric, num_states)
+    alive = [state for state in states if state["reward"] is not None]
+    mean = math.fsum(state["reward"] for state in alive) / len(alive) if alive else 0.0
+    for state in alive:
+        assert state["advantage"] == state["reward"] - mean
+        assert state["trajectory"][0] == {"reward": state["reward"], "advantage": state["advantage"]}
+        assert state["trajectory"][1]["reward"] == 0.25
+    assert math.fsum(state["advantage"] for state in alive) == pytest.approx(0.0, abs=1e-4)
+
+
+@given(tables(), st.integers(1, 4))
+def test_splitting_functions_over_rubrics_changes_no_reward(table, at):
+    num_states, columns, chosen = table
+    functions = [_function(column) for column in columns]
+    whole = _scored(vf.Rubric(functions, chosen), num_states)
+    halves = [(functions[:at], chosen[:at]), (functions[at:], chosen[at:])]
+    group = vf.RubricGroup([vf.Rubric(part, part_weights) for part, part_weights in halves])
+    for one, split in zip(whole, _scored(group, num_states), strict=True):
+        if one["reward"] is None:
+            assert split["reward"] is None
+        else:
+            assert split["reward"] == pytest.approx(one["reward"], abs=1e-6)
+            assert split["advantage"] == pytest.approx(one["advantage"], abs=1e-5)
+
+
+@given(st.lists(numbers, min_size=1, max_size=6), st.lists(outcomes, max_size=8))
+def test_a_group_function_scores_everybody_or_nobody(completions, returned):
+    async def group(states):
+        if "raise" in returned:
+            raise ValueError("raised")
+        return returned
+
+    states = _scored(vf.Rubric([group]), len(completions))
+    fits = "raise" not in returned and len(returned) == len(states)
+    for index, state in enumerate(states):
+        assert (state["reward"] is not None) == (fits and _is_number(returned[index]))
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, "1", None])
+def test_a_weight_that_is_no_number_is_refused(weight):
+    with pytest.raises(ValueError, match="a weight is a finite number"):
+        vf.Rubric([_function([])], [weight])
+    with pytest.raises(ValueError, match="a weight is a finite number"):
+        vf.Rubric().add_reward_func(_function([]), weight)
+
+
+def test_a_sum_that_overflows_is_an_error():
+    (state,) = _scored(vf.Rubric([_function([1e308]), _function([1e308])], [10.0, 1.0]), 1)
+    assert state["reward"] is None
+    assert "the weighted sum" in str(state["error"])
+
+
+def test_a_function_without_a_weight_is_named_as_such():
+    rubric = vf.Rubric([_function([1.0])])
+    rubric.funcs.append(_function([1.0]))
+    with pytest.raises(ValueError, match="2 functions and 1 weights"):
+        _scored(rubric, 1)
+
+
+async def test_scored_independently_a_group_function_says_what_it_sees(caplog):
+    def compare(completions):
+        return [1.0] * len(completions)
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=vf.Rubric([compare]))
+    for _ in range(2):
+        state = _state()
+        await env.rubric.score_rollout(state)
+        assert state["reward"] == 1.0
+    assert [record.message for record in caplog.records if "groups of one" in record.message] == [
+        "['compare'] compare a group's rollouts; scored independently they see groups of one"
+    ]
+
+
+async def test_an_environment_without_a_rubric_is_scored_independently_too(scripted):
+    env = vf.SingleTurnEnv(dataset=[{"question": "q"}])
+    results = await env.evaluate(scripted("a"), "m", rollouts_per_example=2, independent_scoring=True)
+    assert results.reward == [0.0, 0.0]
+
+
+async def test_a_teardown_that_fails_does_not_keep_the_others_from_running():
+    done = []
+
+    class Torn(vf.Rubric):
+        @vf.teardown(priority=1)
+        async def first(self):
+            raise OSError("gone")
+
+        @vf.teardown
+        def second(self):
+            done.append("second")
+
+        @vf.cleanup
+        async def after_each(self, state):
+            done.append(state["answer"])
+
+    group = vf.RubricGroup([Torn(), Torn()])
+    await group.cleanup(_state())
+    await group.teardown()
+    assert done == ["", "", "second", "second"]
