@@ -92,6 +92,31 @@ ADVICE_BY_PACKAGE = {
     "envs.experimental.rollout_gateway_mixin": ADVICE["RolloutGatewayMixin"],
     "envs.experimental.utils": _COMPOSABLE,
     "envs.integrations.browser_env": ADVICE["BrowserEnv"],
+    "utils.tools": "use PythonEnv, whose `python` tool runs in a sandbox, or a tool of your own",
+    **dict.fromkeys(
+        (
+            "rubrics.utils.math_utils",
+            "utils.display_utils",
+            "utils.env_config_utils",
+            "utils.eval_display",
+            "utils.heartbeat",
+            "utils.install_utils",
+            "utils.interception_utils",
+            "utils.model_utils",
+            "utils.path_utils",
+            "utils.pricing_utils",
+            "utils.process_utils",
+            "utils.report_utils",
+            "utils.rlm_data_serialization_utils",
+            "utils.serve_utils",
+            "utils.threaded_sandbox_client",
+            "utils.tunnel_utils",
+            "utils.usage_utils",
+            "utils.version_utils",
+            "utils.worker_utils",
+        ),
+        "it served verifiers' own commands, and nothing that an environment is made of",
+    ),
 }
 """Packages of which nothing is offered: any name can be imported from them, and none used."""
 
