@@ -27,6 +27,7 @@ from mettle.envs.errors import (
     attributed,
 )
 from mettle.envs.evaluation.generate import Evaluation
+from mettle.envs.legacy.methods import OlderEnvironmentMethods
 from mettle.envs.legacy.overrides import adapt_environment
 from mettle.envs.legacy.parts import model_call_of_parts
 from mettle.envs.limits import bounded_sampling, within
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 MAX_RETRY_WAIT_S = 60.0
 
 
-class Environment(ABC):
+class Environment(OlderEnvironmentMethods, ABC):
     """Base of all environments. Keyword arguments that it does not know become attributes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

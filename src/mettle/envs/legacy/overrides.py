@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+from mettle.envs.errors import JudgeError, attributed
 from mettle.envs.legacy.asynchrony import NullAsyncContext
-from mettle.envs.legacy.parts import score_parts, state_after, take_scores
+from mettle.envs.legacy.parts import score_parts, set_advantages, state_after, take_scores
 from mettle.envs.signatures import maybe_await
 from mettle.records.messages import messages_from
 
@@ -46,12 +47,13 @@ def adapt_rubric(kind: type) -> None:
     for name in ("score_rollout", "score_group"):
         if _asks_for(kind, name, "score_sem"):
             _replace(kind, name, _without_semaphore)
+    rubric: Any = kind
     if _asks_for(kind, "score_rollout", "completion"):
         _replace(kind, "score_rollout", _score_of_parts)
+        rubric.score_group = _score_one_by_one
     if inspect.isfunction(vars(kind).get("score_rollouts")):
-        vars_of: Any = kind
-        vars_of.score_group = _group_score_of_parts(vars(kind)["score_rollouts"])
-        vars_of.has_group_funcs = lambda self: True
+        rubric.score_group = _group_score_of_parts(vars(kind)["score_rollouts"])
+        rubric.has_group_funcs = lambda self: True
 
 
 def _asks_for(kind: type, name: str, *parameters: str) -> bool:
@@ -97,11 +99,12 @@ def _adapt_is_completed(kind: Any) -> None:
     """`is_completed(messages, state)` was asked after the model's turn, and again after the environment's."""
     asked: Method = vars(kind)["is_completed"]
     own_prompt: Method | None = vars(kind).get("get_prompt_messages")
+    standard = next(method for method in _inherited(kind, "is_completed") if not hasattr(method, "asks_older"))
 
     async def is_completed(self: Any, state: Any, older_state: Any = None, **kwargs: Any) -> bool:
         if older_state is not None:
             return bool(await asked(self, state, older_state, **kwargs))
-        if await super(kind, self).is_completed(state):
+        if await standard(self, state):
             return True
         return bool(await asked(self, _conversation(state), state))
 
@@ -113,8 +116,16 @@ def _adapt_is_completed(kind: Any) -> None:
                 state["final_env_response"] = said
         return prompt
 
+    is_completed.asks_older = True  # type: ignore[attr-defined]
+    get_prompt_messages.asks_older = True  # type: ignore[attr-defined]
     kind.is_completed = is_completed
-    kind.get_prompt_messages = get_prompt_messages
+    if own_prompt or not any(hasattr(method, "asks_older") for method in _inherited(kind, "get_prompt_messages")):
+        kind.get_prompt_messages = get_prompt_messages
+
+
+def _inherited(kind: type, name: str) -> list[Method]:
+    """The methods `name` of the bases, the nearest first."""
+    return [vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)]
 
 
 def _conversation(state: Mapping[str, Any]) -> list[Any]:
@@ -201,6 +212,17 @@ def _score_of_parts(method: Method) -> Method:
     return score_rollout
 
 
+async def _score_one_by_one(self: Any, states: list[Any], *_: Any, **__: Any) -> None:
+    """A group scored by an older `score_rollout`, which never saw more than one."""
+    for state in states:
+        if state.get("error") is None:
+            try:
+                await self.score_rollout(state)
+            except Exception as error:
+                state["error"], state["reward"] = attributed(error, JudgeError, "score_rollout"), None
+    set_advantages(states)
+
+
 def _group_score_of_parts(method: Method) -> Method:
     """`score_rollouts(prompts, completions, answers, states, tasks, infos)`, which gave `RolloutScores`."""
 
@@ -211,5 +233,6 @@ def _group_score_of_parts(method: Method) -> Method:
         columns = {f"{name}s": [part[name] for part in parts] for name in parts[0]}
         scores = await maybe_await(method, self, **columns)
         take_scores(columns["states"], scores["reward"], scores["metrics"])
+        set_advantages(states)
 
     return score_group

@@ -1,8 +1,8 @@
 """Calls that pass a rollout's parts one by one, as verifiers did before 0.1.8 put them into a state.
 
 Parts: `state_after` (what an old rollout gave back, as a state), `score_parts` and `take_scores` (what an old rubric is
-called with, and what it gave back), `model_call_of_parts` and `rollout_call_of_parts` (the library's own methods, for
-authors who call them the old way).
+called with, and what it gave back), `model_call_of_parts`, `rollout_call_of_parts`, `score_call_of_parts` (the
+library's own methods, for authors who call them the old way).
 Invariant: each of them is a function between the two shapes and knows nothing of who calls.
 """
 
@@ -69,6 +69,13 @@ def score_parts(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def set_advantages(states: Sequence[Any]) -> None:
+    """Reward minus the mean of the group, as the library computes it."""
+    from mettle.envs.rubrics.rubric import set_advantages
+
+    set_advantages(states)
+
+
 def take_scores(states: Sequence[Any], rewards: Sequence[float], metrics: Mapping[str, Sequence[float]]) -> None:
     """Write an old rubric's scores into the states."""
     for index, state in enumerate(states):
@@ -111,3 +118,24 @@ def rollout_call_of_parts(method: Method) -> Method:
         return state["completion"], state
 
     return rollout
+
+
+def score_call_of_parts(method: Method) -> Method:
+    """`score_rollout`, which before 0.1.8 was called with prompt, completion, ... and gave a `RolloutScore`."""
+    order = ("prompt", "completion", "answer", "state", "task", "info")
+
+    @wraps(method)
+    async def score_rollout(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (args and isinstance(args[0], Mapping)) or "completion" not in {*order[1 : len(args)], *kwargs}:
+            return await method(self, *args, **kwargs)
+        from mettle.envs.types import RolloutScore
+
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
+        state = given["state"]
+        state["completion"] = given["completion"]
+        await method(self, state)
+        if state.get("error") is not None:
+            raise state["error"]
+        return RolloutScore(reward=state["reward"], metrics=state["metrics"])
+
+    return score_rollout

@@ -19,7 +19,9 @@ from typing import Any
 
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import JudgeError
+from mettle.envs.legacy.methods import OlderRubricMethods
 from mettle.envs.legacy.overrides import adapt_rubric
+from mettle.envs.legacy.parts import score_call_of_parts
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.function import RewardFunction, func_name
 from mettle.envs.rubrics.values import Score, numbers_from
@@ -33,7 +35,7 @@ RewardFunc = Callable[..., Any]
 FUNC_TIMEOUT_S = 1800.0
 
 
-class Rubric:
+class Rubric(OlderRubricMethods):
     """Reward functions with weights. Weight 0 makes a metric, which is recorded and adds nothing."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -122,6 +124,7 @@ class Rubric:
         """True when some function must see a whole group."""
         return any(self._function(func).is_group for func in self.funcs)
 
+    @score_call_of_parts
     async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
         """Set reward and metrics of one rollout. A function of the group sees a group of one, which is said once."""
         if not self._has_warned and self.has_group_funcs():
