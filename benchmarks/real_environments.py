@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +38,9 @@ ANSWER = (
     "<think>so</think>\n<answer>4</answer> <judgement>YES</judgement> <grade>A</grade> <guess>[crane]</guess>\n"
     "CORRECTNESS: YES yes A 4 \\boxed{4}"
 )
-STAGES = ("import", "load", "run")
+OWN_FAULT = "missing 3 required positional arguments"
+"""In the failure of reward functions that ask for arguments that no release ever gave."""
+SWALLOWED: list[str] = []
 
 
 class ScriptedEndpoint(BaseHTTPRequestHandler):
@@ -103,9 +107,20 @@ def run_one(folder: Path, library: str) -> dict[str, Any]:
         return {"stage": stage, "ok": False, "error": _one_line(error), "cause": _cause(error)}
     errors = [output.get("error") for output in outputs if output.get("error")]
     if errors:
-        text = errors[0].get("message") or errors[0].get("error_chain_repr")
-        return {"stage": "run", "ok": False, "error": str(text)[:300], "cause": "rollout"}
-    return {"stage": "run", "ok": True, "rewards": [output.get("reward") for output in outputs]}
+        text = str(errors[0].get("message") or errors[0].get("error_chain_repr"))
+        cause = "its own reward function" if OWN_FAULT in text else "rollout"
+        return {"stage": "run", "ok": False, "error": text[:300], "cause": cause}
+    rewards = [output.get("reward") for output in outputs]
+    return {"stage": "run", "ok": True, "rewards": rewards, "silent": sorted(set(SWALLOWED))}
+
+
+class Swallowed(logging.Handler):
+    """Keeps what verifiers logs when a reward function raises, which it then scores 0."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if "reward function" in said and record.levelno >= logging.ERROR:
+            SWALLOWED.append(said[:200])
 
 
 async def _evaluate(env: Any, url: str, library: str) -> list[dict[str, Any]]:
@@ -143,7 +158,8 @@ def _required_arguments(name: str, url: str) -> dict[str, Any]:
 
 
 def _stub_the_world(url: str, source: str) -> None:
-    logging.disable(logging.CRITICAL)
+    logging.getLogger("verifiers").addHandler(Swallowed(logging.ERROR))
+    os.environ["OPENAI_BASE_URL"] = url
     for name in ("OPENAI_API_KEY", "PRIME_API_KEY", "ANTHROPIC_API_KEY", "EXA_API_KEY", "SERPER_API_KEY", "HF_TOKEN"):
         os.environ[name] = "none"
     _refuse_the_network()
@@ -196,7 +212,8 @@ def _cause(error: BaseException) -> str:
         return "not offered"
     if "No module named" in text and "No module named 'verifiers" not in text:
         return "third party"
-    if any(sign in text for sign in ("no network", "APIConnectionError", "Connection error", "MissingKeyError")):
+    signs = ("no network", "APIConnectionError", "Connection error", "MissingKeyError", "nltk.download")
+    if any(sign in text for sign in signs):
         return "network"
     if isinstance(error, SyntaxError):
         return "its own source"
@@ -216,7 +233,9 @@ def main() -> None:
     results = {folder.name: _in_process(folder, options.library) for folder in folders}
     loaded = sum(result["ok"] or result["stage"] == "run" for result in results.values())
     ran = sum(result["ok"] for result in results.values())
+    silent = sum(bool(result.get("silent")) for result in results.values())
     print(f"{len(results)} tried, {loaded} loaded, {ran} ran ({options.library})")
+    print(f"of those that ran, {silent} with a reward function that raised and was scored 0 in silence")
     print(dict(Counter(result["cause"] for result in results.values() if not result["ok"])))
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
@@ -224,14 +243,21 @@ def main() -> None:
 
 def _in_process(folder: Path, library: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", str(folder), "--library", library]
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, open(Path(scratch) / "told", "w+", encoding="utf-8") as told_file:
+        process = subprocess.Popen(
+            command, stdout=told_file, stderr=subprocess.DEVNULL, cwd=scratch, start_new_session=True
+        )
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=scratch)
-            result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+            process.wait(TIMEOUT_S)
+            told_file.seek(0)
+            result: dict[str, Any] = json.loads(told_file.read().strip().splitlines()[-1])
         except subprocess.TimeoutExpired:
             result = {"stage": "run", "ok": False, "error": f"nothing after {TIMEOUT_S} s", "cause": "timeout"}
         except (ValueError, IndexError):
-            result = {"stage": "import", "ok": False, "error": done.stderr[-300:], "cause": "crash"}
+            result = {"stage": "import", "ok": False, "error": f"exit status {process.returncode}", "cause": "crash"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # Workers that the library left behind end with it.
+                os.killpg(process.pid, signal.SIGKILL)
     told = "ran" if result["ok"] else f"{result['stage']}: {result['cause']}: {result['error']}"
     print(f"{folder.name:28} {told}", flush=True)
     return result

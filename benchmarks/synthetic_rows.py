@@ -50,7 +50,7 @@ def columns_of(source: str) -> dict[str, Any]:
     return {name: _value(name, uses) for name, uses in finder.uses.items() if name not in KNOWN and name not in _OURS}
 
 
-_OURS = frozenset({"role", "content", "tool_calls", "info", "task", "trajectory", "completion", "example_id", "tools"})
+_OURS = frozenset({"role", "content", "tool_calls", "info", "task", "trajectory", "completion", "example_id"})
 
 
 class _Finder(ast.NodeVisitor):
@@ -91,6 +91,10 @@ def _column(node: ast.AST) -> str | None:
 def _value(name: str, uses: list[tuple[ast.AST, ast.AST]]) -> Any:
     if "image" in name:
         return _image()
+    if name == "prompt" and any(isinstance(parent, ast.Subscript | ast.Assign) for _, parent in uses):
+        return [{"role": "user", "content": f"Do this.\n---\n{TEXT}"}]
+    if name.endswith("labels"):
+        return [0]
     for node, parent in uses:
         made = _suited(node, parent)
         if made is not None:
@@ -99,6 +103,10 @@ def _value(name: str, uses: list[tuple[ast.AST, ast.AST]]) -> Any:
 
 
 def _suited(node: ast.AST, parent: ast.AST) -> Any:
+    if isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(node.args[1], ast.Constant):
+        default = node.args[1].value
+        if type(default) in (int, float, bool):
+            return default
     if isinstance(parent, ast.Subscript) and parent.value is node:
         return _indexed(parent.slice)
     if isinstance(parent, ast.Subscript):

@@ -145,6 +145,30 @@ def test_what_is_not_offered_says_so_when_it_is_used():
     assert "`mettle rl run`" in lines[3]
 
 
+def test_a_tool_that_is_not_offered_is_refused_by_name():
+    said = in_fresh_process(
+        """
+        import verifiers as vf
+        from verifiers.utils.tools import python
+        try:
+            vf.ToolEnv(dataset=[{"question": "q"}], tools=[python])
+        except Exception as error:
+            print(type(error).__name__, error)
+        """
+    )
+    assert said.startswith("UserError python of verifiers is not offered here: use PythonEnv")
+
+
+def test_the_module_is_pickled_by_its_name():
+    said = in_fresh_process(
+        """
+        import pickle, verifiers, verifiers.utils.data_utils as module
+        print(pickle.loads(pickle.dumps(verifiers)) is verifiers, pickle.loads(pickle.dumps(module)) is module)
+        """
+    )
+    assert said == "True True"
+
+
 @pytest.mark.parametrize("module", ["verifiers.v1", "verifiers.v1.task"])
 def test_the_other_library_under_this_name_is_refused_by_name(module):
     said = in_fresh_process(f"try:\n    import {module}\nexcept ImportError as error:\n    print(error)")

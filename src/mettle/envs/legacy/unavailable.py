@@ -127,6 +127,11 @@ class _Unusable(ABCMeta):
     def __call__(cls, *_: Any, **__: Any) -> NoReturn:
         _refuse(cls)
 
+    @property
+    def __signature__(cls) -> Any:
+        """Asked for when the name is given as a tool or a reward function."""
+        _refuse(cls)
+
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

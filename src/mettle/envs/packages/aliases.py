@@ -53,6 +53,10 @@ class _Module(ModuleType):
     def __dir__(self) -> list[str]:
         return self._names()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A module is pickled by its name, as `datasets` does to fingerprint a function that mentions one."""
+        return importlib.import_module, (self.__name__,)
+
     def _names(self) -> list[str]:
         homes = self._homes if self._path else ()
         modules = [module for module in map(_module, homes) if module] or [importlib.import_module("mettle.envs")]
