@@ -163,6 +163,25 @@ def show(name: str, found: dict[str, dict[str, dict[str, float]]]) -> None:
         print(f"{name:<18}{SHOWN[figure]:<10}{ours:>12.3f}{theirs or 0:>12.3f}{ratio}", flush=True)
 
 
+TABLE_HEAD = """| in flight | CPU-ms | | rollouts/s | | loop lag p99, ms | |
+|---|---|---|---|---|---|---|
+| | Mettle | verifiers | Mettle | verifiers | Mettle | verifiers |"""
+
+
+def table(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+    """The cells of rollouts as the page on environments shows them (medians)."""
+    lines = [TABLE_HEAD]
+    for cell in cells():
+        if cell.concurrency and cell.name in found:
+            pairs = [
+                f"{found[cell.name][library][figure]['median']:{form}}"
+                for figure, form in (("cpu_ms_per_rollout", ".2f"), ("rollouts_per_s", ".0f"), ("lag_ms_p99", ".0f"))
+                for library in ("mettle", "verifiers")
+            ]
+            lines.append(f"| {cell.name} | " + " | ".join(pairs) + " |")
+    return "\n".join(lines)
+
+
 def describe(peer_python: str | None) -> dict[str, Any]:
     """What was measured, and on what."""
     done = subprocess.run(
@@ -184,7 +203,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, help="print the table of a JSON file and measure nothing")
     args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text())["cells"]))
+        return
     libraries = [("mettle", sys.executable, "mettle.envs")]
     if args.peer_python:
         libraries.append(("verifiers", args.peer_python, "verifiers"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,14 @@ async def test_the_window_of_the_guide_keeps_a_long_conversation_short(scripted)
 def test_the_table_of_limits_names_arguments_that_there_are():
     for name in re.findall(r"^\| `(\w+)` \|", LIMITS.read_text(encoding="utf-8"), re.MULTILINE):
         assert hasattr(vf.ToolEnv(dataset=[{"question": "q"}]), name), name
+
+
+def test_the_page_shows_the_figures_that_were_measured():
+    root = HOW_TO.parents[1]
+    spec = importlib.util.spec_from_file_location("envs_rollout", root / "benchmarks" / "envs_rollout.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    sys.modules["envs_rollout"] = benchmark
+    spec.loader.exec_module(benchmark)
+    measured = json.loads((root / "benchmarks" / "results" / "envs_rollout.json").read_text())
+    page = (root / "docs" / "explanation" / "environments.md").read_text(encoding="utf-8")
+    assert benchmark.table(measured["cells"]) in page

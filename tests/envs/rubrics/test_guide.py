@@ -24,7 +24,7 @@ def run(example: int) -> dict:
 async def test_the_first_example_rewards_and_measures(scripted):
     env = run(0)["load_environment"]()
     state = await env.run_rollout(env.get_dataset()[0], scripted("<answer> 4 </answer>"), "m")
-    assert (state["reward"], state["metrics"]) == (1.0, {"correct": 1.0, "brief": 1.0})
+    assert (state["reward"], state["metrics"]) == (1.0, {"correct": 1.0, "brief": 1.0, "num_turns": 1.0})
 
 
 @pytest.mark.parametrize(("said", "reward"), [("x = 1", 1.0), ("x = ", 0.0)])

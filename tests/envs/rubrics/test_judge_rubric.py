@@ -265,4 +265,4 @@ async def test_an_environment_does_not_count_what_its_rubric_counts(scripted):
     said = iter([{"tool_calls": [vf.ToolCall(id="1", name="add", arguments='{"a": 1, "b": 2}')]}, "3"])
     env = vf.ToolEnv(dataset=[{"question": "q"}], tools=[add], rubric=vf.ToolRubric(tools=[add]))
     state = await env.run_rollout(env.get_dataset()[0], scripted(lambda _: next(said)), "m")
-    assert state["metrics"] == {"total_tool_calls": 1.0, "add_calls": 1.0}
+    assert state["metrics"] == {"total_tool_calls": 1.0, "add_calls": 1.0, "num_turns": 2.0}
