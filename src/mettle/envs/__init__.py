@@ -175,14 +175,10 @@ _NOT_YET = frozenset(
         "AnthropicMessagesClient",
         "CliAgentEnv",
         "HarborEnv",
-        "MCPEnv",
-        "JudgeRubric",
-        "MathRubric",
         "OpenAIResponsesClient",
         "PythonEnv",
         "SandboxEnv",
-        "TextArenaEnv",
-        "load_example_dataset",
+        "SandboxMixin",
     }
 )
 

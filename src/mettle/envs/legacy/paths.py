@@ -56,7 +56,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "envs.experimental.harbor_env.env": (_ENVS + "harbor_env",),
     "envs.experimental.harbor_env.mcp": (_ENVS + "harbor_env",),
     "envs.experimental.mcp_env": (_ENVS + "adapters.mcp_env",),
-    "envs.experimental.sandbox_mixin": (_ENVS + "sandbox_env",),
+    "envs.experimental.sandbox_mixin": (_ENVS + "sandbox_mixin",),
     "envs.integrations.openenv_env": (_ENVS + "adapters.openenv_env",),
     "envs.integrations.reasoninggym_env": (_ENVS + "adapters.reasoning_gym_env",),
     "envs.integrations.textarena_env": (_ENVS + "adapters.textarena_env",),
@@ -85,6 +85,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "utils.response_utils": (_LEGACY + "responses",),
     "utils.save_utils": (_LEGACY + "results",),
     "utils.thread_utils": (_LEGACY + "asynchrony",),
+    "utils.threaded_sandbox_client": (_ENVS + "packages.prime_sandboxes.client",),
     "utils.token_utils": (_LEGACY + "responses",),
     "utils.tool_utils": (_ENVS + "tool_schema",),
 }
