@@ -114,13 +114,12 @@ def run_one(folder: Path, library: str) -> dict[str, Any]:
     return {"stage": "run", "ok": True, "rewards": rewards, "silent": sorted(set(SWALLOWED))}
 
 
-class Swallowed(logging.Handler):
-    """Keeps what verifiers logs when a reward function raises, which it then scores 0."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        said = record.getMessage()
-        if "reward function" in said and record.levelno >= logging.ERROR:
-            SWALLOWED.append(said[:200])
+def _log_record(*parts: Any, **more: Any) -> logging.LogRecord:
+    """A log record; what verifiers logs when a reward function raises, which it then scores 0, is kept."""
+    record = logging.LogRecord(*parts, **more)
+    if record.levelno >= logging.ERROR and "reward function" in record.getMessage():
+        SWALLOWED.append(record.getMessage()[:200])
+    return record
 
 
 async def _evaluate(env: Any, url: str, library: str) -> list[dict[str, Any]]:
@@ -158,7 +157,7 @@ def _required_arguments(name: str, url: str) -> dict[str, Any]:
 
 
 def _stub_the_world(url: str, source: str) -> None:
-    logging.getLogger("verifiers").addHandler(Swallowed(logging.ERROR))
+    logging.setLogRecordFactory(_log_record)
     os.environ["OPENAI_BASE_URL"] = url
     for name in ("OPENAI_API_KEY", "PRIME_API_KEY", "ANTHROPIC_API_KEY", "EXA_API_KEY", "SERPER_API_KEY", "HF_TOKEN"):
         os.environ[name] = "none"

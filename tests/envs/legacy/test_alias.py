@@ -114,7 +114,7 @@ def test_a_path_has_its_names(path):
         "from verifiers.serve import EnvClient",
         "from verifiers.rl.trainer import RLTrainer",
         "from verifiers.utils.path_utils import get_results_path",
-        "from verifiers.utils.tools import python",
+        "from verifiers.utils.tools import ask, search",
     ],
 )
 def test_what_is_not_offered_can_be_imported(statement):
@@ -149,14 +149,14 @@ def test_a_tool_that_is_not_offered_is_refused_by_name():
     said = in_fresh_process(
         """
         import verifiers as vf
-        from verifiers.utils.tools import python
+        from verifiers.utils.tools import search
         try:
-            vf.ToolEnv(dataset=[{"question": "q"}], tools=[python])
+            vf.ToolEnv(dataset=[{"question": "q"}], tools=[search])
         except Exception as error:
             print(type(error).__name__, error)
         """
     )
-    assert said.startswith("UserError python of verifiers is not offered here: use PythonEnv")
+    assert said.startswith("UserError search of verifiers is not offered here: it asked a web service")
 
 
 def test_the_module_is_pickled_by_its_name():

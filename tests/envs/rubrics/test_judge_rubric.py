@@ -234,6 +234,8 @@ async def test_mathematics_settles_what_it_can_and_the_judge_the_rest(scripted, 
         ("not yes... no", 0.0),
         ("It is correct", 1.0),
         ("incorrect", 0.0),
+        ("A", 1.0),
+        (" b.\n", 0.0),
     ],
 )
 def test_verdicts(said, score):

@@ -87,6 +87,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "utils.thread_utils": (_LEGACY + "asynchrony",),
     "utils.threaded_sandbox_client": (_ENVS + "packages.prime_sandboxes.client",),
     "utils.token_utils": (_LEGACY + "responses",),
+    "utils.tools": (_LEGACY + "tools",),
     "utils.tool_utils": (_ENVS + "tool_schema",),
 }
 """Modules, without the leading `verifiers`."""

@@ -91,7 +91,7 @@ ADVICE_BY_PACKAGE = {
     "envs.experimental.rollout_gateway_mixin": ADVICE["RolloutGatewayMixin"],
     "envs.experimental.utils": _COMPOSABLE,
     "envs.integrations.browser_env": ADVICE["BrowserEnv"],
-    "utils.tools": "use PythonEnv, whose `python` tool runs in a sandbox, or a tool of your own",
+    "utils.tools": "it asked a web service; give the environment a tool of your own",
     **dict.fromkeys(
         (
             "rubrics.utils.math_utils",
