@@ -18,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -241,8 +242,11 @@ def main() -> None:
 
 
 def _in_process(folder: Path, library: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--one", str(folder), "--library", library]
     with tempfile.TemporaryDirectory() as scratch, open(Path(scratch) / "told", "w+", encoding="utf-8") as told_file:
+        copy = shutil.copytree(folder, Path(scratch) / "environments" / folder.name)
+        if not (copy / "pyproject.toml").exists():  # Its package is what the name is looked for by.
+            (copy / "pyproject.toml").write_text(f'[project]\nname = "{folder.name}"\n', encoding="utf-8")
+        command = [sys.executable, __file__, "--one", str(copy), "--library", library]
         process = subprocess.Popen(
             command, stdout=told_file, stderr=subprocess.DEVNULL, cwd=scratch, start_new_session=True
         )
