@@ -18,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import shutil
 import signal
 import socket
@@ -162,6 +163,7 @@ def _stub_the_world(url: str, source: str) -> None:
     os.environ["OPENAI_BASE_URL"] = url
     for name in ("OPENAI_API_KEY", "PRIME_API_KEY", "ANTHROPIC_API_KEY", "EXA_API_KEY", "SERPER_API_KEY", "HF_TOKEN"):
         os.environ[name] = "none"
+    random.seed(0)  # Some make their rows by chance.
     _refuse_the_network()
     import datasets
     import openai
