@@ -179,3 +179,14 @@ def test_a_cut_keeps_within_the_limit():
     tokens.cut(2)
     assert tokens["overlong_prompt"]
     assert tokens.completion_ids == []
+
+
+async def test_a_turn_with_other_tools_is_rendered_anew_because_the_model_must_see_them(endpoint, client):
+    old, new = [{"name": "old"}], [{"name": "new"}]
+    prompt = [UserMessage(content="a")]
+    said = {"role": "assistant", "content": "c"}
+    for tools, is_extended in ((old, True), (new, False)):
+        tokens = ResponseTokens([259, 299], [ord("c"), 300], [-0.5] * 2)
+        step = {"prompt": prompt, "completion": [said], "tokens": tokens, "extras": {"tool_defs": old}}
+        await client.get_response([*prompt, said, *prompt], "m", {}, tools, state={"trajectory": [step]})
+        assert (endpoint.requests[-1]["prompt_ids"][:2] == [259, 299]) is is_extended

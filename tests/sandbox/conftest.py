@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from mettle.sandbox import IsolationReport, SandboxConfig, SandboxPool, probe
+from mettle.sandbox import IsolationReport, MachinePool, SandboxConfig, SandboxPool, probe
 
 sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
 
@@ -34,4 +34,16 @@ async def pool(_needs_isolation: None) -> AsyncIterator[SandboxPool]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unsafe_pool() -> AsyncIterator[SandboxPool]:
     async with SandboxPool(SandboxConfig(backend="unsafe", warm=2, timeout_s=2.0, memory_mb=256)) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def machines(_needs_isolation: None) -> AsyncIterator[MachinePool]:
+    async with MachinePool(SandboxConfig()) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unsafe_machines() -> AsyncIterator[MachinePool]:
+    async with MachinePool(SandboxConfig(backend="unsafe")) as started:
         yield started

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from mettle.records.messages import Messages, Response, Tool
 
@@ -18,6 +18,9 @@ STREAMING = frozenset({"stream", "stream_options"})
 
 class Client(ABC):
     """Talks to one model endpoint."""
+
+    FORWARDED: ClassVar[frozenset[str]] = frozenset()
+    """Fields besides sampling (`tool_choice`, ...) that the endpoint understands, should a caller want to set them."""
 
     @abstractmethod
     async def get_response(

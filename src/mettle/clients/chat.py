@@ -8,7 +8,7 @@ tool calls, is an error and never an empty message; an empty text that the model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from mettle.clients.answer import first_choice, read, response_of
 from mettle.clients.base import Client
@@ -23,6 +23,7 @@ class OpenAIChatCompletionsClient(Client):
     """Chat completions of an endpoint given as a base URL, a `ClientConfig`, or an `AsyncOpenAI` object."""
 
     PATH = "/chat/completions"
+    FORWARDED: ClassVar[frozenset[str]] = frozenset({"tool_choice", "parallel_tool_calls", "response_format"})
 
     def __init__(self, client_or_config: ClientConfig | str | Any) -> None:
         self.endpoint = Endpoint(client_or_config)

@@ -82,6 +82,12 @@ class GroupTokenClient(Client):
         if self._is_new(state):
             self._flush_if_complete()
 
+    def prompt_ids(
+        self, prompt: Messages, tools: list[Tool] | None, state: Mapping[str, Any] | None
+    ) -> tuple[list[int], bool]:
+        """The ids of `prompt`, and whether no earlier turn was there to extend."""
+        return self._client.prompt_ids(prompt, tools, state)
+
     async def close(self) -> None:
         """Nothing of its own to close; the connections belong to the `TokenClient`."""
         return

@@ -99,6 +99,8 @@ class TokenClient(Client):
             context = [*step["prompt"], *step["completion"]]
             if not isinstance(tokens, ResponseTokens) or tokens.was_cut or prompt[: len(context)] != context:
                 continue
+            if (step.get("extras") or {}).get("tool_defs", tools) != tools:
+                continue  # the ids show the model other tools than it is offered now
             extended = self.renderer.extend(tokens.context_ids(), context, prompt, tools)
             if extended is not None:
                 return extended, False

@@ -25,6 +25,11 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "tool_env": ("ToolEnv", "ToolMonitorRubric"),
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
+    _ROOM + "cli_agent_env": ("CliAgentEnv",),
+    _ROOM + "harbor_env": ("HarborEnv",),
+    _ROOM + "sandbox_env": ("SandboxEnv",),
+    _ROOM + "python_env": ("PythonEnv",),
+    _ROOM + "sandbox_mixin": ("SandboxMixin",),
     _ROOM + "adapters.episodes": ("EpisodicSumRubric",),
     _ROOM + "adapters.gym_env": ("GymEnv",),
     _ROOM + "adapters.mcp_env": ("MCPEnv",),
@@ -162,10 +167,12 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "Usage",
         "UserMessage",
     ),
+    "mettle.clients.anthropic_messages": ("AnthropicMessagesClient",),
     "mettle.clients.base": ("Client",),
     "mettle.clients.config": ("ClientConfig",),
     "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
     "mettle.clients.completions": ("OpenAICompletionsClient",),
+    "mettle.clients.responses": ("OpenAIResponsesClient",),
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -181,6 +188,7 @@ _NOT_YET = frozenset(
         "SandboxMixin",
     }
 )
+_NOT_YET = frozenset({"BrowserEnv"})
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 

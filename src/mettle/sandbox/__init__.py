@@ -1,34 +1,57 @@
-"""Untrusted code, judged against tests in milliseconds and kept away from the host.
+"""Untrusted code, kept away from the host: judged against tests in milliseconds, or given a machine to work in.
 
     async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.judge(code, [StdioTest(stdin="2 3", expected="5")])
+    async with MachinePool(SandboxConfig()) as machines:
+        machine = await machines.create()
+        result = await machine.exec("uname -a")
 
     config.py       what is required of the host, and limits
     isolation.py    what is really in force: graded, shown, refused if too little; explorer.py is what measures
     pool.py         warm cells, slots, retries; `probe`, a look at the host without a pool
     orders.py       a caller's tests into orders, a cell's reports into verdicts
     verdicts.py, comparators.py   tests, results, and when an output is the expected one
-    templates.py, cells.py        the owner's ends of the processes
+    templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
+    cgroups.py      a memory cgroup for each machine, where the host delegates one
+    machines/       machines to work in: commands, jobs, files, ports
     zygote/         the process tree in which the code runs; standard library only
 
-Other uses (a machine to work in) and other places to run (containers, another host) belong beside `pool.py` and
-`templates.py`; they share verdicts, orders and the isolation report.
+Other places to run (containers, another host) belong beside `templates.py`; they share verdicts, orders and the
+isolation report.
 """
 
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
+from mettle.sandbox.machines.channel import MachineLost
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
+from mettle.sandbox.machines.files import Entry, Snapshot
+from mettle.sandbox.machines.jobs import Job, Stream
+from mettle.sandbox.machines.machine import Machine
+from mettle.sandbox.machines.pool import MachinePool
 from mettle.sandbox.pool import PoolStats, SandboxPool, probe
 from mettle.sandbox.verdicts import CallTest, JudgeResult, StdioTest, TestResult, Verdict
 
 __all__ = [
     "CallTest",
+    "Chunk",
+    "Entry",
+    "ExecResult",
     "IsolationReport",
+    "Job",
     "JudgeResult",
     "Layer",
+    "Machine",
+    "MachineConfig",
+    "MachineLost",
+    "MachinePool",
+    "Output",
     "PoolStats",
     "SandboxConfig",
     "SandboxPool",
+    "Snapshot",
     "StdioTest",
+    "Stream",
     "TestResult",
     "Verdict",
     "probe",

@@ -53,6 +53,9 @@ class SandboxConfig(BaseModel):
     max_input_mb: int = Field(default=16, ge=1, le=512)
     """The longest standard input, or encoded arguments, of one test."""
 
+    python_packages: tuple[str, ...] = ()
+    """Packages installed beside Mettle that machines may import, with what they require; read-only, in /packages."""
+
     host_uid: int = Field(default=64113, ge=1, le=(1 << 31) - 1)
     """The ordinary user, as the host counts, that judged code runs as when the pool is started by root."""
 

@@ -9,10 +9,15 @@ import errno
 import json
 import os
 import resource
+import sys
 from collections.abc import Callable
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
-LIMITS = ("CPU", "AS", "NPROC", "FSIZE", "NOFILE", "CORE", "MEMLOCK")
+# In a machine (where this file runs as a script with that argument) /work and the root around it are the code's own,
+# and the data segment is limited rather than the address space, which some interpreters reserve by the terabyte.
+IS_MACHINE = sys.argv[1:] == ["machine"]
+LIMITS = ("CPU", "DATA" if IS_MACHINE else "AS", "NPROC", "FSIZE", "NOFILE", "CORE", "MEMLOCK")
+READ_ONLY = ("/usr", "/etc", "/dev", "/proc", os.path.dirname(os.__file__), *(() if IS_MACHINE else ("/",)))
 # x86_64 numbers and arguments of calls that only a filter stops.
 CALLS: dict[str, tuple[int, ...]] = {
     "unshare": (272, 0x10000000),
@@ -82,14 +87,13 @@ def findings() -> dict[str, object]:
         "namespaces": {kind: link_text(f"/proc/self/ns/{kind}") for kind in NAMESPACES},
         "effects": {
             "user": os.getuid() == 1000,
-            "mount": not os.path.exists("/var"),
+            "mount": not os.path.exists("/var/lib"),
             "pid": os.getppid() == 1,
             "uts": os.uname().nodename == "sandbox",
         },
         "root": sorted(os.listdir("/")),
-        "writable": [
-            path for path in ("/", "/usr", "/etc", "/dev", "/proc", os.path.dirname(os.__file__)) if can_write(path)
-        ],
+        "writable": [path for path in READ_ONLY if can_write(path)],
+        "is_machine": IS_MACHINE,
         "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
         "privileges": privileges(),
         "unlimited": [name for name in LIMITS if is_unlimited[name]],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mettle.errors import UserError
@@ -22,6 +22,8 @@ _CONTAINER_FIX: Final = (
     "on Ubuntu 23.10 or later, load an AppArmor profile with `userns,` for this interpreter "
     "or set sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 )
+_CGROUP: Final = "memory cgroup"
+_NO_CGROUP: Final = "none; process 1 watches the memory of all its processes instead"
 _SYSCTL_FIX: Final = "raise sysctl user.max_user_namespaces"
 
 
@@ -109,10 +111,23 @@ def examine(config: SandboxConfig, findings: dict[str, Any], layers: dict[str, s
     is_contained = all(layer.is_in_force for layer in found)
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
     found.append(seccomp)
-    detail = "not used by this version; process 1 of each cell watches the memory of all its processes instead"
-    found.append(Layer("memory cgroup", False, detail))
+    found.append(Layer(_CGROUP, False, _NO_CGROUP))
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
     return _report(config, grade, found)
+
+
+def with_memory_cgroup(report: IsolationReport) -> IsolationReport:
+    """The report of a pool whose machines were seen to be in cgroups of their own."""
+    return _with_layer(report, Layer(_CGROUP, True, "the kernel limits memory, files in memory, and processes"))
+
+
+def without_memory_cgroup(report: IsolationReport) -> IsolationReport:
+    """The report of a pool whose machines turned out not to be in one."""
+    return _with_layer(report, Layer(_CGROUP, False, _NO_CGROUP))
+
+
+def _with_layer(report: IsolationReport, layer: Layer) -> IsolationReport:
+    return replace(report, layers=tuple(layer if old.name == layer.name else old for old in report.layers))
 
 
 def _report(config: SandboxConfig, grade: Grade, layers: list[Layer]) -> IsolationReport:
@@ -145,13 +160,14 @@ def _namespace_layer(name: str, kind: str, findings: dict[str, Any], layers: dic
 def _root_layer(findings: dict[str, Any]) -> Layer:
     writable = findings["writable"]
     names = " ".join(findings["root"])
-    detail = f"writable: {' '.join(writable)}" if writable else f"nothing outside /tmp, /work, /dev/shm; / has {names}"
+    own = "its own tmpfs is" if findings["is_machine"] else "nothing outside /tmp, /work, /dev/shm is"
+    detail = f"writable: {' '.join(writable)}" if writable else f"{own} writable; / has {names}"
     return Layer("read-only root", not writable, detail, _CONTAINER_FIX if writable else "")
 
 
 def _proc_layer(findings: dict[str, Any]) -> Layer:
     seen = findings["processes"]
-    is_private = len(seen) <= 2
+    is_private = len(seen) <= (3 if findings["is_machine"] else 2)  # process 1, in a machine a hand, and the code
     detail = f"code sees processes {seen}" if seen else "there is no /proc inside; tests cannot start processes"
     return Layer("private /proc", is_private, detail, "" if is_private else _CONTAINER_FIX)
 

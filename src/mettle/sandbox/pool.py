@@ -31,16 +31,14 @@ from mettle.sandbox import isolation
 from mettle.sandbox.cells import Cell, CellLost
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.keeper import MAX_DEATHS, TemplateKeeper, why_not_ready
 from mettle.sandbox.orders import Job, judge_report, killed_result, make_job
-from mettle.sandbox.templates import Template
 from mettle.sandbox.verdicts import JudgeResult, StdioTest, Test, TestResult
 
 logger = logging.getLogger(__name__)
 
 _CELL_READY_S: Final = 30.0
 _MAX_CELLS_PER_TEST: Final = 2
-_MAX_TEMPLATE_DEATHS: Final = 5
-_TEMPLATE_DEATHS_WINDOW_S: Final = 10.0
 _EXPLORER: Final = Path(__file__).with_name("explorer.py")
 
 
@@ -64,9 +62,7 @@ class SandboxPool:
         self.config = config or SandboxConfig()
         self._slots = asyncio.Semaphore(self.config.max_running)
         self._warm: deque[Cell] = deque()
-        self._template: Template | None = None
-        self._template_lock = asyncio.Lock()
-        self._template_deaths: deque[float] = deque(maxlen=_MAX_TEMPLATE_DEATHS)
+        self._keeper = TemplateKeeper(self.config, self._forget_warm)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
         self._isolation: IsolationReport | None = None
@@ -82,11 +78,11 @@ class SandboxPool:
     @property
     def template_pid(self) -> int | None:
         """The process whose end ends every cell."""
-        return self._template.pid if self._template else None
+        return self._keeper.template.pid if self._keeper.template else None
 
     @property
     def stats(self) -> PoolStats:
-        return replace(self._stats, num_warm=len(self._warm))
+        return replace(self._stats, num_warm=len(self._warm), num_templates=self._keeper.num_templates)
 
     async def __aenter__(self) -> Self:
         try:
@@ -108,9 +104,9 @@ class SandboxPool:
     async def measure(self) -> IsolationReport:
         """Find out what is in force here, by running code that tries the doors."""
         if self.config.backend == "unsafe":
-            await self._living_template()
+            await self._keeper.living()
             return isolation.unisolated(self.config)
-        template = await self._living_template()
+        template = await self._keeper.living()
         if not template.is_ready:
             return isolation.refused(self.config, template.layers)
         job = make_job(self.config, await asyncio.to_thread(_EXPLORER.read_text, "utf-8"), [StdioTest()])
@@ -166,9 +162,7 @@ class SandboxPool:
             self._refiller = None
         for cell in self._take_warm():
             await cell.wait_closed()
-        if self._template is not None:
-            await self._template.close()
-            self._template = None
+        await self._keeper.close()
         self._isolation = None
 
     async def _run(self, job: Job) -> list[TestResult]:
@@ -185,10 +179,10 @@ class SandboxPool:
                     lost = error
             self._stats = replace(self._stats, num_cells_lost=self._stats.num_cells_lost + 1)
             num_lost = num_lost + 1 if len(results) == num_before else 1
-            if self._has_lost_template(cell):
+            if self._keeper.has_lost(cell.generation):
                 num_templates_lost += 1
                 num_lost -= 1
-                if num_templates_lost >= _MAX_TEMPLATE_DEATHS:
+                if num_templates_lost >= MAX_DEATHS:
                     raise SandboxError("the sandbox's template process keeps dying under this test") from lost
             elif num_lost >= _MAX_CELLS_PER_TEST:
                 results.append(killed_result(job.tests[len(results)], f"its cell was lost {num_lost} times: {lost}"))
@@ -213,14 +207,14 @@ class SandboxPool:
             yield cell
         finally:
             cell.close()
-            if not cell.is_finished and self._template is not None:
+            if not cell.is_finished:
                 # Process 1 ends when the connection does; this is for one that no longer can.
-                await asyncio.shield(self._template.kill(cell))
+                await asyncio.shield(self._keeper.kill(cell.number, cell.generation))
 
     async def _take_cell(self) -> Cell:
         while self._warm:
             cell = self._warm.popleft()
-            if cell.is_alive and self._template is not None and cell.generation == self._template.generation:
+            if cell.is_alive and not self._keeper.has_lost(cell.generation):
                 self._stats = replace(self._stats, num_warm_hits=self._stats.num_warm_hits + 1)
                 return cell
             cell.close()
@@ -229,10 +223,11 @@ class SandboxPool:
     async def _make_cell(self) -> Cell:
         """A ready cell, from a template that is started if need be."""
         while True:
-            template = await self._living_template()
+            template = await self._keeper.living()
             if not template.is_ready:
-                reasons = "; ".join(f"{stage}: {why}" for stage, why in template.layers.items() if why)
-                raise SandboxError(f"the sandbox's template process cannot make cells any more: {reasons}")
+                raise SandboxError(
+                    f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
+                )
             cell = await template.spawn()
             try:
                 await cell.wait_ready(_CELL_READY_S)
@@ -247,33 +242,9 @@ class SandboxPool:
             self._stats = replace(self._stats, num_cells=self._stats.num_cells + 1)
             return cell
 
-    async def _living_template(self) -> Template:
-        """The running template, or a new one; SandboxError if they die as fast as they are made."""
-        async with self._template_lock:
-            if self._template is not None and self._template.is_alive:
-                return self._template
-            if self._template is not None:
-                await self._bury_template(self._template)
-            self._stats = replace(self._stats, num_templates=self._stats.num_templates + 1)
-            self._template = Template(self.config, generation=self._stats.num_templates)
-            await self._template.wait_ready()
-            return self._template
-
-    async def _bury_template(self, template: Template) -> None:
-        logger.warning("the sandbox's template process ended; starting another", extra={"pid": template.pid})
-        await template.close()
-        self._template = None
+    def _forget_warm(self) -> None:
         for cell in self._take_warm():
             cell.close()
-        now = time.monotonic()
-        self._template_deaths.append(now)
-        is_full = len(self._template_deaths) == _MAX_TEMPLATE_DEATHS
-        if is_full and now - self._template_deaths[0] < _TEMPLATE_DEATHS_WINDOW_S:
-            raise SandboxError(f"the sandbox's template process ended {_MAX_TEMPLATE_DEATHS} times in a few seconds")
-
-    def _has_lost_template(self, cell: Cell) -> bool:
-        template = self._template
-        return template is None or not template.is_alive or template.generation != cell.generation
 
     def _take_warm(self) -> list[Cell]:
         cells = list(self._warm)

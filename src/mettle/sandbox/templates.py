@@ -16,13 +16,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError
 from mettle.sandbox.cells import Cell
 from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.zygote.settings import Settings
+from mettle.sandbox.packages import package_paths
+from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,13 @@ _MAX_DISK_FILES: Final = 1024
 _ORDER_RETRY_S: Final = 0.002
 _MAX_REMOVALS: Final = 5
 _REMOVAL_PAUSE_S: Final = 0.1
+
+
+class Clone(NamedTuple):
+    """A process that the template made, by its number, and the owner's end of its socket."""
+
+    number: int
+    channel: socket.socket
 
 
 class Template:
@@ -107,22 +116,31 @@ class Template:
 
     async def spawn(self) -> Cell:
         """A new cell, not yet ready."""
+        clone = await self._clone({})
+        return await Cell.connect(clone.number, self.generation, clone.channel)
+
+    async def spawn_machine(self, limits: MachineLimits, entrance: int | None = None) -> Clone:
+        """A new machine, not yet ready. `entrance` is the `cgroup.procs` that it is to enter, opened for writing."""
+        return await self._clone({"machine": limits._asdict()}, [] if entrance is None else [entrance])
+
+    async def _clone(self, kind: dict[str, Any], descriptors: Sequence[int] = ()) -> Clone:
         self._num_spawned += 1
+        number = self._num_spawned
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                await self._send({"spawn": self._num_spawned}, [theirs.fileno()])
+                await self._send({"spawn": number, **kind}, [theirs.fileno(), *descriptors])
             except OSError as error:
                 ours.close()
                 raise SandboxError(f"the sandbox's template process takes no orders: {error}") from error
         ours.setblocking(False)
-        return await Cell.connect(self._num_spawned, self.generation, ours)
+        return Clone(number, ours)
 
-    async def kill(self, cell: Cell) -> None:
-        """End a cell at once, whatever it is doing. One whose template has ended has ended with it."""
-        if cell.generation == self.generation:
+    async def kill(self, number: int, generation: int) -> None:
+        """End a cell or machine at once, whatever it is doing. One whose template has ended has ended with it."""
+        if generation == self.generation:
             with contextlib.suppress(OSError):
-                await self._send({"kill": cell.number}, [])
+                await self._send({"kill": number}, [])
 
     async def close(self) -> None:
         """Hang up and wait for the process to end; it takes its cells along."""
@@ -141,9 +159,12 @@ class Template:
         By a program of its own, because judged code decides how deep the tree is.
         """
         for _ in range(_MAX_REMOVALS if self._scratch else 0):
+            opened = ("chmod", "-R", "u+rwX", "--", self._scratch)  # what judged code has closed
             remove = ("rm", "-rf", "--one-file-system", "--", self._scratch)
-            process = await asyncio.create_subprocess_exec(*remove, stderr=asyncio.subprocess.DEVNULL)
-            if await process.wait() == 0:
+            for command in (opened, remove):
+                process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+                status = await process.wait()
+            if status == 0:
                 return
             await asyncio.sleep(_REMOVAL_PAUSE_S)
 
@@ -160,6 +181,7 @@ class Template:
             disk_bytes=(config.disk_mb << 20) // 3,
             max_disk_files=_MAX_DISK_FILES,
             scratch=self._scratch,
+            packages=tuple(str(path) for path in package_paths(config.python_packages).found),
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]
@@ -182,7 +204,7 @@ class Template:
         finally:
             os.close(nothing)
 
-    async def _send(self, order: dict[str, int], descriptors: list[int]) -> None:
+    async def _send(self, order: dict[str, Any], descriptors: list[int]) -> None:
         message = json.dumps(order).encode()
         while True:
             try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mettle.envs.keys import MissingKeyError
 from mettle.envs.packages.aliases import install_verifiers_alias
+from mettle.envs.packages.prime_sandboxes.alias import install_prime_sandboxes_alias
 from mettle.envs.packages.registry import EnvironmentEntry, find_environment
 from mettle.errors import MettleError, UserError
 
@@ -49,6 +50,7 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
     """
     entry = resolve_environment(env_id)
     install_verifiers_alias()
+    install_prime_sandboxes_alias()
     module = _import(entry)
     loader = getattr(module, "load_environment", None)
     if loader is None:

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
-import signal
 import socket
 import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, kernel, rootfs, seccomp, watch
+from mettle.sandbox.zygote import child, frames, jail, kernel, rootfs, seccomp, watch
 from mettle.sandbox.zygote.settings import Settings
 
 _POLL_S: Final = 0.02
-_NOTHING_FD: Final = 3  # like the template's standard input, at its end from the start
-_CHANNEL_FD: Final = 5
 _READ_BYTES: Final = 1 << 16
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -33,14 +29,14 @@ _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 def live(channel: socket.socket, settings: Settings, program: bytes | None) -> NoReturn:
     """The cell's whole life, in the freshly cloned process. Nothing that goes wrong returns to the template's code."""
     try:
-        _live(_keep_only(channel), settings, program)
+        _live(jail.keep_only(channel), settings, program)
     except ConnectionError:
         pass  # the owner hung up; the cell has nobody to work for
     except BaseException as error:
         print(f"a cell ends: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         if not settings.is_jailed:
-            _kill_descendants()
+            jail.kill_descendants()
         os._exit(0)  # and the kernel ends whatever is left in the cell
 
 
@@ -65,29 +61,15 @@ def _live(channel: socket.socket, settings: Settings, program: bytes | None) -> 
         cell.remove_scratch()
 
 
-def _keep_only(channel: socket.socket) -> socket.socket:
-    """Close everything but the standard streams and the owner's socket, and keep descriptors up to 4 occupied."""
-    descriptor = channel.detach()
-    if descriptor != _CHANNEL_FD:
-        os.dup2(descriptor, _CHANNEL_FD, inheritable=False)
-    os.closerange(_CHANNEL_FD + 1, 1 << 16)
-    for low in range(_NOTHING_FD, _CHANNEL_FD):
-        os.dup2(0, low, inheritable=False)
-    return socket.socket(fileno=_CHANNEL_FD)
-
-
 def _enter(settings: Settings) -> bool:
     """Take possession of the new namespaces; returns whether this cell could mount a /proc of its own."""
-    for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # for process 1 the default is to ignore
+    jail.forget_signals()
     if not settings.is_jailed:
         # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
         return True
-    map_user(1000, 1000)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("500")  # if the host runs out of memory, this goes first
-    has_proc = _mount_proc()
+    jail.own_user()
+    has_proc = rootfs.mount_proc("/proc")
     rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
     os.chdir("/work")
     return has_proc
@@ -95,47 +77,9 @@ def _enter(settings: Settings) -> bool:
 
 def _confine(settings: Settings, program: bytes | None) -> None:
     """Give up everything that process 1 does not need; its children inherit that."""
-    _lower(resource.RLIMIT_FSIZE, settings.max_file_bytes)
-    _lower(resource.RLIMIT_NOFILE, settings.max_open_files)
-    _lower(resource.RLIMIT_MEMLOCK, 1 << 16)
-    _lower(resource.RLIMIT_CORE, 1)  # 1 and not 0: a core_pattern that is a pipe ignores 0
-    if not settings.is_jailed:
-        return
-    _lower(resource.RLIMIT_NPROC, settings.max_processes + 1)  # counted per user namespace; process 1 counts
-    kernel.set_dumpable(False)
-    kernel.drop_capabilities()
-    kernel.renounce_new_privileges()
-    kernel.die_with_parent()
-    if program is not None:
-        kernel.install_filter(program)
-
-
-def _lower(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def map_user(inside: int, outside: int) -> None:
-    """Give the one user of this user namespace a name inside it."""
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{inside} {outside} 1"),
-        ("gid_map", f"{inside} {outside} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-
-
-def _mount_proc() -> bool:
-    flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    try:
-        kernel.mount("proc", "/proc", "proc", flags)
-    except PermissionError:
-        # Containers that mask parts of /proc forbid a fresh one; then there is none.
-        kernel.mount("tmpfs", "/proc", "tmpfs", flags, "size=4k,nr_inodes=2,mode=0555")
-        return False
-    return True
+    jail.limit(file_bytes=settings.max_file_bytes, open_files=settings.max_open_files)
+    if settings.is_jailed:
+        jail.confine(program, settings.max_processes + 1)  # process 1 counts
 
 
 class Child(NamedTuple):
@@ -231,10 +175,9 @@ class Cell:
             os.mkdir(self._scratch, 0o700)
 
     def remove_scratch(self) -> None:
-        """Delete what a test without a jail left in its directory. A separate program, for trees of any depth."""
+        """Delete what a test without a jail left in its directory."""
         if self._scratch and os.path.isdir(self._scratch):
-            command = ["rm", "-rf", "--one-file-system", "--", self._scratch]
-            os.waitpid(os.posix_spawnp("rm", command, {"PATH": "/usr/bin:/bin"}), 0)
+            jail.remove_tree(self._scratch)
 
     def _run(self, frame: frames.Frame) -> frames.Frame:
         """Run one test in the waiting child, and describe how it went."""
@@ -313,7 +256,7 @@ class Cell:
             attempt.stdin = attempt.stdin[:0]
         poller.unregister(attempt.child.stdin)
         # Replaced rather than closed: the number stays taken until the test is over.
-        os.dup2(_NOTHING_FD, attempt.child.stdin, inheritable=False)
+        os.dup2(jail.NOTHING_FD, attempt.child.stdin, inheritable=False)
 
     def _read(self, attempt: Attempt, descriptor: int) -> bool:
         """Take what is there; False at the end of the stream. Too much output ends the test."""
@@ -366,22 +309,12 @@ class Cell:
 
     def _kill_all(self) -> None:
         if not self._settings.is_jailed:
-            _kill_descendants()
+            jail.kill_descendants()
         elif os.getpid() == 1:
-            _kill(-1)
+            jail.kill(-1)
 
     @staticmethod
     def _close(ended: Child) -> None:
         ended.job.close()
         for descriptor in (ended.exit_fd, *ended[3:]):
             os.close(descriptor)
-
-
-def _kill_descendants() -> None:
-    for pid in watch.descendants(os.getpid()):
-        _kill(pid)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -55,6 +55,20 @@ def receive(channel: socket.socket, max_payload_bytes: int = 1 << 30) -> Frame |
     return Frame(decode_header(body[:header_bytes]), body[header_bytes:])
 
 
+def receive_with_descriptors(channel: socket.socket, max_descriptors: int) -> tuple[Frame, list[int]] | None:
+    """The next frame and the descriptors that came with it, or None when the other side has gone."""
+    prefix, descriptors, _, _ = socket.recv_fds(channel, PREFIX.size, max_descriptors)
+    if 0 < len(prefix) < PREFIX.size:
+        prefix += _receive_exactly(channel, PREFIX.size - len(prefix)) or b""
+    if len(prefix) < PREFIX.size:
+        return None
+    body = _receive_exactly(channel, sum(check_lengths(prefix, MAX_HEADER_BYTES)))
+    if body is None:
+        return None
+    header_bytes = PREFIX.unpack(prefix)[0]
+    return Frame(decode_header(body[:header_bytes]), body[header_bytes:]), descriptors
+
+
 def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
     pieces = bytearray()
     while len(pieces) < num_bytes:

@@ -7,7 +7,10 @@ The library is loaded with the interpreter lock held, because `clone` returns tw
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import socket
+import struct
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -38,6 +41,9 @@ _SECCOMP_MODE_FILTER: Final = 2
 _AT_FDCWD: Final = -100
 _AT_RECURSIVE: Final = 0x8000
 _NR_MOUNT_SETATTR: Final = 442  # the same on every architecture
+_SIOCSIFFLAGS: Final = 0x8914
+_IFF_UP: Final = 0x1
+_IFF_RUNNING: Final = 0x40
 # Numbers of the calls that the C library does not wrap. An architecture that is not listed is refused.
 _NUMBERS: Final = {"x86_64": {"clone": 56, "pivot_root": 155}, "aarch64": {"clone": 220, "pivot_root": 41}}
 
@@ -172,3 +178,10 @@ def install_filter(program: bytes) -> None:
     described = SockFprog(len(program) // 8, program)
     result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(described), 0, 0)
     _checked(result, "prctl(PR_SET_SECCOMP)")
+
+
+def raise_loopback() -> None:
+    """Bring up the one interface of a new network namespace: 127.0.0.1 and ::1."""
+    name_and_flags = struct.pack("16sh14x", b"lo", _IFF_UP | _IFF_RUNNING)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        fcntl.ioctl(channel, _SIOCSIFFLAGS, name_and_flags)

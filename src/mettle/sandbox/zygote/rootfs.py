@@ -3,25 +3,34 @@
 Homes, /root, /run, /var, /opt and the host's /tmp and /etc do not exist in it. /tmp, /work and /dev/shm are empty
 directories here; every cell mounts its own tmpfs over them. /proc is the host's until a cell covers it with its own,
 because the kernel only lets a user namespace mount a fresh /proc where it can already see a whole one.
+
+A machine gets a root of its own: the same read-only directories on a private tmpfs, so that any other directory
+(/work, /tmp, /app, /home) can be made in it and lives and dies with the machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from mettle.sandbox.zygote import kernel
 
 SANDBOX_UID: Final = 1000  # as seen from inside
+PROGRAMS: Final = "/opt/bin"  # of a machine
+PACKAGES: Final = "/packages"
 WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
 _changed_ns: dict[str, int] = {}  # of this cell's own directories
+_bound: list[str] = []  # what the template bound read-only, so that a machine can bind it again
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _LINKS: Final = {
     "dev/fd": "/proc/self/fd",
     "dev/stdin": "/proc/self/fd/0",
     "dev/stdout": "/proc/self/fd/1",
     "dev/stderr": "/proc/self/fd/2",
+    "dev/ptmx": "pts/ptmx",
 }
 _FILES: Final = {
     "etc/passwd": f"root:x:0:0::/:/usr/sbin/nologin\ncode:x:{SANDBOX_UID}:{SANDBOX_UID}::/work:/bin/sh\n",
@@ -31,7 +40,7 @@ _FILES: Final = {
 }
 
 
-def build_root() -> None:
+def build_root(packages: Sequence[str] = ()) -> None:
     """Assemble the root in this mount namespace and move into it. The caller has made the namespace its own."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     sources = _interpreter_directories()
@@ -43,6 +52,7 @@ def build_root() -> None:
         _bind(source, root)
     _add_system_links(root)
     _add_etc(root)
+    _add_packages(packages, root)
     kernel.lock_mounts(root)
     _add_devices(root)
     kernel.mount("/proc", f"{root}/proc", None, kernel.MS_BIND | kernel.MS_REC)
@@ -57,6 +67,59 @@ def mount_private_directories(disk_bytes: int, max_files: int) -> None:
         kernel.mount("tmpfs", path, "tmpfs", flags, options)
         os.utime(path, (0, 0))
         _changed_ns[path] = os.stat(path).st_ctime_ns
+
+
+def mount_proc(path: str) -> bool:
+    """A fresh /proc of this pid namespace, or an empty directory and False where the host forbids one."""
+    flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    try:
+        kernel.mount("proc", path, "proc", flags)
+    except PermissionError:
+        # Containers that mask parts of /proc forbid a fresh one; then there is none.
+        kernel.mount("tmpfs", path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=0555")
+        return False
+    return True
+
+
+def enter_machine_root(disk_bytes: int, max_files: int) -> None:
+    """Build this machine's own root, all of it one sized tmpfs around the read-only directories, and move into it.
+
+    OSError where the host forbids a fresh /proc: without it nothing can be watched.
+    """
+    root = "/work"  # an empty directory of the template's root, in a mount namespace that is this machine's own
+    owner = f"uid={SANDBOX_UID},gid={SANDBOX_UID}"
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
+    kernel.mount("tmpfs", root, "tmpfs", flags, f"mode=0755,size={disk_bytes},nr_inodes={max_files},{owner}")
+    for directory, mode in (("proc", 0o755), ("work", 0o755), ("tmp", 0o1777), ("run/shm", 0o1777), ("var", 0o755)):
+        os.makedirs(f"{root}/{directory}")
+        os.chmod(f"{root}/{directory}", mode)
+    for source in (*_bound, "/etc", "/dev"):
+        os.makedirs(root + source, exist_ok=True)
+        kernel.mount(source, root + source, None, kernel.MS_BIND | kernel.MS_REC)
+    for name in os.listdir("/"):
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+    os.symlink("/tmp", f"{root}/var/tmp")
+    _link_interpreter(root)
+    kernel.mount(f"{root}/run/shm", f"{root}/dev/shm", None, kernel.MS_BIND)
+    _mount_terminals(f"{root}/dev/pts")
+    if not mount_proc(f"{root}/proc"):
+        raise PermissionError(1, "a machine needs a /proc of its own, and this host masks parts of /proc")
+    kernel.pivot_into(root)
+
+
+def _link_interpreter(root: str) -> None:
+    """This interpreter as `python` and `python3`, ahead of any other in the path."""
+    os.makedirs(f"{root}{PROGRAMS}")
+    for name in ("python", "python3"):
+        os.symlink(os.path.realpath(sys.executable), f"{root}{PROGRAMS}/{name}")
+
+
+def _mount_terminals(path: str) -> None:
+    """Pseudo-terminals that only this machine has. A host without them is no worse for it."""
+    with contextlib.suppress(OSError):
+        flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
+        kernel.mount("devpts", path, "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
 
 
 def are_private_directories_untouched() -> bool:
@@ -90,6 +153,7 @@ def _bind(source: str, root: str) -> None:
     target = root + source
     os.makedirs(target, exist_ok=True)
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    _bound.append(source)
 
 
 def _add_system_links(root: str) -> None:
@@ -113,10 +177,25 @@ def _add_etc(root: str) -> None:
         _bind("/etc/alternatives", root)
 
 
+def _add_packages(packages: Sequence[str], root: str) -> None:
+    """Bind chosen packages of the owner's, each under its own name, and nothing that lies beside them."""
+    os.makedirs(root + PACKAGES)
+    for source in packages:
+        target = f"{root}{PACKAGES}/{os.path.basename(source)}"
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            with open(target, "xb"):
+                pass
+        kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    _bound.append(PACKAGES)
+
+
 def _add_devices(root: str) -> None:
     """Bind the harmless devices. The root is already read-only, so they live on a small file system of their own."""
     kernel.mount("tmpfs", f"{root}/dev", "tmpfs", kernel.MS_NOSUID, "mode=0755,size=64k,nr_inodes=64")
-    os.mkdir(f"{root}/dev/shm")
+    for name in ("shm", "pts"):
+        os.mkdir(f"{root}/dev/{name}")
     for name in _DEVICES:
         with open(f"{root}/dev/{name}", "w", encoding="utf-8"):
             pass

@@ -31,11 +31,19 @@ _OFFSET_ARCH: Final = 4
 _OFFSET_ARGUMENTS: Final = 16
 
 _AF_UNIX: Final = 1
+_INTERNET_FAMILIES: Final = (2, 10)
+_PROTOCOLS: Final = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6: no other that a kernel could load
 _NEW_NAMESPACE_FLAGS: Final = 0x7E020000
 _CLONE_THREAD: Final = 0x00010000
 _IOCTLS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
+# Terminals: the TCSET, TCSBRK, TCXONC and TCFLSH families, controlling terminal, process group, size, pseudo-terminals.
+_TERMINAL_IOCTLS: Final = (
+    *(0x5402, 0x5403, 0x5404, 0x5409, 0x540A, 0x540B, 0x540E, 0x540F, 0x5410, 0x5411, 0x5414, 0x5422, 0x5429),
+    *(0x5425, 0x5441, 0x5452, 0x80045430, 0x80045439, 0x40045431, 0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D),
+)
 # PDEATHSIG, GET and SET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, SET and GET_NO_NEW_PRIVS, SET_VMA
 _PRCTLS: Final = (1, 3, 4, 15, 16, 21, 23, 38, 39, 0x53564D41)
+_MACHINE_PRCTLS: Final = (29, 30, 36, 37, 41, 42)  # timer slack, child subreaper, huge pages
 
 Instruction = tuple[int, int, int, int]
 Block = list[Instruction]
@@ -54,9 +62,12 @@ def refusal(number: int) -> int:
     return _ERRNO | number
 
 
-def build_filter(*, allow_fork: bool = True) -> bytes:
-    """The whole program. Without `allow_fork` the code can start threads but no process."""
-    blocks = _blocks(allow_fork)
+def build_filter(*, allow_fork: bool = True, is_machine: bool = False) -> bytes:
+    """The whole program. Without `allow_fork` the code can start threads but no process.
+
+    `is_machine`: with sockets and terminals, for processes in a network and a root of their own.
+    """
+    blocks = _blocks(allow_fork) | (_machine_blocks() if is_machine else {})
     bounds = [0]
     for number in sorted(blocks):
         bounds += [number, number + 1]
@@ -92,6 +103,27 @@ def _blocks(allow_fork: bool) -> dict[int, Block]:
     blocks[checked["setpriority"]] = _allow_own_priority()
     blocks[checked["clone"]] = _allow_clone(allow_fork)
     return blocks
+
+
+def _machine_blocks() -> dict[int, Block]:
+    """What a machine may do beyond what a test may."""
+    blocks = {number: _finish(ALLOW) for number in syscalls.MACHINES.values()}
+    checked = syscalls.CHECKED
+    blocks[syscalls.SOCKET] = _allow_socket()
+    blocks[checked["ioctl"]] = _allow_argument(1, _IOCTLS + _TERMINAL_IOCTLS, errno.ENOTTY)
+    blocks[checked["prctl"]] = _allow_argument(0, _PRCTLS + _MACHINE_PRCTLS, errno.EPERM)
+    return blocks
+
+
+def _allow_socket() -> Block:
+    """socket(): of the Unix family, or of the internet's with a protocol that every kernel has built in."""
+    head: Block = [_load_argument(0), (_JUMP_IF_EQUAL, 0, 1, _AF_UNIX), *_finish(ALLOW)]
+    internet: Block = [
+        (_JUMP_IF_EQUAL, 2, 0, _INTERNET_FAMILIES[0]),
+        (_JUMP_IF_EQUAL, 1, 0, _INTERNET_FAMILIES[1]),
+        *_finish(refusal(errno.EPERM)),
+    ]
+    return head + internet + _allow_argument(2, _PROTOCOLS, errno.EPROTONOSUPPORT)
 
 
 def _finish(action: int) -> Block:

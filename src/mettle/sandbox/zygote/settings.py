@@ -19,10 +19,24 @@ class Settings(NamedTuple):
     disk_bytes: int
     max_disk_files: int
     scratch: str  # where tests without a jail get their directories
+    packages: tuple[str, ...]  # files and directories that appear read-only in /packages
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        return cls(**{**values, "packages": tuple(values["packages"])})
+
+
+class MachineLimits(NamedTuple):
+    """What one machine may hold and use; sent with the order that makes it."""
+
+    memory_bytes: int
+    disk_bytes: int
+    max_files: int
+    max_processes: int
+    max_open_files: int
+    cpu_s: int  # of each process
+    environment: dict[str, str]

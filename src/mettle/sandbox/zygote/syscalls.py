@@ -49,6 +49,11 @@ _SOCKET_PAIRS: Final = (
     "sendto:44 recvfrom:45 sendmsg:46 recvmsg:47 shutdown:48 getsockname:51 getpeername:52 setsockopt:54 "
     "getsockopt:55 recvmmsg:299 sendmmsg:307"
 )
+# What a machine's shells, compilers and servers also need. Its sockets are in a network of its own.
+_MACHINES: Final = (
+    "connect:42 accept:43 bind:49 listen:50 setuid:105 setgid:106 setreuid:113 setregid:114 setresuid:117 "
+    "setresgid:119 setfsuid:122 setfsgid:123 splice:275 tee:276 accept4:288"
+)
 
 
 def _numbers(text: str) -> dict[str, int]:
@@ -56,6 +61,8 @@ def _numbers(text: str) -> dict[str, int]:
 
 
 PLAIN: Final = _numbers(" ".join((_FILES, _MEMORY, _PROCESSES, _CLOCKS_AND_EVENTS, _SOCKET_PAIRS)))
+MACHINES: Final = _numbers(_MACHINES)
+SOCKET: Final = 41  # for a machine, of some families and protocols
 FORKS: Final = _numbers("fork:57 vfork:58")
 CHECKED: Final = _numbers(
     "ioctl:16 socketpair:53 clone:56 setpriority:141 prctl:157 sched_setaffinity:203 prlimit64:302"

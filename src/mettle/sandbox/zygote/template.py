@@ -1,14 +1,16 @@
-"""The zygote: a bare interpreter in namespaces of its own, which clones one cell for each socket that the owner sends.
+"""The zygote: a bare interpreter in namespaces of its own, which clones one cell or machine for each socket it is sent.
 
 It starts from a clean exec, knows nothing about any task, and talks to the owner over one seqpacket socket:
-`spawn` with a descriptor makes a cell that serves that descriptor; `kill` ends one. Its first message, `hello`, says
-which layers it could put in force; if a layer is missing the owner decides what to do, and this process only reports.
+`spawn` with a descriptor makes a cell (with `machine`, a machine) that serves that descriptor; `kill` ends one. Its
+first message, `hello`, says which layers it could put in force; if a layer is missing the owner decides what to do, and
+this process only reports.
 Invariant: when the owner ends, however it ends, this process ends, and with it every cell.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import importlib
 import json
@@ -19,8 +21,8 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import cell, kernel, rootfs, seccomp
-from mettle.sandbox.zygote.settings import Settings
+from mettle.sandbox.zygote import cell, jail, kernel, machine, rootfs, seccomp
+from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
@@ -91,13 +93,13 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     Root builds the file system first, because only root may be able to see the interpreter (below /root, say), and
     then becomes an ordinary user for good; from there on both ways are one.
     """
-    is_root_built = os.geteuid() == 0 and _build_root_as_root(layers)
+    is_root_built = os.geteuid() == 0 and _build_root_as_root(settings, layers)
     if os.geteuid() == 0:
         _become_ordinary(settings.host_uid)
     uid = os.geteuid()
     kernel.unshare(kernel.CLONE_NEWUSER)
     try:
-        cell.map_user(rootfs.SANDBOX_UID, uid)
+        jail.map_user(rootfs.SANDBOX_UID, uid)
     except OSError as error:
         raise OSError(error.errno, f"the user map was refused: {error.strerror}") from error
     layers["user"] = ""
@@ -105,16 +107,16 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     layers["namespaces"] = ""
     kernel.set_hostname("sandbox")
     if not is_root_built:
-        rootfs.build_root()
+        rootfs.build_root(settings.packages)
         layers["root"] = ""
 
 
-def _build_root_as_root(layers: dict[str, str]) -> bool:
+def _build_root_as_root(settings: Settings, layers: dict[str, str]) -> bool:
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except PermissionError:
         return False  # root of a container without the right; it goes the ordinary user's way
-    rootfs.build_root()
+    rootfs.build_root(settings.packages)
     layers["root"] = ""
     return True
 
@@ -146,7 +148,7 @@ def _serve(control: socket.socket, settings: Settings, program: bytes | None) ->
     poller.register(control, select.POLLIN)
     while True:
         if poller.poll(1000):
-            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
+            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
             if not message:
                 return
             _obey(json.loads(message), descriptors, cells, control, settings, program)
@@ -154,7 +156,7 @@ def _serve(control: socket.socket, settings: Settings, program: bytes | None) ->
 
 
 def _obey(
-    order: dict[str, int],
+    order: dict[str, Any],
     descriptors: list[int],
     cells: dict[int, int],
     control: socket.socket,
@@ -166,25 +168,37 @@ def _obey(
             os.kill(cells[order["kill"]], signal.SIGKILL)
         return
     channel = socket.socket(fileno=descriptors[0])
+    template_pid, is_machine = os.getpid(), "machine" in order
+    machine_program = _machine_program() if is_machine and program is not None else None
     try:
-        pid = _clone(settings, program)
+        # Without the filter a test can open sockets, so that each cell needs a network of its own.
+        pid = _clone(settings, has_network=is_machine or program is None)
     except OSError as error:
         channel.close()
         print(f"no cell: {error}", file=sys.stderr, flush=True)
         return
     if pid == 0:
         control.detach()
-        cell.live(channel, settings, program)
+        if not is_machine:
+            cell.live(channel, settings, program)
+        limits = MachineLimits(**order["machine"])
+        entrance = descriptors[1] if len(descriptors) > 1 else None
+        machine.live(channel, machine.Tools(settings, limits, machine_program, template_pid), entrance)
     cells[order["spawn"]] = pid
     channel.close()
+    for descriptor in descriptors[1:]:
+        os.close(descriptor)
 
 
-def _clone(settings: Settings, program: bytes | None) -> int:
+@functools.cache
+def _machine_program() -> bytes:
+    return seccomp.build_filter(is_machine=True)
+
+
+def _clone(settings: Settings, *, has_network: bool) -> int:
     if not settings.is_jailed:
         return os.fork()
-    # Without the filter a test can open sockets, so that each cell needs a network of its own.
-    network = kernel.CLONE_NEWNET if program is None else 0
-    return kernel.clone_process(_CELL_NAMESPACES | network)
+    return kernel.clone_process(_CELL_NAMESPACES | (kernel.CLONE_NEWNET if has_network else 0))
 
 
 def _reap(cells: dict[int, int]) -> None:

@@ -65,6 +65,31 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def live_descendants(ancestor: int) -> list[int]:
+    """The processes below one that still run: those that have ended and wait to be collected are left out."""
+    return [pid for pid in descendants(ancestor) if _stat_of(pid)[0] not in "ZX"]
+
+
+def ancestors(pid: int) -> list[int]:
+    """The processes above one, nearest first."""
+    found: list[int] = []
+    while (pid := _parent_of(pid)) > 0:
+        found.append(pid)
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    """Resident memory of one process, each shared page divided among those that share it.
+
+    The kernel walks the page table for it, so it is asked only when the quick sum is over a limit.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+    except (OSError, StopIteration):
+        return process_resident_bytes(pid)
+
+
 def _all_processes() -> list[int]:
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -73,8 +98,14 @@ def _all_processes() -> list[int]:
 
 
 def _parent_of(pid: int) -> int:
+    return int(_stat_of(pid)[1])
+
+
+def _stat_of(pid: int) -> tuple[str, str]:
+    """State and parent; a process that is gone is dead and has none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), fields[1].decode()
     except (OSError, IndexError):
-        return 0
+        return "X", "0"

@@ -1,0 +1,74 @@
+"""Keeps one template process alive for a pool: starts it, buries a dead one, and gives up when they die in a row."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from mettle.errors import SandboxError
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.templates import Template
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS: Final = 5
+_DEATHS_WINDOW_S: Final = 10.0
+
+
+class TemplateKeeper:
+    """`living` is the template of the moment; `on_death` lets the pool forget what died with the last one."""
+
+    def __init__(self, config: SandboxConfig, on_death: Callable[[], None]) -> None:
+        self._config = config
+        self._on_death = on_death
+        self._lock = asyncio.Lock()
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self.template: Template | None = None
+        self.num_templates = 0
+
+    async def living(self) -> Template:
+        """The running template, or a new one; SandboxError if they die as fast as they are made."""
+        async with self._lock:
+            if self.template is not None and self.template.is_alive:
+                return self.template
+            if self.template is not None:
+                await self._bury(self.template)
+            self.num_templates += 1
+            self.template = Template(self._config, generation=self.num_templates)
+            await self.template.wait_ready()
+            return self.template
+
+    def has_lost(self, generation: int) -> bool:
+        """Whether the template that made something has ended, and that something with it."""
+        template = self.template
+        return template is None or not template.is_alive or template.generation != generation
+
+    async def kill(self, number: int, generation: int) -> None:
+        """End a cell or machine at once."""
+        if self.template is not None:
+            await self.template.kill(number, generation)
+
+    async def close(self) -> None:
+        """End the template, and all that it made."""
+        if self.template is not None:
+            await self.template.close()
+            self.template = None
+
+    async def _bury(self, template: Template) -> None:
+        logger.warning("the sandbox's template process ended; starting another", extra={"pid": template.pid})
+        await template.close()
+        self.template = None
+        self._on_death()
+        now = time.monotonic()
+        self._deaths.append(now)
+        if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < _DEATHS_WINDOW_S:
+            raise SandboxError(f"the sandbox's template process ended {MAX_DEATHS} times in a few seconds")
+
+
+def why_not_ready(template: Template) -> str:
+    """Which stage of a template's set-up failed."""
+    return "; ".join(f"{stage}: {why}" for stage, why in template.layers.items() if why)

@@ -1,0 +1,222 @@
+"""One command in a machine, from its order to its result: the pipes, the deadline, and the task that sees to its end.
+
+Invariant: whatever the command does is a result; SandboxError says that the machine itself is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from mettle.sandbox.machines.channel import Answer, Channel, MachineLost
+from mettle.sandbox.machines.pipes import Capture, PipeReader, PipeWriter
+
+StreamName = Literal["stdout", "stderr"]
+_KILL_GRACE_S: Final = 10.0
+_FLOOD_BYTES: Final = 64 << 20
+_DRAIN_BYTES: Final = 1 << 20  # a pipe cannot hold more
+_CANNOT_RUN: Final = 126
+_KILLED: Final = 128 + 9
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended.
+
+    `exit_code` is 128 + n after signal n, and None when the command was ended by its time limit or by its owner.
+    Of output over the limit the beginning and the end are kept (`is_truncated`).
+    """
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    is_timed_out: bool = False
+    is_truncated: bool = False
+    duration_s: float = 0.0
+    is_out_of_memory: bool = False
+
+
+class Chunk(NamedTuple):
+    """A piece of output as it came."""
+
+    stream: StreamName
+    data: bytes
+
+
+class Output(NamedTuple):
+    """What a command has written so far."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, and within which limits."""
+
+    argv: Sequence[str]
+    cwd: str
+    environment: Mapping[str, str]
+    stdin: bytes | None
+    timeout_s: float | None
+    max_output_bytes: int
+    has_flood_limit: bool  # end it when it writes far more than anyone will see
+
+
+class Host(Protocol):
+    """What an execution needs of its machine."""
+
+    channel: Channel
+
+    def keep_draining(self, readers: Sequence[PipeReader]) -> None: ...
+
+    def num_killed_by_kernel(self) -> int: ...
+
+    async def force_end(self, why: str) -> None: ...
+
+
+class Execution:
+    """One command while it runs."""
+
+    def __init__(self, host: Host, command: Command) -> None:
+        self._host = host
+        self._command = command
+        self._captures: dict[StreamName, Capture] = {
+            "stdout": Capture(command.max_output_bytes),
+            "stderr": Capture(command.max_output_bytes),
+        }
+        self._readers: list[PipeReader] = []
+        self._stop = asyncio.Event()
+        self._started = time.monotonic()
+        self._num_killed_before = host.num_killed_by_kernel()
+        self.on_chunk: Callable[[Chunk], None] | None = None
+        self.task = asyncio.create_task(self._run(), name="machine command")
+
+    def stop(self) -> None:
+        """End the command and everything that it has started."""
+        self._stop.set()
+
+    def output(self) -> Output:
+        return Output(self._captures["stdout"].text(), self._captures["stderr"].text())
+
+    def pause(self) -> None:
+        for reader in self._readers:
+            reader.pause()
+
+    def resume(self) -> None:
+        for reader in self._readers:
+            reader.resume()
+
+    async def result(self) -> ExecResult:
+        """Wait for the end; a caller that is cancelled takes the command along."""
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    async def _run(self) -> ExecResult:
+        feeder: asyncio.Task[None] | None = None
+        try:
+            number, answer, writer = await self._start()
+            if writer is not None and self._command.stdin is not None:
+                feeder = asyncio.create_task(writer.feed(self._command.stdin), name="machine command input")
+            is_timed_out, is_ended_by_us = await self._wait(number, answer)
+            header = (await answer).header
+            for reader in self._readers:
+                reader.drain(_DRAIN_BYTES)
+        except BaseException:
+            for reader in self._readers:
+                reader.close()
+            raise
+        finally:
+            if feeder is not None:
+                feeder.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await feeder
+                if writer is not None:
+                    writer.close()
+        self._host.keep_draining([reader for reader in self._readers if not reader.ended.is_set()])
+        return self._describe(header, is_timed_out=is_timed_out, is_ended_by_us=is_ended_by_us)
+
+    async def _start(self) -> tuple[int, asyncio.Future[Answer], PipeWriter | None]:
+        """Send the order with one end of each pipe, which stays open as long as anyone in the machine holds it."""
+        command, has_stdin = self._command, self._command.stdin is not None
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3 if has_stdin else 2)]
+        theirs = [pipes[0][1], pipes[1][1]] + ([pipes[2][0]] if has_stdin else [])
+        writer = PipeWriter(pipes[2][1]) if has_stdin else None
+        self._readers = [
+            PipeReader(pipes[0][0], lambda data: self._take("stdout", data)),
+            PipeReader(pipes[1][0], lambda data: self._take("stderr", data)),
+        ]
+        order: dict[str, Any] = {
+            "do": "start",
+            "hand": "run",
+            "streams": [1, 2, 0][: len(theirs)],
+            "argv": list(command.argv),
+            "cwd": command.cwd,
+            "environment": dict(command.environment),
+        }
+        try:
+            number, answer = await self._host.channel.order(order, theirs)
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        return number, answer, writer
+
+    def _take(self, stream: StreamName, data: bytes) -> None:
+        capture = self._captures[stream]
+        capture.add(data)
+        if self._command.has_flood_limit and capture.num_bytes > self._command.max_output_bytes + _FLOOD_BYTES:
+            self.stop()
+        if self.on_chunk is not None:
+            self.on_chunk(Chunk(stream, data))
+
+    async def _wait(self, number: int, answer: asyncio.Future[Answer]) -> tuple[bool, bool]:
+        """Until the command has ended, by itself or by us: whether it ran out of time, and whether we ended it."""
+        stopped = asyncio.create_task(self._stop.wait(), name="machine command stop")
+        try:
+            first: list[asyncio.Future[Any]] = [answer, stopped]
+            await asyncio.wait(first, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if answer.done():
+            return False, False
+        is_timed_out = not self._stop.is_set()
+        await self._host.channel.order({"do": "kill", "target": number})
+        done, _ = await asyncio.wait({answer}, timeout=_KILL_GRACE_S)
+        if not done:
+            await self._host.force_end("a command in it could not be ended")
+            raise MachineLost("a command in the machine could not be ended, so the machine was")
+        return is_timed_out, True
+
+    def _left_s(self) -> float | None:
+        if self._command.timeout_s is None:
+            return None
+        return max(0.0, self._started + self._command.timeout_s - time.monotonic())
+
+    def _describe(self, header: Mapping[str, Any], *, is_timed_out: bool, is_ended_by_us: bool) -> ExecResult:
+        stdout, stderr = self.output()
+        if "errno" in header:
+            return ExecResult(
+                _CANNOT_RUN, stdout, f"no process could be started: {os.strerror(int(header['errno']))}\n"
+            )
+        return ExecResult(
+            exit_code=None if is_ended_by_us else int(header["status"]),
+            stdout=stdout,
+            stderr=stderr,
+            is_timed_out=is_timed_out,
+            is_truncated=any(capture.is_truncated for capture in self._captures.values()),
+            duration_s=time.monotonic() - self._started,
+            is_out_of_memory=header["is_out_of_memory"] is True
+            or (header["status"] == _KILLED and self._host.num_killed_by_kernel() > self._num_killed_before),
+        )

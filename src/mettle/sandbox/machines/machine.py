@@ -1,0 +1,298 @@
+"""A machine to work in: commands, background jobs, files and ports that live until it is deleted.
+
+Invariant: after `delete`, or after the end of the process that owns it, nothing of a machine is left; an operation on a
+machine that has ended is a SandboxError that says why it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import itertools
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox.cgroups import MachineCgroup
+from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.machines.channel import Channel, MachineLost
+from mettle.sandbox.machines.config import MachineConfig, check_environment
+from mettle.sandbox.machines.execution import Command, ExecResult, Execution
+from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
+from mettle.sandbox.machines.jobs import Job, Stream
+from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
+from mettle.sandbox.machines.transfers import Transfers
+
+_ANSWER_S: Final = 10.0
+_MAX_PORT: Final = 65_535
+_END_S: Final = 2.0
+_MAX_LISTING_BYTES: Final = 64 << 20
+_MAX_DRAINED: Final = 64
+
+
+class Machine:
+    """One machine. Made by `MachinePool.create`."""
+
+    def __init__(
+        self,
+        machine_id: str,
+        config: MachineConfig,
+        isolation: IsolationReport,
+        channel: Channel,
+        kill: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.id = machine_id
+        self.config = config
+        self.isolation = isolation
+        self.channel = channel
+        self.created = time.monotonic()
+        self._kill = kill
+        self._transfers = Transfers(self)
+        self._executions: set[Execution] = set()
+        self._drained: deque[PipeReader] = deque()
+        self._job_numbers = itertools.count(1)
+        self._num_busy = 0
+        self._last_used = self.created
+        self.why_ended = ""
+        self.cgroup: MachineCgroup | None = None
+        self.on_end: Callable[[Machine], None] = lambda _: None
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.why_ended and self.channel.is_open
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the end of the last order; 0 while one is carried out."""
+        return 0.0 if self._num_busy or self._executions else time.monotonic() - self._last_used
+
+    def left_s(self) -> float | None:
+        """Seconds until its time may be over; None if that never comes."""
+        config = self.config
+        ends = []
+        if config.lifetime_s is not None:
+            ends.append(self.created + config.lifetime_s - time.monotonic())
+        if config.idle_s is not None:
+            ends.append(config.idle_s - self.idle_s)
+        return max(0.001, min(ends)) if ends else None
+
+    def why_due(self) -> str:
+        """Why its time is over; empty while it is not."""
+        config = self.config
+        if config.lifetime_s is not None and time.monotonic() - self.created >= config.lifetime_s:
+            return f"its lifetime of {config.lifetime_s:g} s is over"
+        if config.idle_s is not None and self.idle_s >= config.idle_s:
+            return f"nothing was asked of it for {config.idle_s:g} s"
+        return ""
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/work",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = 30.0,
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a command (a string by `sh -c`) and wait for its first process to end.
+
+        What it leaves running in the background lives on; at the time limit all of it is ended. Raises: SandboxError
+        only if the machine is gone; whatever the command does is a result.
+        """
+        execution = self._execute(command, cwd, env, stdin, timeout_s, max_output_bytes, has_flood_limit=True)
+        return await execution.result()
+
+    def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/work",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = 30.0,
+        max_output_bytes: int = 1 << 20,
+    ) -> Stream:
+        """Like `exec`, with the output as it comes; the limit is only of what the result keeps."""
+        return Stream(self._execute(command, cwd, env, stdin, timeout_s, max_output_bytes, has_flood_limit=False))
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = "/work",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> Job:
+        """Run a command in the background."""
+        execution = self._execute(command, cwd, env, stdin, timeout_s, max_output_bytes, has_flood_limit=False)
+        return Job(f"{self.id}/{next(self._job_numbers)}", execution)
+
+    async def upload(self, path: str, data: Content) -> None:
+        """Write a file; a `Path` is a file or a directory of the host. Directories on the way are made."""
+        await self.upload_files({path: data})
+
+    async def upload_files(self, files: Mapping[str, Content]) -> None:
+        """Write many files at once. Raises: OSError for what is in the way inside the machine."""
+        pieces = file_pieces(files)
+
+        async def feed(writer: PipeWriter) -> None:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await writer.write(piece)
+
+        await self._transfers.give("put", {}, feed, ", ".join(list(files)[:3]))
+
+    async def download(self, path: str, *, max_bytes: int = 1 << 30) -> bytes:
+        """The bytes of a file. Raises: OSError as `open` would, and EFBIG over `max_bytes`."""
+        return await self._transfers.take("get", {"path": path}, path, max_bytes)
+
+    async def list(self, path: str = "/work") -> builtins.list[Entry]:
+        """What a directory holds, by name. Raises: OSError as `os.scandir` would."""
+        return read_entries(await self._transfers.take("list", {"path": path}, path, _MAX_LISTING_BYTES))
+
+    async def snapshot(self, paths: Sequence[str] = ("/work",)) -> Snapshot:
+        """The files below these directories, for another machine to start from. Processes are not part of it."""
+        return Snapshot(
+            await self._transfers.take("pack", {"paths": list(paths)}, " ".join(paths), 1 << 40), tuple(paths)
+        )
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot's files back where they were."""
+        await self._transfers.give("unpack", {}, lambda writer: writer.write(snapshot.data), "the snapshot")
+
+    async def listen(self, port: int = 0) -> socket.socket:
+        """A socket that listens on 127.0.0.1:`port` inside and belongs to the caller, who answers there."""
+        return await self._socket({"do": "listen", "port": port}, f"port {port}")
+
+    async def connect(self, port: int, *, timeout_s: float = 10.0) -> socket.socket:
+        """A connection to 127.0.0.1:`port` inside. Raises: OSError as `connect` would."""
+        connection = await self._socket({"do": "connect", "port": port}, f"port {port}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _wait_connected(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def delete(self, why: str = "it was deleted") -> None:
+        """End it, and everything in it. Doing it twice is harmless."""
+        self.why_ended = self.why_ended or why
+        self.channel.hang_up()
+        try:
+            async with asyncio.timeout(_END_S):
+                await self.channel.closed.wait()
+        except TimeoutError:
+            await self._kill()
+        self.close()
+
+    async def force_end(self, why: str) -> None:
+        """End it without asking."""
+        self.why_ended = self.why_ended or why
+        await self._kill()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything on this side."""
+        self.on_end(self)
+        self.channel.close()
+        while self._drained:
+            self._drained.popleft().close()
+
+    def num_killed_by_kernel(self) -> int:
+        """How many of its processes the kernel has ended for lack of memory, where it counts them."""
+        return self.cgroup.num_killed() if self.cgroup is not None else 0
+
+    def keep_draining(self, readers: Sequence[PipeReader]) -> None:
+        """Read on for processes that a command has left behind, so that what they print does not end them."""
+        for reader in readers:
+            reader.discard()
+            self._drained.append(reader)
+        for reader in [reader for reader in self._drained if reader.ended.is_set()]:
+            self._drained.remove(reader)
+        while len(self._drained) > _MAX_DRAINED:
+            self._drained.popleft().close()
+
+    def _execute(
+        self,
+        command: str | Sequence[str],
+        cwd: str,
+        env: Mapping[str, str] | None,
+        stdin: bytes | str | None,
+        timeout_s: float | None,
+        max_output_bytes: int,
+        *,
+        has_flood_limit: bool,
+    ) -> Execution:
+        self.require_alive()
+        ordered = Command(
+            argv=["sh", "-c", command] if isinstance(command, str) else list(command),
+            cwd=cwd,
+            environment=check_environment(env or {}),
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
+            has_flood_limit=has_flood_limit,
+        )
+        execution = Execution(self, ordered)
+        self._executions.add(execution)
+        execution.task.add_done_callback(lambda _: self._finished(execution))
+        return execution
+
+    def _finished(self, execution: Execution) -> None:
+        self._executions.discard(execution)
+        self._last_used = time.monotonic()
+        if not execution.task.cancelled() and isinstance(error := execution.task.exception(), MachineLost):
+            error.args = (self._epitaph(str(error)),)
+
+    def require_alive(self) -> None:
+        """Raises: MachineLost, which says why it ended."""
+        if not self.is_alive:
+            raise MachineLost(self._epitaph("its process 1 ended"))
+
+    def _epitaph(self, otherwise: str) -> str:
+        return f"machine {self.id} has ended: {self.why_ended or otherwise}"
+
+    async def _socket(self, order: dict[str, Any], what: str) -> socket.socket:
+        self.require_alive()
+        if not 0 <= order["port"] <= _MAX_PORT:
+            raise UserError(f"there is no {what}; ports go from 1 to {_MAX_PORT}, and 0 asks for any that is free")
+        with self.working():
+            answer = await self.channel.ask(order, _ANSWER_S)
+        if "errno" in answer.header:
+            number = int(answer.header["errno"])
+            raise OSError(number, os.strerror(number), f"{what} of machine {self.id}")
+        if answer.descriptor is None:
+            raise SandboxError(f"machine {self.id} sent no socket")
+        passed = socket.socket(fileno=answer.descriptor)
+        passed.setblocking(False)
+        return passed
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """While an order is carried out, the machine is not idle."""
+        self._num_busy += 1
+        try:
+            yield
+        finally:
+            self._num_busy -= 1
+            self._last_used = time.monotonic()
+
+
+async def _wait_connected(connection: socket.socket) -> None:
+    loop, writable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(connection, writable.set)
+    try:
+        await writable.wait()
+    finally:
+        loop.remove_writer(connection)
+    error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))

@@ -1,0 +1,240 @@
+"""The pool of machines: makes them, measures what isolates them, ends them when their time is over.
+
+Invariant: a machine ends with its pool, and the pool's processes end with the process that owns it, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox import isolation
+from mettle.sandbox.cgroups import CgroupHome, MachineCgroup
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
+from mettle.sandbox.machines.channel import Channel
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.files import Snapshot
+from mettle.sandbox.machines.machine import Machine
+from mettle.sandbox.packages import package_paths
+from mettle.sandbox.zygote.rootfs import PACKAGES
+from mettle.sandbox.zygote.settings import MachineLimits
+
+logger = logging.getLogger(__name__)
+
+_MAX_REMOVALS: Final = 50
+_REMOVAL_PAUSE_S: Final = 0.02
+_READY_S: Final = 30.0
+_EXPLORER: Final = Path(__file__).parent.with_name("explorer.py")
+
+
+class MachinePool:
+    """Makes machines. Use as `async with MachinePool(config) as machines`."""
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        self.config = config or SandboxConfig()
+        self._keeper = TemplateKeeper(self.config, lambda: None)
+        self._cgroups: CgroupHome | None = None
+        self._machines: dict[str, Machine] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._isolation: IsolationReport | None = None
+
+    @property
+    def isolation(self) -> IsolationReport:
+        """What was measured to be in force in a machine when the pool started."""
+        if self._isolation is None:
+            raise UserError("the machine pool has not been started; use `async with MachinePool(...) as machines`")
+        return self._isolation
+
+    @property
+    def template_pid(self) -> int | None:
+        """The process whose end ends every machine."""
+        return self._keeper.template.pid if self._keeper.template else None
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Those that have not been deleted."""
+        return tuple(self._machines.values())
+
+    def get(self, machine_id: str) -> Machine:
+        """A machine by its id; SandboxError when there is none."""
+        machine = self._machines.get(machine_id)
+        if machine is None:
+            raise SandboxError(f"there is no machine {machine_id!r}; it has ended, or never was")
+        return machine
+
+    async def __aenter__(self) -> Self:
+        try:
+            report = await self.measure()
+            isolation.check(report, self.config)
+        except BaseException:
+            await self.close()
+            raise
+        self._isolation = report
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def measure(self) -> IsolationReport:
+        """Find out what is in force here, by a program in a machine that tries the doors."""
+        unmeasured = isolation.unisolated(self.config)
+        template = await self._keeper.living()
+        if self.config.backend == "unsafe":
+            return unmeasured
+        if not template.is_ready:
+            return isolation.refused(self.config, template.layers)
+        self._cgroups = CgroupHome.find()
+        try:
+            machine = await self._make("measure", MachineConfig(), unmeasured)
+        except SandboxError as error:
+            return isolation.refused(self.config, {**template.layers, "machine": str(error)})
+        try:
+            source = await asyncio.to_thread(_EXPLORER.read_bytes)
+            result = await machine.exec(["python3", "-S", "-", "machine"], stdin=source)
+        finally:
+            await machine.delete()
+        if result.exit_code != 0:
+            raise SandboxError(f"the look at a machine's isolation failed: {result.stderr[-500:]}")
+        report = isolation.examine(self.config, json.loads(result.stdout), template.layers)
+        return isolation.with_memory_cgroup(report) if self._cgroups is not None else report
+
+    async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
+        """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
+        config, report = config or MachineConfig(), self.isolation
+        machine = await self._make(f"m-{secrets.token_hex(6)}", config, report)
+        try:
+            if snapshot is not None:
+                await machine.restore(snapshot)
+            if config.files:
+                await machine.upload_files(config.files)
+        except BaseException:
+            await machine.delete()
+            raise
+        self._machines[machine.id] = machine
+        self._schedule(machine)
+        return machine
+
+    async def close(self) -> None:
+        """Delete every machine and end the template. Safe to call twice."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        machines, self._machines = list(self._machines.values()), {}
+        async with asyncio.TaskGroup() as group:
+            for machine in machines:
+                group.create_task(machine.delete("its pool was closed"))
+        for ending in list(self._endings):
+            with contextlib.suppress(asyncio.CancelledError):
+                await ending
+        await self._keeper.close()
+        await self._close_cgroups()
+        self._isolation = None
+
+    async def _make(self, machine_id: str, config: MachineConfig, report: IsolationReport) -> Machine:
+        template = await self._keeper.living()
+        if not template.is_ready:
+            raise SandboxError(f"no machine can be made: {why_not_ready(template)}")
+        limits = self._with_packages(config.limits())
+        cgroup = self._make_cgroup(machine_id, limits)
+        try:
+            clone = await template.spawn_machine(limits, cgroup.procs if cgroup else None)
+        except BaseException:
+            if cgroup is not None and self._cgroups is not None:
+                self._cgroups.let_go(cgroup)
+            raise
+        channel = Channel(clone.channel)
+        machine = Machine(
+            machine_id, config, report, channel, lambda: self._keeper.kill(clone.number, template.generation)
+        )
+        machine.cgroup = cgroup
+        machine.on_end = self._forget
+        try:
+            async with asyncio.timeout(_READY_S):
+                header = await channel.ready
+        except BaseException:
+            await machine.force_end("it was not ready in time")
+            raise
+        if header.get("ready") is not True:
+            machine.close()
+            raise SandboxError(f"a machine could not be made: {str(header.get('failed'))[:500]}")
+        self._check_cgroup(machine, has_cgroup=header.get("has_cgroup") is True)
+        return machine
+
+    def _make_cgroup(self, name: str, limits: MachineLimits) -> MachineCgroup | None:
+        try:
+            return self._cgroups.make(name, limits) if self._cgroups is not None else None
+        except OSError as error:
+            self._give_up_cgroups(str(error))
+            return None
+
+    def _check_cgroup(self, machine: Machine, *, has_cgroup: bool) -> None:
+        """A machine that should be in its cgroup and is not means that none will be."""
+        if machine.cgroup is None:
+            return
+        machine.cgroup.close_entrance()
+        if not (has_cgroup and machine.cgroup.is_occupied()):
+            self._give_up_cgroups("a machine could not enter its own")
+
+    def _give_up_cgroups(self, why: str) -> None:
+        logger.warning("machines have no memory cgroup: %s", why)
+        self._cgroups = None
+        if self._isolation is not None:
+            self._isolation = isolation.without_memory_cgroup(self._isolation)
+
+    async def _close_cgroups(self) -> None:
+        home, self._cgroups = self._cgroups, None
+        for _ in range(_MAX_REMOVALS if home is not None else 0):
+            if home is None or home.close():
+                return
+            await asyncio.sleep(_REMOVAL_PAUSE_S)
+
+    def _with_packages(self, limits: MachineLimits) -> MachineLimits:
+        """Where machines find the packages that the pool was given; a PYTHONPATH of the caller's comes first."""
+        if not self.config.python_packages:
+            return limits
+        if self.config.backend == "unsafe":
+            paths = [str(path.parent) for path in package_paths(self.config.python_packages).found]
+        else:
+            paths = [PACKAGES]
+        given = limits.environment.get("PYTHONPATH")
+        path = os.pathsep.join(dict.fromkeys([*([given] if given else []), *paths]))
+        return limits._replace(environment={**limits.environment, "PYTHONPATH": path})
+
+    def _forget(self, machine: Machine) -> None:
+        self._machines.pop(machine.id, None)
+        if machine.cgroup is not None and self._cgroups is not None:
+            self._cgroups.let_go(machine.cgroup)
+            machine.cgroup = None
+        timer = self._timers.pop(machine.id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _schedule(self, machine: Machine) -> None:
+        """Look again when the machine's time may be over."""
+        left_s = machine.left_s()
+        if left_s is not None:
+            timer = asyncio.get_running_loop().call_later(left_s, self._end_if_due, machine)
+            self._timers[machine.id] = timer
+
+    def _end_if_due(self, machine: Machine) -> None:
+        why = machine.why_due()
+        if not why:
+            self._schedule(machine)
+            return
+        logger.info("ending a machine", extra={"machine": machine.id, "why": why})
+        ending = asyncio.create_task(machine.delete(why), name="machine end")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)

@@ -1,0 +1,98 @@
+"""What process 1 of a cell and of a machine do alike: take over new namespaces, and give up what is not needed.
+
+Invariant: after `confine` the process holds no capability, cannot be looked into, and is behind the filter; everything
+that it starts inherits that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+from typing import Final
+
+from mettle.sandbox.zygote import kernel, rootfs, watch
+
+NOTHING_FD: Final = 3  # like the template's standard input, at its end from the start
+CHANNEL_FD: Final = 5
+
+
+def keep_only(channel: socket.socket) -> socket.socket:
+    """Close everything but the standard streams and the owner's socket, and keep descriptors up to 4 occupied."""
+    descriptor = channel.detach()
+    if descriptor != CHANNEL_FD:
+        os.dup2(descriptor, CHANNEL_FD, inheritable=False)
+    os.closerange(CHANNEL_FD + 1, 1 << 16)
+    for low in range(NOTHING_FD, CHANNEL_FD):
+        os.dup2(0, low, inheritable=False)
+    return socket.socket(fileno=CHANNEL_FD)
+
+
+def forget_signals() -> None:
+    """The default for each signal that Python handles; for process 1 the default is to ignore."""
+    for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def own_user() -> None:
+    """Become the user of the new user namespace, and the first to go when the host runs out of memory."""
+    map_user(rootfs.SANDBOX_UID, rootfs.SANDBOX_UID)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("500")
+
+
+def map_user(inside: int, outside: int) -> None:
+    """Give the one user of this user namespace a name inside it."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{inside} {outside} 1"),
+        ("gid_map", f"{inside} {outside} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def limit(*, file_bytes: int, open_files: int) -> None:
+    """The limits of every process inside, with or without a jail."""
+    lower(resource.RLIMIT_FSIZE, file_bytes)
+    lower(resource.RLIMIT_NOFILE, open_files)
+    lower(resource.RLIMIT_MEMLOCK, 1 << 16)
+    lower(resource.RLIMIT_CORE, 1)  # 1 and not 0: a core_pattern that is a pipe ignores 0
+
+
+def confine(program: bytes | None, num_processes: int) -> None:
+    """Give up everything that process 1 does not need; `num_processes` counts all of its user namespace."""
+    lower(resource.RLIMIT_NPROC, num_processes)
+    kernel.set_dumpable(False)
+    kernel.drop_capabilities()
+    kernel.renounce_new_privileges()
+    kernel.die_with_parent()
+    if program is not None:
+        kernel.install_filter(program)
+
+
+def lower(kind: int, value: int) -> None:
+    """Lower a limit for good, never above what it is."""
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill_descendants() -> None:
+    """End whatever is below this process, where no pid namespace does it."""
+    for pid in watch.descendants(os.getpid()):
+        kill(pid)
+
+
+def remove_tree(path: str) -> None:
+    """Delete a directory, of whatever depth and closed however, by programs of their own."""
+    for command in (("chmod", "-R", "u+rwX", "--", path), ("rm", "-rf", "--one-file-system", "--", path)):
+        os.waitpid(os.posix_spawnp(command[0], command, {"PATH": "/usr/bin:/bin"}), 0)

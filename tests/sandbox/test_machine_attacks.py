@@ -1,0 +1,233 @@
+"""Hostile code in a machine: neither the host nor another machine feels it, and the same checks fail without isolation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from attacks import PRELUDE, Attack
+from machine_attacks import NEIGHBOUR, OWN, SHARED
+from planted import SECRET, Planted, plant
+
+from mettle.sandbox import ExecResult, Machine, MachineConfig, MachinePool
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIMITS = MachineConfig(memory_mb=256, disk_mb=32, max_processes=16)
+CAN_FAIL = [
+    attack
+    for attack in OWN
+    if not attack.is_harmful and (attack.opens == "any" or (attack.opens == "root" and os.geteuid() == 0))
+]
+NEIGHBOUR_PROGRAM = """
+import os, socket, sys, time
+name = sys.argv[1]
+open(name + ".secret", "w").close(); open("/dev/shm/" + name, "w").close()
+server = socket.create_server(("127.0.0.1", 0))
+abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + name); abstract.listen()
+print(server.getsockname()[1], flush=True)
+server.accept() if len(sys.argv) > 2 else time.sleep(60)
+"""
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Iterator[Planted]:
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.geteuid() and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    with plant(tmp_path) as things:
+        yield things
+
+
+async def attack_from(machine: Machine, attack: Attack, described: str) -> ExecResult:
+    await machine.upload("attack.py", PRELUDE + attack.code)
+    return await machine.exec(["python3", "attack.py"], stdin=described, timeout_s=8)
+
+
+def assert_sound(attack: Attack, result: ExecResult) -> None:
+    assert "NameError" not in result.stderr, "the attack's own code is broken"
+    assert "SyntaxError" not in result.stderr, "the attack's own code is broken"
+
+
+@pytest.mark.parametrize("attack", [*SHARED, *OWN], ids=lambda attack: attack.name)
+async def test_the_host_feels_nothing(machines: MachinePool, planted: Planted, attack: Attack) -> None:
+    if attack.first:
+        other = await machines.create(LIMITS)
+        await other.upload("first.py", PRELUDE + attack.first)
+        await other.exec(["python3", "first.py"], stdin=planted.describe())
+        await other.delete()
+    machine = await machines.create(LIMITS)
+    result = await attack_from(machine, attack, planted.describe())
+    still = await machine.exec("echo still here", timeout_s=10)
+    await machine.delete()
+    assert "BREACH" not in result.stdout, result.stdout
+    assert SECRET not in result.stdout + result.stderr
+    assert_sound(attack, result)
+    assert still.stdout == "still here\n", still
+    await asyncio.sleep(0.02)
+    assert planted.damage() == []
+
+
+@pytest.mark.parametrize("attack", CAN_FAIL, ids=lambda attack: attack.name)
+async def test_gets_through_without_isolation(unsafe_machines: MachinePool, planted: Planted, attack: Attack) -> None:
+    """Proof that each check above can fail; those on cells have theirs beside the judge's."""
+    machine = await unsafe_machines.create(LIMITS)
+    result = await attack_from(machine, attack, planted.describe())
+    await machine.delete()
+    assert "BREACH" in result.stdout or planted.damage(), result
+
+
+@dataclass
+class Neighbour:
+    """Another machine with something in it to find."""
+
+    machine: Machine
+    described: str
+
+    @classmethod
+    async def move_in(cls, machine: Machine) -> Neighbour:
+        name = f"mettle-neighbour-{machine.id}"
+        await machine.upload("neighbour.py", NEIGHBOUR_PROGRAM)
+        job = await machine.start(["python3", "neighbour.py", name])
+        while not (port := (await job.output()).stdout):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        described = {"file": f"{name}.secret", "process": name, "name": name, "server": int(port)}
+        return cls(machine, json.dumps(described) + "\n")
+
+    async def is_unharmed(self) -> bool:
+        found = await self.machine.exec("ls *.secret && pgrep -f neighbour.py || ps -ef")
+        return found.exit_code == 0 and ".secret" in found.stdout
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def neighbour(machines: MachinePool) -> AsyncIterator[Neighbour]:
+    machine = await machines.create()
+    yield await Neighbour.move_in(machine)
+    await machine.delete()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def unsafe_neighbour(unsafe_machines: MachinePool) -> AsyncIterator[Neighbour]:
+    machine = await unsafe_machines.create()
+    found = await Neighbour.move_in(machine)
+    yield found
+    await machine.delete()
+    Path("/dev/shm", json.loads(found.described)["name"]).unlink(missing_ok=True)  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize("attack", NEIGHBOUR, ids=lambda attack: attack.name)
+async def test_another_machine_feels_nothing(machines: MachinePool, neighbour: Neighbour, attack: Attack) -> None:
+    machine = await machines.create(LIMITS)
+    result = await attack_from(machine, attack, neighbour.described)
+    await machine.delete()
+    assert "BREACH" not in result.stdout, result.stdout
+    assert_sound(attack, result)
+    assert await neighbour.is_unharmed()
+
+
+@pytest.mark.parametrize("attack", NEIGHBOUR, ids=lambda attack: attack.name)
+async def test_another_machine_is_reached_without_isolation(
+    unsafe_machines: MachinePool, unsafe_neighbour: Neighbour, attack: Attack
+) -> None:
+    machine = await unsafe_machines.create(LIMITS)
+    result = await attack_from(machine, attack, unsafe_neighbour.described)
+    await machine.delete()
+    assert "BREACH" in result.stdout, result
+
+
+async def test_a_fork_bomb_ends_at_its_deadline_and_leaves_the_machine_usable(machines: MachinePool) -> None:
+    machine = await machines.create(LIMITS)
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    started = time.monotonic()
+    result = await machine.exec(["python3", "-c", bomb], timeout_s=1.0)
+    assert result.is_timed_out
+    assert time.monotonic() - started < 6
+    listing = await machine.exec("ls /proc | grep -c '^[0-9]'")
+    assert int(listing.stdout) <= 6, "1, its hand, sh, ls, grep"
+    await machine.delete()
+
+
+async def test_a_process_that_keeps_changing_into_another_is_caught(machines: MachinePool) -> None:
+    machine = await machines.create(LIMITS)
+    comet = "import os\nwhile True:\n    if os.fork() == 0: os.setsid()\n    else: os._exit(0)"
+    parent = f"import os, time\nif os.fork() == 0: exec({comet!r})\ntime.sleep(60)"
+    result = await machine.exec(["python3", "-c", parent], timeout_s=0.5)
+    assert result.is_timed_out
+    shown = await machine.exec("ls /proc | grep -c '^[0-9]'")
+    assert int(shown.stdout) <= 6
+    await machine.delete()
+
+
+async def test_a_full_disk_is_the_machines_own(machines: MachinePool) -> None:
+    full, other = await machines.create(LIMITS), await machines.create(LIMITS)
+    bomb = "for f in /work/a /tmp/a /dev/shm/a /a; do head -c 40m /dev/zero > $f; done; du -sm / 2>/dev/null | cut -f1"
+    result = await full.exec(bomb)
+    assert "No space left" in result.stderr
+    with pytest.raises(OSError, match="No space left"):
+        await full.upload("more", b"x" * (1 << 20))
+    assert (await full.exec("rm /work/a /tmp/a /dev/shm/a /a; echo 1 > b; cat b")).stdout == "1\n"
+    assert (await other.exec("head -c 20m /dev/zero > a; wc -c < a")).stdout == f"{20 << 20}\n"
+    for machine in (full, other):
+        await machine.delete()
+
+
+async def test_no_exit_code_is_forged_by_ending_the_hand(machines: MachinePool) -> None:
+    machine = await machines.create(LIMITS)
+    assert (await machine.exec("kill -9 $PPID; exit 0")).exit_code == 137
+    assert (await machine.exec("kill -STOP $PPID; exit 0", timeout_s=0.5)).is_timed_out
+    assert (await machine.exec("kill -9 1; kill -9 -1; exit 0")).exit_code == 137
+    assert (await machine.exec("echo fine")).stdout == "fine\n"
+    await machine.delete()
+
+
+async def test_a_transfer_that_is_interfered_with_fails_and_says_so(machines: MachinePool) -> None:
+    machine = await machines.create(LIMITS)
+    hunt = "while True:\n    for p in range(os.getpid() + 1, os.getpid() + 200):\n        try: os.kill(p, 9)\n        except OSError: pass"
+    hunter = await machine.start(["python3", "-c", f"import os\nprint(1, flush=True)\n{hunt}"])
+    while not (await hunter.output()).stdout:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+    async def upload_again_and_again() -> None:
+        for _ in range(50):
+            await machine.upload("x", b"x" * 3_000_000)
+
+    with pytest.raises(OSError, match=r"ended by a process of the machine"):
+        await upload_again_and_again()
+    await hunter.kill()
+    await machine.delete()
+
+
+async def test_files_that_the_code_has_prepared_do_not_lead_out(
+    machines: MachinePool, planted: Planted, tmp_path: Path
+) -> None:
+    machine = await machines.create(LIMITS)
+    secret = tmp_path / "secret"
+    await machine.exec(
+        f"mkdir -p {tmp_path}; ln -s {secret} link; ln -s {tmp_path} directory; ln -s / root; ln -s /proc/1/root host"
+    )
+    for path in ("link", f"root{secret}", f"host{secret}", f"../../..{secret}", "directory/secret"):
+        with pytest.raises(OSError, match=r"."):
+            await machine.download(path)
+    for path in ("directory/new", f"root{tmp_path}/new"):
+        await machine.upload(path, b"written inside")
+    assert (await machine.exec(f"cat {tmp_path}/new")).stdout == "written inside"
+    await machine.delete()
+    assert planted.damage() == []
+
+
+async def test_code_cannot_put_modules_in_the_way_of_the_machines_own(machines: MachinePool) -> None:
+    machine = await machines.create(LIMITS)
+    found = await machine.exec(["python3", "-c", "import json; print(json.__file__)"])
+    top = Path(*Path(found.stdout).parts[:2])
+    await machine.exec(f"mv {top} /moved; mkdir -p {Path(found.stdout).parent}")
+    await machine.upload("file", b"1")
+    assert await machine.download("file") == b"1"
+    assert (await machine.snapshot()).data
+    await machine.delete()
