@@ -177,27 +177,12 @@ _WHERE: dict[str, tuple[str, ...]] = {
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-_NOT_YET = frozenset(
-    {
-        "AnthropicMessagesClient",
-        "CliAgentEnv",
-        "HarborEnv",
-        "OpenAIResponsesClient",
-        "PythonEnv",
-        "SandboxEnv",
-        "SandboxMixin",
-    }
-)
-_NOT_YET = frozenset({"BrowserEnv"})
-
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
 def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
-        if name in _NOT_YET:
-            raise AttributeError(f"{name} is not in this version of Mettle yet (it is part of the verifiers API)")
         refusing = importlib.import_module(_ROOM + "legacy.unavailable").unavailable_name(name)
         if refusing is not None:
             return refusing

@@ -40,6 +40,8 @@ def test_a_line_of_arithmetic_is_evaluated(expression, answer):
         ("a, b = 3, 4\na, b", "(3, 4)"),
         ("  print('a')\n  print('b')", "a\nb"),
         ("x = 5", ""),
+        ("import numpy as np\nnp.array([1, 2, 3]) + 1", "[2 3 4]"),
+        ("1 / 0", "Traceback"),
         ("def", "SyntaxError: invalid syntax"),
     ],
 )

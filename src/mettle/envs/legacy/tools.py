@@ -7,24 +7,22 @@ text of a model is evaluated in this process; nothing survives from one call of 
 from __future__ import annotations
 
 import ast
-import asyncio
-import atexit
 import operator
-import os
 import textwrap
-import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
-from mettle.sandbox import JudgeResult, SandboxConfig, SandboxPool, StdioTest, Verdict
-
-T = TypeVar("T")
+from mettle.envs.packages.prime_sandboxes.depot import depot
+from mettle.sandbox import ExecResult, MachineConfig
 
 __all__ = ["calculator", "python"]
 
 MAX_OUTPUT: Final = 1000
 TIMEOUT_S: Final = 10.0
 MAX_DIGITS: Final = 4000
+PACKAGES: Final = ("numpy", "scipy", "sympy")
+"""What code may import besides the standard library, where it is installed beside this library."""
+
 _OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -76,14 +74,12 @@ def python(code: str) -> str:
         program = _with_last_value_printed(code)
     except (SyntaxError, ValueError) as error:
         return f"{type(error).__name__}: {error}"[:MAX_OUTPUT]
-    (ran,) = _sandbox().judge(program).tests
-    if ran.verdict is Verdict.TIMEOUT:
+    ran = depot().submit(_in_a_machine(program)).result()
+    if ran.is_timed_out:
         return f"Error: Code execution timed out after {TIMEOUT_S:g} seconds"
-    if ran.stderr.strip():
-        return ran.stderr.strip()[-MAX_OUTPUT:]
-    if ran.verdict in (Verdict.MEMORY, Verdict.OUTPUT_LIMIT, Verdict.KILLED):
-        return f"Error: {ran.detail}"[:MAX_OUTPUT]
-    return ran.stdout.strip()[:MAX_OUTPUT]
+    if ran.is_out_of_memory:
+        return "Error: Code execution ran out of memory"
+    return (ran.stderr.strip() or ran.stdout.strip())[:MAX_OUTPUT]
 
 
 def _value(node: ast.AST) -> Any:
@@ -116,39 +112,9 @@ def _with_last_value_printed(code: str) -> str:
     return f"{ast.unparse(tree)}\n_ = {ast.unparse(last.value)}\nif _ is not None: print(_)"
 
 
-class _Sandbox:
-    """A pool of this process, on a loop of its own, so that any thread can use it."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="python tool", daemon=True).start()
-        self._pool: SandboxPool = self._run(SandboxPool(SandboxConfig(timeout_s=TIMEOUT_S)).__aenter__())
-        atexit.register(self._close)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether this is the process that it was made in."""
-        return self._pid == os.getpid()
-
-    def judge(self, program: str) -> JudgeResult:
-        """Run a program once. Raises: SandboxError when the sandbox itself failed."""
-        return self._run(self._pool.judge(program, [StdioTest()]))
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _close(self) -> None:
-        if self.is_usable:
-            self._run(self._pool.close())
-
-
-_lock = threading.Lock()
-_sandboxes: list[_Sandbox] = []
-
-
-def _sandbox() -> _Sandbox:
-    with _lock:
-        if not _sandboxes or not _sandboxes[-1].is_usable:
-            _sandboxes[:] = [_Sandbox()]
-        return _sandboxes[-1]
+async def _in_a_machine(program: str) -> ExecResult:
+    machine = await depot().create(MachineConfig(), PACKAGES)
+    try:
+        return await machine.exec(["python3", "-c", program], timeout_s=TIMEOUT_S)
+    finally:
+        await machine.delete()
