@@ -18,7 +18,7 @@ from test_faults import is_alive
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import Machine, MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
 from mettle.sandbox.remote.client import SandboxClient
-from mettle.sandbox.remote.machines import RemoteMachine
+from mettle.sandbox.remote.machine import RemoteMachine
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceLost, TokenRefused
 from mettle.sandbox.zygote import watch
 

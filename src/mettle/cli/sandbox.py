@@ -15,7 +15,7 @@ from mettle.cli.terminal import going_on, json_option, print_json, print_next, p
 
 @click.group(cls=NounGroup)
 def sandbox() -> None:
-    """Run untrusted code: machines to work in, at a service or on this host."""
+    """Run untrusted code: machines to work in, here or at a service."""
 
 
 for verb in (

@@ -14,7 +14,7 @@ from typing import Any, Self
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.remote.connection import Connection, check_url
-from mettle.sandbox.remote.machines import RemoteMachine, machine_request
+from mettle.sandbox.remote.machine import RemoteMachine, machine_request
 from mettle.sandbox.service.tokens import TOKEN_ENV
 from mettle.sandbox.service.wire import unpack
 

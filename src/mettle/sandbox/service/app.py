@@ -15,7 +15,7 @@ from typing import Final
 
 from aiohttp import web
 
-from mettle.sandbox.service import census, commands, faults, judging, ports, prime, transfers
+from mettle.sandbox.service import census, commands, faults, gateway, judging, ports, prime, transfers
 from mettle.sandbox.service.state import HOLDER, SERVICE, Service, client_of, service_of
 from mettle.sandbox.service.tokens import Holder
 
@@ -117,7 +117,7 @@ def _identify(service: Service, request: web.Request) -> Holder:
     if service.config.unix is not None and "Authorization" not in request.headers:
         return Holder(LOCAL, service.config.quota)
     given = request.headers.get("Authorization")
-    return prime.gateway_holder(request) or service.tokens.holder(given)
+    return gateway.gateway_holder(request) or service.tokens.holder(given)
 
 
 async def _sweeping(app: web.Application) -> AsyncIterator[None]:
