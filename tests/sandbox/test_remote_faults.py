@@ -254,3 +254,28 @@ async def test_a_machine_made_for_a_caller_who_left_ends(tmp_path: Path) -> None
         may_go_on.set()
         await wait_until(lambda: asyncio.sleep(0, service.register.num_making == 0))
         await wait_until(lambda: asyncio.sleep(0, service.register.num_running == 0))
+
+
+@pytest.mark.usefixtures("token")
+async def test_commands_one_after_the_other_use_one_connection_and_log_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as (_, url), open_machines(remote(url)) as machines:
+        machine = await machines.create()
+        assert isinstance(machine, RemoteMachine)
+        await machine.exec("true")
+        connector = machine.connection._session.connector
+        assert connector is not None
+        for _ in range(20):
+            await machine.exec("true")
+            async for _ in machine.stream("true"):
+                pass
+        num_kept = sum(len(kept) for kept in connector._conns.values())
+        assert 1 <= num_kept <= 2, "one for work and one for the lease"
+        stream = machine.stream("yes")
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await machine.exec("true")
+        await asyncio.sleep(0.2)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -69,11 +69,12 @@ class RemoteStream:
     async def _read(self, lines: AsyncGenerator[dict[str, Any], None]) -> None:
         try:
             async with contextlib.aclosing(lines):
+                is_complete = False
                 async for line in lines:
+                    is_complete = "result" in line
                     await self._items.put(_item(line))
-                    if "result" in line:
-                        return
-            raise ServiceLost("the output of a command ended without its result")
+            if not is_complete:
+                raise ServiceLost("the output of a command ended without its result")
         except Exception as error:
             await self._items.put(error)
 

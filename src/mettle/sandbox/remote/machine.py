@@ -63,11 +63,13 @@ class RemoteMachine:
     ) -> ExecResult:
         """Run a command and wait for its end. It is never sent twice."""
         body = _order(command, cwd, env, stdin, timeout_s, max_output_bytes)
+        result: ExecResult | None = None
         async with contextlib.aclosing(self._lines({**body, "stream": "result"})) as lines:
-            async for line in lines:
-                result: ExecResult = unpack(line["result"])
-                return result
-        raise ServiceLost(f"sandbox service {self.connection.url} gave a command no result")
+            async for line in lines:  # to the end, so that the connection can be used again
+                result = unpack(line["result"])
+        if result is None:
+            raise ServiceLost(f"sandbox service {self.connection.url} gave a command no result")
+        return result
 
     def stream(
         self,

@@ -26,6 +26,8 @@ PREFIX: Final = "/api/v1"
 OPEN: Final = ("/health",)
 LOCAL: Final = "local"
 _SWEEP_S: Final = 0.5
+_GONE: Final = 499
+"""Stands in the figures for a client that has gone."""
 
 ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("GET", "/health", census.health),
@@ -73,7 +75,7 @@ def make_app(service: Service) -> web.Application:
 async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
     service, started = service_of(request), time.monotonic()
     service.num_open += 1
-    status = 499  # the client has gone
+    status = _GONE
     try:
         response = await _answer(service, request, handler)
         status = response.status
@@ -97,8 +99,12 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
                 if client := client_of(request):
                     stack.enter_context(service.lessees.hearing((holder.name, client)))
             return await handler(request)
-    except (ConnectionResetError, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise
+    except ConnectionResetError:  # nobody is there to be answered
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=_GONE)
     except Exception as error:
         cause = faults.describe(error)["type"]
         service.metrics.count("errors_total", cause=cause)
