@@ -116,6 +116,8 @@ def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
 def _forget_the_harness() -> None:
     for name in [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]:
         del sys.modules[name]
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # which no fork does for it
     sys.argv = [_SOURCE_NAME]
     sys.path.insert(0, os.getcwd())
     gc.enable()
