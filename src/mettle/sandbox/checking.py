@@ -84,9 +84,9 @@ class Asker:
         while True:
             cell = self._cell or await self._take_cell()
             try:
-                await self._load(cell)
+                self._load(cell)
                 if self._job.source.cell is not None:
-                    await cell.load_files([*self._files, *files])
+                    cell.load_files([*self._files, *files])
                 report = await cell.run(0, order, is_last=False)
             except CellLost as error:
                 await self.close()
@@ -104,12 +104,12 @@ class Asker:
         self._is_loaded = False
         return self._cell
 
-    async def _load(self, cell: Cell) -> None:
+    def _load(self, cell: Cell) -> None:
         """Send the checker itself, once; a program goes with the files of each question."""
         if self._job.source.cell is not None:
             require_processes(cell, self._job.source)
         elif not self._is_loaded:
-            await cell.load(self._job.source.code)
+            cell.load(self._job.source.code)
             self._is_loaded = True
 
     async def _build(self) -> tuple[ProgramFile, ...]:

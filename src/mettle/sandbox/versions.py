@@ -29,7 +29,7 @@ async def report_language(cells: CellSource, config: SandboxConfig, spec: Langua
     limits, order = version_order(config, spec)
     try:
         async with cells.slot(), cells.cell(limits) as cell:
-            await cell.load_files([])
+            cell.load_files([])
             report = await cell.run(0, order, is_last=True)
     except CellLost as error:
         return LanguageReport(
