@@ -28,6 +28,7 @@ from mettle.sandbox.zygote import frames, kernel, values
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
+_harness: list[str] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
 _REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
@@ -113,10 +114,12 @@ def _limit(header: dict[str, Any], space_bytes: int) -> None:
 def _address_space_bytes() -> int:
     """What this process has now, which a test's own memory comes on top of."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        file = os.open("/proc/self/statm", os.O_RDONLY)  # without a file object, whose making touches many pages
     except OSError:  # no /proc
         return _UNKNOWN_SPACE_BYTES
+    pages = int(os.read(file, 64).split()[0])
+    os.close(file)
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
@@ -125,8 +128,14 @@ def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
 
 
+def note_harness() -> None:
+    """Find the modules that judged code is not to see; in the template, because looking at every name in every child
+    would give each a copy of the pages that the names are on."""
+    _harness[:] = [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]
+
+
 def _forget_the_harness() -> None:
-    for name in [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]:
+    for name in _harness:
         del sys.modules[name]
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # which no fork does for it

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import cell, jail, kernel, machine, rootfs, seccomp
+from mettle.sandbox.zygote import cell, child, jail, kernel, machine, rootfs, seccomp
 from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
@@ -53,6 +53,7 @@ def main(settings_json: str) -> NoReturn:
     kernel.die_with_parent()
     if os.getppid() != settings.owner_pid:
         os._exit(0)  # the owner ended before the kernel knew to tell us
+    child.note_harness()
     program = seccomp.build_filter() if hello["layers"].get("seccomp") == "" else None
     gc.collect()
     gc.freeze()
