@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -68,11 +68,15 @@ def run_dir(tmp_path) -> Path:
 class _Answers(BaseHTTPRequestHandler):
     """Chat completions that reverse the last word of the last message; status 500 when it is `break`."""
 
+    seen: ClassVar[list[tuple[dict[str, str], dict[str, Any]]]] = []
+    """Headers and body of each request."""
+
     def do_GET(self) -> None:
         self._json({"data": [{"id": "reverser"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((dict(self.headers), body))
         word = body["messages"][-1]["content"].split()[-1]
         if word == "break":
             self._json({"error": {"message": "it broke"}}, 500)
@@ -103,6 +107,13 @@ class _Answers(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         return
+
+
+@pytest.fixture
+def seen(endpoint) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """Headers and body of each request that the endpoint gets."""
+    _Answers.seen.clear()
+    return _Answers.seen
 
 
 @pytest.fixture

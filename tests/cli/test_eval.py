@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mettle.cli.evaluation import interval
-from mettle.cli.results import excerpt, read_rollouts
+from mettle.envs.evaluation.facts import excerpt
+from mettle.envs.evaluation.reader import EvaluationReader
 
 ENVIRONMENT = """
 import mettle.envs as vf
@@ -42,11 +42,17 @@ def only_evaluation(folder: Path) -> Path:
     return path
 
 
+def read_rollouts(folder: Path) -> list[dict]:
+    return list(EvaluationReader(folder).rows())
+
+
 def test_an_endpoint_is_measured_and_the_results_saved(mettle, environment, endpoint):
     ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "3", "-r", "2")
     assert ended.code == 0, ended.err
-    assert re.search(r"^reward +1\.0000 \(95 % interval 1\.000 to 1\.000\)$", ended.out, re.MULTILINE)
-    assert re.search(r"^rollouts +6, 0\.0% failed$", ended.out, re.MULTILINE)
+    assert re.search(r"^reward +1\.0000 \(95 % interval 0\.439 to 1\.000\)$", ended.out, re.MULTILINE)
+    assert re.search(r"^pass@2 +1\.0000 \(95 % interval 0\.439 to 1\.000\)$", ended.out, re.MULTILINE)
+    assert re.search(r"^rollouts +6 of 3 tasks$", ended.out, re.MULTILINE)
+    assert re.search(r"^failed +none$", ended.out, re.MULTILINE)
     folder = only_evaluation(environment)
     assert ended.out.splitlines()[-1] == f"next: mettle eval view {folder.relative_to(environment.parents[1])}"
     rows = read_rollouts(folder)
@@ -56,7 +62,10 @@ def test_an_endpoint_is_measured_and_the_results_saved(mettle, environment, endp
 
 def test_the_summary_as_json(mettle, environment, endpoint):
     found = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "--json").json
-    assert (found["avg_reward"], found["avg_error"], found["interval"]) == (1.0, 0.0, [1.0, 1.0])
+    assert (found["avg_reward"], found["avg_error"], found["interval"][1]) == (1.0, 0.0, 1.0)
+    assert found["stats"]["reward"]["interval"] == found["interval"]
+    assert found["stats"]["tokens"]["output"] == 4.0
+    assert found["stats"]["cost"] is None, "nobody said what a token costs"
     assert Path(found["path"]).is_dir()
 
 
@@ -81,7 +90,7 @@ def test_an_endpoints_file_with_a_mistake_is_one_line(mettle, environment, tmp_p
     (tmp_path / "configs" / "endpoints.toml").write_text('[[endpoint]]\nendpoint_id = "mine"\nurl = "x"\n')
     ended = mettle("eval", "run", "mirror-words", "-m", "mine")
     assert ended.code == 2
-    assert "configs/endpoints.toml: endpoint.0 lacks model" in ended.err
+    assert "configs/endpoints.toml:1: endpoint.0 lacks model" in ended.err
 
 
 def test_environment_arguments_and_output_folder(mettle, environment, endpoint, tmp_path):
@@ -138,7 +147,18 @@ def test_when_every_rollout_fails_the_exit_code_says_so(mettle, environment, end
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", "[1]"), "is no JSON object"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", '{"wrds": 1}'), "takes no argument 'wrds'"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-R", "none"), "cannot resume from none"),
-        (("mirror-words",), "Missing option '-m'"),
+        (("mirror-words", "-m", "x", "-p", "opnai"), "did you mean 'openai'?"),
+        (
+            ("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "--api-client-type", "chatt"),
+            "did you mean 'chat'?",
+        ),
+        (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "--header", "nonsense"), "'Name: value' lines"),
+        (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-n", "0"), "at least 1, or -1 for all"),
+        (("mirror-words", "-m", "x", "-e", "none.toml"), "no config file none.toml"),
+        (("mirror-words", "-m", "x", "-p", "openrouter"), "set the environment variable OPENROUTER_API_KEY"),
+        (("nowhere.toml",), "no config file nowhere.toml"),
+        (("mirror-words",), "say which model with -m"),
+        ((), "say which environment"),
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_exit_2(mettle, environment, words, message):
@@ -179,17 +199,179 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(mettle, tmp_pat
     assert "1.5 s" in mettle("eval", "view").out, "older files have milliseconds"
 
 
-def test_the_interval_is_over_tasks_and_leaves_failures_out():
-    rows = [{"example_id": i, "reward": r} for i, r in ((0, 0.0), (0, 1.0), (1, 1.0), (1, 1.0))]
-    low, high = interval([*rows, {"example_id": 2, "reward": None, "error": {"error": "x"}}])
-    assert (low + high) / 2 == pytest.approx(0.75)
-    assert high - low == pytest.approx(2 * 1.96 * 0.35355 / 2**0.5, rel=1e-4)
-    assert interval(rows[:2]) is None
-
-
 def test_an_excerpt_is_the_last_thing_said_in_one_short_line():
     row = {
         "completion": [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "a\nb " + "x" * 99}]
     }
     assert excerpt(row).startswith("a b xxx")
     assert len(excerpt(row)) == 60
+
+
+def run_words(mettle, endpoint, *more) -> dict:
+    ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, *more, "--json")
+    assert ended.code == 0, ended.err
+    return ended.json
+
+
+def test_headers_and_sampling_arguments_reach_the_endpoint(mettle, environment, endpoint, seen):
+    more = (
+        "-n",
+        "1",
+        "-r",
+        "1",
+        "--header",
+        "X-Lab: seven",
+        "-T",
+        "0",
+        "-t",
+        "9",
+        "-S",
+        '{"max_tokens": 5, "top_k": 3}',
+    )
+    run_words(mettle, endpoint, *more)
+    ((headers, body),) = seen
+    assert headers["X-Lab"] == "seven"
+    assert (body["temperature"], body["max_tokens"], body["top_k"]) == (0.0, 5, 3), "0 is a temperature"
+    assert "seven" not in next(environment.glob("outputs/evals/*/*/metadata.json")).read_text(), "it may be a secret"
+
+
+def test_settings_of_the_environment_and_a_time_limit(mettle, environment, endpoint):
+    (environment / "mirror_words.py").write_text(
+        ENVIRONMENT.replace("return float", "import time; time.sleep(0); return float")
+    )
+    found = run_words(mettle, endpoint, "-x", '{"pass_threshold": 2.0}', "--timeout", "30", "-n", "2", "-i")
+    assert found["pass_at_k"]["1"] == 0.0
+    assert found["launch"]["timeout"] == 30.0
+
+
+@pytest.mark.e2e
+def test_rollouts_may_run_in_processes_of_their_own(mettle, environment, endpoint, seen, tmp_path):
+    (tmp_path / "configs").mkdir()
+    one = f'[[endpoint]]\nendpoint_id = "mine"\nurl = "{endpoint}"\nmodel = '
+    (tmp_path / "configs" / "endpoints.toml").write_text(f'{one}"a"\n{one}"b"\n')
+    ended = mettle("eval", "run", "mirror-words", "-m", "mine", "-n", "3", "-r", "2", "-w", "1", "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["avg_reward"], ended.json["stats"]["num_rollouts"]) == (1.0, 6)
+    assert sorted(body["model"] for _, body in seen) == ["a"] * 3 + ["b"] * 3
+    refused = mettle("eval", "run", "mirror-words", "-m", "mine", "-w", "1", "-x", '{"colour": "red"}')
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "worker processes would not get 'colour'" in refused.err
+
+
+def test_an_evaluation_that_is_not_saved_leaves_nothing(mettle, environment, endpoint):
+    found = run_words(mettle, endpoint, "--no-save-results", "-n", "1")
+    assert found["path"] is None
+    assert not (environment / "outputs").exists()
+
+
+def test_prices_give_a_cost(mettle, environment, endpoint, tmp_path):
+    (tmp_path / "prices.toml").write_text("[prices.reverser]\ninput_usd_per_mtok = 1e6\noutput_usd_per_mtok = 0\n")
+    found = run_words(mettle, endpoint, "-e", "prices.toml", "-n", "2", "-r", "1")
+    assert found["cost"] == {"input_usd": 10.0, "output_usd": 0.0, "total_usd": 10.0}
+    ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-e", "prices.toml", "-n", "2")
+    assert re.search(r"^cost +\$30\.00$", ended.out, re.MULTILINE)
+
+
+def test_endpoints_of_one_name_share_the_rollouts(mettle, environment, endpoint, seen, tmp_path):
+    (tmp_path / "configs").mkdir()
+    one = f'[[endpoint]]\nendpoint_id = "mine"\nurl = "{endpoint}"\nmodel = '
+    (tmp_path / "configs" / "endpoints.toml").write_text(f'{one}"a"\n{one}"b"\n')
+    found = mettle("eval", "run", "mirror-words", "-m", "mine", "-n", "3", "-r", "2", "--json").json
+    assert found["model"] == "a"
+    assert sorted(body["model"] for _, body in seen) == ["a"] * 3 + ["b"] * 3
+
+
+def test_several_evaluations_from_one_file(mettle, environment, endpoint, tmp_path):
+    text = f"""
+    api_base_url = "{endpoint}"
+    rollouts_per_example = 1
+    [[eval]]
+    env_id = "mirror-words"
+    model = "first"
+    [[ablation]]
+    env_id = "mirror-words"
+    model = "second"
+    num_examples = 1
+    [ablation.sweep]
+    temperature = [0.0, 1.0]
+    """
+    (tmp_path / "e.toml").write_text(text)
+    found = mettle("eval", "run", "e.toml", "--json").json["evaluations"]
+    assert [(e["model"], e["num_examples"], e["title"]) for e in found] == [
+        ("first", 3, "mirror-words"),
+        ("second", 1, "mirror-words temperature=0.0"),
+        ("second", 1, "mirror-words temperature=1.0"),
+    ]
+    assert [e["name"] for e in found[1:]] == [e["title"] for e in found[1:]]
+    again = mettle("eval", "run", "e.toml", "--resume")
+    assert again.code == 0, again.err
+    assert "mirror-words temperature=1.0: " in again.out
+    paths = {line.rpartition(": ")[2] for line in again.out.splitlines() if ": environments" in line}
+    assert paths == {e["path"] for e in found}, "each evaluation found its own folder"
+
+
+def test_a_mistake_in_one_evaluation_shows_before_any_runs(mettle, environment, endpoint, seen, tmp_path):
+    (tmp_path / "e.toml").write_text(
+        f'api_base_url = "{endpoint}"\nmodel = "m"\n[[eval]]\nenv_id = "mirror-words"\n'
+        '[[eval]]\nenv_id = "mirror-words"\nargs = {wrds = 1}\n'
+    )
+    ended = mettle("eval", "run", "e.toml")
+    assert (ended.code, seen) == (2, [])
+    assert "mirror-words: mirror-words takes no argument 'wrds'" in ended.err
+
+
+def test_a_saved_evaluation_is_continued_without_saying_again_what_it_was(mettle, environment, endpoint, seen):
+    first = run_words(mettle, endpoint, "-n", "2", "-r", "2", "-a", '{"words": "ab cd ef"}', "-T", "0.5")
+    results = Path(first["path"]) / "results.jsonl"
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:3]))
+    seen.clear()
+    again = mettle("eval", "run", "--resume", first["path"], "--json")
+    assert again.code == 0, again.err
+    assert len(seen) == 1
+    assert again.json["path"] == first["path"]
+    assert again.json["time"] > first["time"], "the time of both"
+    more = mettle("eval", "run", "--resume", first["path"], "-n", "3", "--json").json
+    assert (more["num_examples"], len(seen)) == (3, 3)
+    other = mettle("eval", "run", "--resume", first["path"], "-T", "1.0")
+    assert (other.code, other.err.count("\n")) == (2, 1)
+    assert "its sampling_args.temperature is 0.5, this evaluation's is 1.0" in other.err
+
+
+def test_resume_without_a_path_takes_the_newest_one_like_this(mettle, environment, endpoint, seen):
+    first = run_words(mettle, endpoint, "-n", "2", "-r", "1")
+    run_words(mettle, endpoint, "-n", "2", "-r", "1", "-T", "1.0")
+    seen.clear()
+    assert run_words(mettle, endpoint, "-n", "2", "-r", "1", "-R")["path"] == first["path"]
+    assert seen == []
+    assert run_words(mettle, endpoint, "-n", "2", "-r", "1", "-T", "0.3", "-R")["path"] != first["path"]
+
+
+def test_two_evaluations_are_compared(mettle, environment, endpoint):
+    first = run_words(mettle, endpoint, "-n", "3", "-r", "1", "-T", "0.5")
+    second = run_words(mettle, endpoint, "-n", "3", "-r", "1")
+    results = Path(second["path"]) / "results.jsonl"
+    rows = read_rollouts(results)
+    results.write_text("".join(json.dumps({**row, "reward": float(row["example_id"] != 0)}) + "\n" for row in rows))
+    ended = mettle("eval", "compare", first["path"], second["path"])
+    assert ended.code == 0, ended.err
+    assert ended.err == "note: sampling_args.temperature differs: 0.5 and None\n"
+    assert re.search(r"^reward +1 +0\.6667 +-0\.3333 +-1\.768 to 1\.101 +0\.42$", ended.out, re.MULTILINE)
+    assert "0 tasks rose, 1 fell, 2 stayed (sign test p = 1)" in ended.out
+    assert "lost 1: 0 (1.00 to 0.00)" in ended.out
+    assert "no clear difference: anything from -1.768 to +1.101 fits" in ended.out
+    found = mettle("eval", "compare", first["path"], second["path"], "--json").json
+    assert [task["example_id"] for task in found["lost"]] == [0]
+    same = mettle("eval", "compare", first["path"], first["path"])
+    assert "too few tasks, or too equal ones" in same.out
+
+
+def test_an_evaluation_is_exported_in_three_forms(mettle, environment, endpoint, tmp_path):
+    path = run_words(mettle, endpoint, "-n", "2", "-r", "1")["path"]
+    ended = mettle("eval", "export", path)
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith(f"wrote {path}/report.html (")
+    assert "<!doctype html>" in (Path(path) / "report.html").read_text()
+    assert mettle("eval", "export", path, "-o", "t.csv", "--json").json["num_rollouts"] == 2
+    assert (tmp_path / "t.csv").read_text().count("mirror") == 0
+    assert mettle("eval", "export", path, "-o", "t.parquet").code == 0
+    assert mettle("eval", "export", "nowhere").code == 2

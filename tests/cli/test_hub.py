@@ -61,9 +61,9 @@ def test_a_port_in_use_is_refused(run_dir, port):
 def test_the_shipped_endpoints_can_be_read():
     from pathlib import Path
 
-    from mettle.cli.endpoints import read_endpoints
+    from mettle.clients.endpoints import read_registry
 
-    endpoints = read_endpoints(Path(__file__).parents[2] / "configs" / "endpoints.toml")
+    endpoints = read_registry(Path(__file__).parents[2] / "configs" / "endpoints.toml").endpoints
     assert json.dumps(sorted(endpoints)) == '["local"]'
 
 

@@ -1,210 +1,99 @@
-"""One evaluation from the command line: find the model, load the environment, run, show, summarise.
+"""Evaluations from the command line: prepare, run, show, summarise.
 
-Parts: `EvalRequest` (what was asked), `evaluate`. Invariant: the results folder is known before the first rollout, so
-that whatever interrupts the evaluation, the message names the command that continues it.
+Parts: `evaluate`. Invariant: the results folders are known before the first rollout, so that whatever interrupts the
+evaluations, the message names the command that continues them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import os
-import statistics
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mettle.cli.endpoints import ENDPOINTS_FILE, read_endpoints
 from mettle.cli.local_server import local_server
+from mettle.cli.progress import Progress, money
 from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
-from mettle.clients.config import ClientConfig
-from mettle.clients.factory import client_from
-from mettle.envs import load_environment
-from mettle.envs.evaluation.results import ResultsFolder
-from mettle.errors import ServiceError, UserError
-
-DEFAULT_NUM_EXAMPLES = 5
-DEFAULT_ROLLOUTS = 3
-LINE_EVERY_S = 5.0
+from mettle.envs.evaluation.plan import package_defaults, read_plan
+from mettle.envs.evaluation.report import Stats, plain
+from mettle.envs.evaluation.run import Outcome, Prepared, Served, prepare, run_all, saved_settings
+from mettle.envs.evaluation.slots import Slots
+from mettle.envs.evaluation.spec import EvalSpec, spec_from
+from mettle.errors import ServiceError, StorageError, UserError
+from mettle.runs.program import program
 
 
-@dataclass(frozen=True, slots=True)
-class EvalRequest:
-    """What a person asked for. None leaves it to the resumed evaluation, then to the default."""
-
-    env_id: str
-    model: str
-    api_base_url: str | None = None
-    api_key_var: str | None = None
-    num_examples: int | None = None
-    rollouts_per_example: int | None = None
-    max_concurrent: int = 32
-    max_tokens: int | None = None
-    temperature: float | None = None
-    sampling_args: dict[str, Any] = field(default_factory=dict)
-    env_args: dict[str, Any] = field(default_factory=dict)
-    state_columns: tuple[str, ...] = ()
-    output_dir: Path | None = None
-    resume: Path | None = None
-    max_retries: int = 3
-    shuffle: bool = False
-    shuffle_seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A model that answers somewhere."""
-
-    client: ClientConfig
-    model: str
-
-
-def evaluate(request: EvalRequest, *, is_json: bool) -> None:
-    """Run an evaluation and print what came of it.
+def evaluate(what: str | None, settings: Mapping[str, Any], *, is_json: bool, is_plain: bool = False) -> None:
+    """Run what a person asked for: an environment, a TOML file of evaluations, or what a saved one still lacks.
 
     Raises: UserError for a request that cannot be met, ServiceError when not one rollout came to a reward.
     """
-    env = load_environment(request.env_id, **request.env_args)
-    saved = ResultsFolder(request.resume).read_metadata() if request.resume is not None else {}
-    path = request.resume or _new_folder(request, env)
-    with (
-        going_on(f"`mettle eval run {request.env_id} -m {request.model} --resume {path}` runs what is missing"),
-        _target(request) as target,
-    ):
-        results = asyncio.run(_run(request, env, target, path, saved, is_quiet=is_json))
-    metadata = results["metadata"]
-    if metadata["avg_reward"] is None:
-        raise ServiceError(f"no rollout of {len(results['outputs'])} has a reward; {_first_error(results['outputs'])}")
-    if is_json:
-        print_json({"path": str(path), **metadata, "interval": interval(results["outputs"])})
-    else:
-        _print_summary(path, metadata, results["outputs"])
+    is_file = what is not None and what.endswith(".toml")
+    specs = read_plan(Path(str(what)), settings) if is_file else [_one(what, settings)]
+    with ExitStack() as servers:
+        prepared = _prepare_all(specs, _serving(servers))
+        servers.enter_context(going_on(_how_to_go_on(str(what) if is_file else None, settings, prepared)))
+        outcomes = asyncio.run(_run(prepared, is_quiet=is_json, is_plain=is_plain))
+    _report(outcomes, is_file=is_file, is_json=is_json)
+    for outcome in outcomes:
+        _raise_failure(outcome)
 
 
-def interval(outputs: list[dict[str, Any]]) -> list[float] | None:
-    """95 % confidence interval of the mean reward: normal, over the means of the tasks."""
-    by_task: dict[Any, list[float]] = {}
-    for output in outputs:
-        if output.get("error") is None and output.get("reward") is not None:
-            by_task.setdefault(output["example_id"], []).append(float(output["reward"]))
-    means = [statistics.fmean(rewards) for rewards in by_task.values()]
-    if len(means) < 2:
-        return None
-    half = 1.96 * statistics.stdev(means) / math.sqrt(len(means))
-    mean = statistics.fmean(means)
-    return [mean - half, mean + half]
+def _one(env_id: str | None, settings: Mapping[str, Any]) -> EvalSpec:
+    saved = saved_settings(Path(settings["resume_path"])) if "resume_path" in settings else {}
+    given = {**settings, **({"env_id": env_id} if env_id is not None else {})}
+    known = {**saved, **given}
+    if "env_id" not in known:
+        raise UserError("say which environment: `mettle eval run ENV -m MODEL`; `mettle env list` names them")
+    if "model" not in known:
+        raise UserError("say which model with -m: a model directory, an endpoint's id, or a model at -b or -p")
+    if known.get("api_base_url") and given.get("model", saved.get("model")) != saved.get("model"):
+        saved = {name: value for name, value in saved.items() if name not in ("api_base_url", "provider")}
+    return spec_from([package_defaults(str(known["env_id"])), saved, given])
 
 
-@contextmanager
-def _target(request: EvalRequest) -> Iterator[Target]:
-    """The model: at the endpoint that was given, in a directory, or by its name in configs/endpoints.toml."""
-    base_url, key = request.api_base_url, request.api_key_var
-    named = read_endpoints().get(request.model)
-    if base_url is not None:
-        yield Target(ClientConfig(base_url, key, max_retries=request.max_retries), request.model)
-    elif Path(request.model).is_dir():
-        with local_server(Path(request.model), served_model_name=_name_of(Path(request.model))) as server:
-            yield Target(ClientConfig(server.base_url, max_retries=request.max_retries), server.model)
-    elif named is not None:
-        config = ClientConfig(
-            api_base_url=named.base_url,
-            api_key_var=key or named.api_key_var,
-            client_type=named.client_type,
-            extra_headers=named.headers,
-            max_retries=request.max_retries,
-        )
-        yield Target(config, named.model)
-    else:
-        raise UserError(
-            f"{request.model!r} is no model directory and no endpoint in {ENDPOINTS_FILE}; "
-            "say with -b where a server has it"
-        )
-
-
-async def _run(
-    request: EvalRequest, env: Any, target: Target, path: Path, saved: dict[str, Any], *, is_quiet: bool
-) -> Any:
-    rollouts = request.rollouts_per_example or saved.get("rollouts_per_example") or DEFAULT_ROLLOUTS
-    num_examples = request.num_examples or saved.get("num_examples") or DEFAULT_NUM_EXAMPLES
-    sampling = {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    client = client_from(target.client)
-    with _Progress(is_quiet=is_quiet) as progress:
+def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> list[Prepared]:
+    prepared = []
+    for spec in specs:
         try:
-            return await env.evaluate(
-                client,
-                target.model,
-                {**{k: v for k, v in sampling.items() if v is not None}, **request.sampling_args},
-                num_examples=num_examples,
-                rollouts_per_example=rollouts,
-                shuffle=request.shuffle or bool(saved.get("shuffle")),
-                shuffle_seed=request.shuffle_seed if request.shuffle_seed is not None else saved.get("shuffle_seed"),
-                max_concurrent=math.ceil(request.max_concurrent / rollouts),
-                results_path=path,
-                state_columns=list(request.state_columns),
-                max_retries=request.max_retries,
-                on_start=progress.start,
-                on_progress=progress.advance,
-            )
-        finally:
-            await client.close()
-            await env.teardown()
+            prepared.append(prepare(spec, serve))
+        except UserError as error:
+            raise UserError(f"{spec.title}: {error}" if len(specs) > 1 else str(error)) from error
+    return prepared
 
 
-class _Progress:
-    """Rollouts done, and the reward as it moves: a bar on a terminal, a line now and then elsewhere."""
+def _serving(servers: ExitStack) -> Callable[[Path], Served]:
+    """Starts a server for each model directory, once, until `servers` closes."""
+    running: dict[Path, Served] = {}
 
-    def __init__(self, *, is_quiet: bool) -> None:
-        self._is_quiet = is_quiet
-        self._is_live = not is_quiet and sys.stderr.isatty()
-        self._total = 0
-        self._last_line = 0.0
-        self._bar: Any = None
-        self._task: Any = None
+    def serve(directory: Path) -> Served:
+        key = directory.resolve()
+        if key not in running:
+            server = servers.enter_context(local_server(directory, served_model_name=_name_of(directory)))
+            running[key] = server.base_url, server.model
+        return running[key]
 
-    def __enter__(self) -> _Progress:
-        if self._is_live:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-                console=Console(stderr=True),
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task("rollouts", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def start(self, inputs: list[Any], remaining: list[Any]) -> None:
-        self._total = len(inputs)
-        if self._bar is not None:
-            self._bar.update(self._task, total=self._total, completed=self._total - len(remaining))
-
-    def advance(self, outputs: list[Any], _: list[Any], metadata: dict[str, Any]) -> None:
-        text = f"reward {figure(metadata['avg_reward'])}, errors {metadata['avg_error']:.0%}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=len(outputs), description=text)
-        elif not self._is_quiet and (len(outputs) == self._total or time.monotonic() - self._last_line > LINE_EVERY_S):
-            self._last_line = time.monotonic()
-            click.echo(f"{len(outputs)}/{self._total} rollouts, {text}", err=True)
+    return serve
 
 
-def _new_folder(request: EvalRequest, env: Any) -> Path:
-    """Where results go: beside the environment's source when that is here, as its authors expect."""
-    env_id = str(getattr(env, "env_id", "") or request.env_id)
-    home = Path("environments") / env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
-    base = request.output_dir or (home if home.is_dir() else Path()) / "outputs" / "evals"
-    model = _name_of(Path(request.model)) if Path(request.model).is_dir() else request.model
-    return base / f"{env_id.replace('/', '--')}--{model.replace('/', '--')}" / os.urandom(4).hex()
+async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
+    slots = Slots(max(one.spec.max_concurrent for one in prepared))
+    async with Progress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
+        return await run_all(prepared, slots)
+
+
+def _how_to_go_on(file: str | None, settings: Mapping[str, Any], prepared: Sequence[Prepared]) -> str:
+    path = prepared[0].path
+    if path is None:
+        return "nothing was saved"
+    if file is not None:
+        again = " with the same options" if settings else ""
+        return f"`{program()} eval run {file} --resume`{again} runs what is missing"
+    again = " with the same --header" if prepared[0].spec.headers else ""
+    return f"`{program()} eval run --resume {path}`{again} runs what is missing"
 
 
 def _name_of(model_dir: Path) -> str:
@@ -213,26 +102,137 @@ def _name_of(model_dir: Path) -> str:
     return f"{path.parent.name}/{path.name}" if (path.parent / "run.db").exists() else path.name
 
 
-def _first_error(outputs: list[dict[str, Any]]) -> str:
-    error = next((output["error"] for output in outputs if output.get("error")), None)
-    if error is None:
-        return "the environment gave none"
-    return f"the first failed with {error.get('error')}: {error.get('message') or error.get('error_chain_str')}"
+def _raise_failure(outcome: Outcome) -> None:
+    path = outcome.prepared.path
+    if outcome.error is not None:
+        if isinstance(outcome.error, StorageError) and path is not None:
+            how = f"make room, then `{program()} eval run --resume {path}` goes on"
+            raise StorageError(f"{outcome.error}; {how}") from outcome.error
+        raise outcome.error
+    assert outcome.results is not None, "an evaluation without an error has results"
+    stats = outcome.results.stats
+    if stats.reward is None:
+        raise ServiceError(f"no rollout of {stats.num_rollouts} has a reward; {_first_failure(stats)}")
 
 
-def _print_summary(path: Path, metadata: dict[str, Any], outputs: list[dict[str, Any]]) -> None:
-    bounds = interval(outputs)
-    shown = f" (95 % interval {bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
-    rows = [("reward", f"{metadata['avg_reward']:.4f}{shown}")]
-    rows += [(name, figure(value)) for name, value in metadata["avg_metrics"].items()]
-    threshold = f" (reward of {figure(metadata.get('pass_threshold', 0.5))} or more)"
-    rows += [(f"pass@{k}", figure(value) + threshold) for k, value in metadata["pass_at_k"].items()]
-    rows.append(("rollouts", f"{len(outputs)}, {metadata['avg_error']:.1%} failed"))
-    usage = metadata.get("usage")
-    if usage:
-        rows.append(("tokens", f"{usage['input_tokens']:.0f} in, {usage['output_tokens']:.0f} out a rollout"))
-    rows += [("time", seconds(metadata["time"])), ("saved in", str(path))]
+def _first_failure(stats: Stats) -> str:
+    for cause, failed in stats.errors.by_cause.items():
+        name = next(iter(failed.types))
+        return f"the first failed with {name} ({cause}): {failed.first_message or 'the environment gave none'}"
+    return "there was nothing to run"
+
+
+def _report(outcomes: Sequence[Outcome], *, is_file: bool, is_json: bool) -> None:
+    if is_json:
+        documents = [_document(outcome) for outcome in outcomes]
+        if is_file:
+            print_json({"evaluations": documents})
+        elif outcomes[0].error is None and documents[0]["stats"]["reward"] is not None:
+            print_json(documents[0])
+        return
+    done = [outcome for outcome in outcomes if outcome.results is not None and outcome.results.stats.reward is not None]
+    if len(outcomes) > 1:
+        _print_table(outcomes)
+    elif done:
+        _print_summary(done[0])
+    if not done:
+        return
+    paths = [str(outcome.prepared.path) for outcome in done if outcome.prepared.path is not None]
+    if len(paths) == 2:
+        print_next(f"mettle eval compare {paths[0]} {paths[1]}")
+    elif paths:
+        print_next(f"mettle eval view {paths[0]}" if len(paths) == 1 else "mettle eval view")
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    prepared = outcome.prepared
+    head = {"path": str(prepared.path) if prepared.path else None, "title": prepared.spec.title}
+    if outcome.results is None:
+        return {**head, "error": str(outcome.error)}
+    stats = plain(outcome.results.stats)
+    interval = stats["reward"]["interval"] if stats["reward"] else None
+    return {**head, **outcome.results["metadata"], "interval": interval, "stats": stats}
+
+
+def _print_table(outcomes: Sequence[Outcome]) -> None:
+    columns = ("evaluation", "model", "reward", "95 % interval", "pass@k", "failed", "tokens out", "cost")
+    rows: list[tuple[Any, ...]] = []
+    for outcome in outcomes:
+        prepared, results = outcome.prepared, outcome.results
+        if results is None:
+            rows.append((prepared.spec.title, prepared.target.model, f"stopped: {outcome.error}", *[""] * 5))
+            continue
+        stats = results.stats
+        passed = " ".join(f"{k}: {found.mean:.3g}" for k, found in stats.pass_at_k.items())
+        reward, tokens = stats.reward, stats.tokens
+        rows.append(
+            (
+                prepared.spec.title, prepared.target.model, reward.mean if reward else None,
+                between(reward.interval) if reward else None, passed,
+                f"{stats.errors.num} of {stats.num_rollouts}", f"{tokens.output:,.0f}" if tokens else None,
+                money(stats.cost.total_usd) if stats.cost else None,
+            )
+        )  # fmt: skip
+    print_table(columns, rows)
+    for outcome in outcomes:
+        if outcome.prepared.path is not None:
+            click.echo(f"{outcome.prepared.spec.title}: {outcome.prepared.path}")
+
+
+def _print_summary(outcome: Outcome) -> None:
+    assert outcome.results is not None, "only an evaluation that ended is summarised"
+    metadata, stats = outcome.results["metadata"], outcome.results.stats
+    rows = summary_rows(stats)
+    rows.append(("time", f"{seconds(metadata['time'])}{_timing(stats)}"))
+    if outcome.prepared.path is not None:
+        rows.append(("saved in", str(outcome.prepared.path)))
     print_table(("", ""), rows, title=f"{metadata['env_id']} with {metadata['model']}")
-    if metadata["avg_error"]:
-        console().print(_first_error(outputs), markup=False)
-    print_next(f"mettle eval view {path}")
+    if stats.errors.num:
+        console().print(_first_failure(stats), markup=False)
+
+
+def summary_rows(stats: Stats) -> list[tuple[str, str]]:
+    """What an evaluation came to, as names and texts."""
+    rows = [("reward", _with_interval(stats.reward))]
+    rows += [(name, _with_interval(found)) for name, found in stats.metrics.items()]
+    threshold = f"; reward of {figure(stats.pass_threshold)} or more"
+    for name, table in (("pass@", stats.pass_at_k), ("pass^", stats.pass_all_k)):
+        for k, found in table.items():
+            if not (name == "pass^" and k == "1"):
+                rows.append((f"{name}{k}", _with_interval(found) + threshold))
+                threshold = ""
+    rows.append(("rollouts", f"{stats.num_rollouts} of {stats.num_tasks} tasks"))
+    rows.append(("failed", _failures(stats)))
+    if stats.truncation_rate:
+        rows.append(("truncated", f"{stats.truncation_rate:.1%}"))
+    if stats.groups.share_without_variance is not None:
+        rows.append(("tasks without spread", f"{stats.groups.share_without_variance:.0%}"))
+    if stats.tokens:
+        read, written = stats.tokens.input_per_rollout, stats.tokens.output_per_rollout
+        spread = f"(median {written.p50:,.0f}, p99 {written.p99:,.0f})"
+        rows.append(("tokens", f"{read.mean:,.0f} in, {written.mean:,.0f} out a rollout {spread}"))
+    if stats.cost:
+        rows.append(("cost", money(stats.cost.total_usd)))
+    return rows
+
+
+def between(interval: Sequence[float] | None) -> str:
+    """An interval as text."""
+    return f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
+
+
+def _with_interval(found: Stats) -> str:
+    bounds = f" (95 % interval {between(found.interval)})" if found.interval else ""
+    return f"{found.mean:.4f}{bounds}"
+
+
+def _failures(stats: Stats) -> str:
+    if not stats.errors.num:
+        return "none"
+    causes = [f"{cause} {found.num}" for cause, found in stats.errors.by_cause.items()]
+    return f"{stats.errors.num}, {stats.errors.rate:.1%} ({', '.join(causes)})"
+
+
+def _timing(stats: Stats) -> str:
+    total = stats.timing.total_s
+    return f"; a rollout {seconds(total.p50)} (median), {seconds(total.p99)} (p99)" if total else ""

@@ -1,26 +1,32 @@
-"""Looking at saved evaluations: which there are, the rollouts of one, one rollout."""
+"""Looking at saved evaluations: which there are, the rollouts of one, one rollout, two compared, one exported."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mettle.cli.evaluation import between
 from mettle.cli.terminal import console, figure, print_json, print_next, print_table, printable, seconds
-from mettle.errors import UserError
-
-RESULTS, METADATA = "results.jsonl", "metadata.json"
-EXCERPT = 60
+from mettle.envs.evaluation.compare import Comparison, TaskChange
+from mettle.envs.evaluation.compare import compare_evaluations as compared
+from mettle.envs.evaluation.facts import RolloutFacts, content_of, messages_of
+from mettle.envs.evaluation.reader import EvaluationReader, list_evaluations
+from mettle.envs.evaluation.report import plain
+from mettle.envs.evaluation.stats import Difference
 
 
 def view_evaluations(num_rows: int, *, is_json: bool) -> None:
     """List the evaluations saved here, newest first."""
-    folders = sorted(find_evaluations(Path()), key=lambda folder: (folder / METADATA).stat().st_mtime, reverse=True)
-    found = [(folder, _metadata(folder)) for folder in folders[:num_rows]]
+    found = list_evaluations()[:num_rows]
     if is_json:
-        print_json([{"path": str(folder), **metadata} for folder, metadata in found])
+        documents = [
+            {"path": str(e.path), **e.metadata, **({"problem": e.problem} if e.problem else {})} for e in found
+        ]
+        print_json(documents)
         return
     if not found:
         click.echo("no evaluations in outputs/evals or environments/*/outputs/evals")
@@ -29,145 +35,165 @@ def view_evaluations(num_rows: int, *, is_json: bool) -> None:
     columns = ("environment", "model", "reward", "failed", "tasks", "rollouts each", "time", "path")
     rows = [
         (
-            m.get("env_id"), m.get("model"), m.get("avg_reward"), f"{m.get('avg_error') or 0:.0%}",
-            m.get("num_examples"), m.get("rollouts_per_example"), seconds(_time(m)), str(folder),
+            entry.env_id, entry.model, entry.metadata.get("avg_reward"), f"{entry.metadata.get('avg_error') or 0:.0%}",
+            entry.metadata.get("num_examples"), entry.metadata.get("rollouts_per_example"),
+            seconds(entry.time_s), entry.problem or str(entry.path),
         )
-        for folder, m in found
+        for entry in found
     ]  # fmt: skip
     print_table(columns, rows)
-    print_next(f"mettle eval view {found[0][0]}")
+    print_next(f"mettle eval view {found[0].path}")
 
 
 def view_evaluation(path: Path, num_rows: int, *, is_json: bool) -> None:
     """List the rollouts of one evaluation, in the order in which they finished."""
-    folder = evaluation_folder(path)
-    metadata, rollouts = _metadata(folder), read_rollouts(folder)
+    reader = EvaluationReader(path)
     if is_json:
-        print_json({"path": str(folder), "metadata": metadata, "rollouts": rollouts})
+        rollouts = list(reader.rows())
+        print_json(
+            {
+                "path": str(reader.path),
+                "metadata": reader.metadata,
+                "stats": plain(reader.stats()),
+                "rollouts": rollouts,
+            }
+        )
         return
-    head = f"{metadata.get('env_id')} with {metadata.get('model')}: reward {figure(metadata.get('avg_reward'))}"
+    entry = reader.entry
+    head = f"{entry.env_id} with {entry.model}: reward {figure(reader.metadata.get('avg_reward'))}"
     columns = ("#", "task", "reward", "stopped by", "tokens", "answer")
     rows = [
-        (index, row.get("example_id"), row.get("reward"), _stop(row), _tokens(row), excerpt(row))
-        for index, row in enumerate(rollouts[:num_rows])
+        (index, facts.example_id, facts.reward, _stop(facts), _whole(facts.output_tokens), facts.excerpt)
+        for index, facts in enumerate(reader.facts[:num_rows])
     ]
     print_table(columns, rows, title=head)
-    if len(rollouts) > num_rows:
-        click.echo(f"{len(rollouts) - num_rows} more; -n {len(rollouts)} shows all")
-    print_next(f"mettle eval view {folder} -i 0")
+    if len(reader) > num_rows:
+        click.echo(f"{len(reader) - num_rows} more; -n {len(reader)} shows all")
+    if reader.num_broken:
+        click.echo(f"{reader.num_broken} lines of the file could not be read")
+    print_next(f"mettle eval view {reader.path} -i 0" if len(reader) else f"mettle eval run --resume {reader.path}")
 
 
 def view_rollout(path: Path, index: int, *, is_json: bool) -> None:
     """Show one rollout: its conversation, its reward and the parts of it, its error."""
-    folder = evaluation_folder(path)
-    rollouts = read_rollouts(folder)
-    if index >= len(rollouts):
-        raise UserError(f"{folder} has rollouts 0 to {len(rollouts) - 1}, not {index}")
-    row = rollouts[index]
+    reader = EvaluationReader(path)
+    row = reader.row(index)
     if is_json:
         print_json(row)
         return
     screen = console()
-    for message in [*_messages(row.get("prompt")), *_messages(row.get("completion"))]:
+    for message in [*messages_of(row.get("prompt")), *messages_of(row.get("completion"))]:
         screen.print(f"[bold]{message.get('role', 'text')}[/bold]")
-        screen.print(printable(_content(message)), markup=False)
+        screen.print(printable(_said(message)), markup=False)
         screen.print()
-    facts: list[tuple[str, Any]] = [("task", row.get("example_id")), ("reward", row.get("reward"))]
-    facts += list((row.get("metrics") or {}).items())
-    if row.get("answer"):
-        facts.append(("expected", row["answer"]))
-    facts += [("stopped by", row.get("stop_condition")), ("truncated", row.get("is_truncated"))]
-    facts += [("tokens", _tokens(row)), ("time", seconds((row.get("timing") or {}).get("total")))]
-    if row.get("error"):
-        facts.append(("error", f"{row['error'].get('error')}: {row['error'].get('message', '')}"))
-    print_table(("", ""), [(name, figure(value)) for name, value in facts])
-    if index + 1 < len(rollouts):
-        print_next(f"mettle eval view {folder} -i {index + 1}")
+    print_table(("", ""), [(name, figure(value)) for name, value in _facts(row, reader.facts[index])])
+    if index + 1 < len(reader):
+        print_next(f"mettle eval view {reader.path} -i {index + 1}")
 
 
-def find_evaluations(root: Path) -> list[Path]:
-    """Folders with results under `outputs/evals`, here and beside each environment."""
-    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
-    return [file.parent for base in bases for file in sorted(base.glob(f"*/*/{METADATA}"))]
+def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: bool) -> None:
+    """Say what changed from one evaluation to another."""
+    a, b = EvaluationReader(before), EvaluationReader(after)
+    found = compared(a, b)
+    if is_json:
+        print_json({"before": str(a.path), "after": str(b.path), **found.to_dict()})
+        return
+    for warning in found.warnings:
+        click.echo(f"note: {printable(warning)}", err=True)
+    for word, reader in (("A", a), ("B", b)):
+        click.echo(f"{word}: {printable(reader.entry.env_id)} with {printable(reader.entry.model)}, {reader.path}")
+    means = [_mean([getattr(task, name) for task in found.tasks]) for name in ("reward_before", "reward_after")]
+    rows = [("reward", *means, *_change(found.difference))]
+    shares = [_mean([getattr(task, name) for task in found.tasks]) for name in ("passed_before", "passed_after")]
+    rows.append(("passed", *shares, shares[1] - shares[0], "", ""))
+    rows += [(name, None, None, *_change(metric)) for name, metric in found.metrics.items() if len(found.metrics) > 1]
+    print_table(("", "A", "B", "B - A", "95 % interval", "p"), rows, title=f"{len(found.tasks)} tasks in both")
+    click.echo(
+        f"{found.num_risen} tasks rose, {found.num_fallen} fell, "
+        f"{len(found.tasks) - found.num_risen - found.num_fallen} stayed (sign test p = {found.sign_p_value:.3g})"
+    )
+    _print_flips(found, num_tasks)
+    click.echo(_verdict(found.difference))
+    if found.lost or found.gained:
+        print_next(f"mettle eval view {b.path}")
 
 
-def evaluation_folder(path: Path) -> Path:
-    """The evaluation that a path means: its folder, or one of its files.
+def export_evaluation(
+    path: Path, output: Path | None, kind: str | None, num_rollouts: int | None, *, is_json: bool
+) -> None:
+    """Write an evaluation as a page or as a table."""
+    from mettle.envs.evaluation.export.page import write_page
+    from mettle.envs.evaluation.export.table import write_csv, write_parquet
 
-    Raises: UserError when there is none.
-    """
-    folder = path.parent if path.name in (RESULTS, METADATA) else path
-    if not (folder / METADATA).exists() or not (folder / RESULTS).exists():
-        raise UserError(f"no evaluation in {path}: it has no {METADATA} and {RESULTS}; `mettle eval view` lists them")
-    return folder
-
-
-def read_rollouts(folder: Path) -> list[dict[str, Any]]:
-    """The rows that can be read; a last line that a kill cut short is passed over."""
-    rows: list[dict[str, Any]] = []
-    with (folder / RESULTS).open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                rows.append(row)
-    return rows
-
-
-def excerpt(row: dict[str, Any]) -> str:
-    """The error, or the beginning of the last thing the model said."""
-    error = row.get("error")
-    if error:
-        text = f"{error.get('error')}: {error.get('message', '')}" if isinstance(error, dict) else str(error)
+    ending = output.suffix.removeprefix(".").lower() if output is not None else ""
+    kind = kind or (ending if ending in ("csv", "parquet") else "html")
+    reader = EvaluationReader(path)
+    target = output or reader.path / f"report.{kind}"
+    if kind == "html":
+        write_page(reader, target, num_rollouts=num_rollouts)
+    elif kind == "csv":
+        write_csv(reader, target)
     else:
-        said = [m for m in _messages(row.get("completion")) if m.get("role") in ("assistant", "text")]
-        text = _content(said[-1]) if said else ""
-    text = " ".join(text.split())
-    return text if len(text) <= EXCERPT else text[: EXCERPT - 3] + "..."
+        write_parquet(reader, target)
+    size = target.stat().st_size
+    if is_json:
+        print_json({"path": str(target), "format": kind, "bytes": size, "num_rollouts": len(reader)})
+        return
+    click.echo(f"wrote {target} ({size / 1e6:.1f} MB, {len(reader)} rollouts)")
+    print_next(f"mettle eval view {reader.path}")
 
 
-def _metadata(folder: Path) -> dict[str, Any]:
-    try:
-        metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / METADATA} cannot be read: {error}") from error
-    if not isinstance(metadata, dict):
-        raise UserError(f"{folder / METADATA} is not a JSON object")
-    return metadata
+def _facts(row: dict[str, Any], facts: RolloutFacts) -> list[tuple[str, Any]]:
+    told: list[tuple[str, Any]] = [("task", facts.example_id), ("reward", facts.reward), *facts.metrics.items()]
+    if row.get("answer"):
+        told.append(("expected", row["answer"]))
+    told += [("stopped by", facts.stop_condition), ("truncated", facts.is_truncated)]
+    told += [("tokens", _whole(facts.output_tokens)), ("time", seconds(facts.total_s))]
+    if facts.cause is not None:
+        told.append(("error", f"{facts.error_type} ({facts.cause}): {facts.error_message or ''}"))
+    return told
 
 
-def _time(metadata: dict[str, Any]) -> float | None:
-    """Seconds; older files have milliseconds under another name."""
-    if metadata.get("time") is not None:
-        return float(metadata["time"])
-    return float(metadata["time_ms"]) / 1000 if metadata.get("time_ms") is not None else None
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, str):
-        return [{"role": "text", "content": value}]
-    return [message for message in value or [] if isinstance(message, dict)]
-
-
-def _content(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [p.get("text") or f"[{p.get('type')}]" if isinstance(p, dict) else str(p) for p in content]
-        content = " ".join(parts)
+def _said(message: dict[str, Any]) -> str:
     calls = [f"-> {call if isinstance(call, str) else json.dumps(call)}" for call in message.get("tool_calls") or []]
-    reasoning = message.get("reasoning_content")
-    return "\n".join([*([f"({reasoning})"] if reasoning else []), *([str(content)] if content else []), *calls])
+    reasoning, content = message.get("reasoning_content"), content_of(message)
+    return "\n".join([*([f"({reasoning})"] if reasoning else []), *([content] if content else []), *calls])
 
 
-def _stop(row: dict[str, Any]) -> str | None:
-    if row.get("error"):
+def _print_flips(found: Comparison, num_tasks: int) -> None:
+    for word, tasks in (("gained", found.gained), ("lost", found.lost)):
+        if tasks:
+            more = f", and {len(tasks) - num_tasks} more" if len(tasks) > num_tasks else ""
+            click.echo(f"{word} {len(tasks)}: {', '.join(map(_flip, tasks[:num_tasks]))}{more}")
+
+
+def _flip(task: TaskChange) -> str:
+    return f"{task.example_id} ({task.reward_before:.2f} to {task.reward_after:.2f})"
+
+
+def _change(difference: Difference) -> tuple[Any, ...]:
+    p_value = difference.p_value
+    return difference.mean, between(difference.interval), "" if p_value is None else f"{p_value:.2g}"
+
+
+def _verdict(difference: Difference) -> str:
+    if difference.interval is None:
+        return "too few tasks, or too equal ones, to say how sure the difference is"
+    low, high = difference.interval
+    if low > 0 or high < 0:
+        return f"B is {'better' if low > 0 else 'worse'}: the interval of the difference leaves 0 out"
+    return f"no clear difference: anything from {low:+.3f} to {high:+.3f} fits"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _stop(facts: RolloutFacts) -> str | None:
+    if facts.cause is not None:
         return "error"
-    stop = row.get("stop_condition")
-    return f"{stop} (cut)" if row.get("is_truncated") else stop
+    return f"{facts.stop_condition} (cut)" if facts.is_truncated else facts.stop_condition
 
 
-def _tokens(row: dict[str, Any]) -> int | None:
-    tokens = (row.get("token_usage") or {}).get("output_tokens")
-    return None if tokens is None else int(tokens)
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -15,9 +15,11 @@ from mettle.errors import UserError
 
 @dataclass
 class ClientConfig:
-    """An OpenAI-compatible endpoint. `client_type` is `openai_chat_completions` or `openai_completions`.
+    """An endpoint. `client_type` is one of `mettle.clients.factory.CLIENT_TYPES`, or a short name for one.
 
-    Without `api_key_var`, a key (OPENAI_API_KEY) is sent to api.openai.com and to nobody else.
+    Without `api_key_var`, a key (OPENAI_API_KEY) is sent to api.openai.com and to nobody else. `model` overrides the
+    model that is asked for. With `endpoint_configs`, rollouts take turns among those. `tokenizer` is a model directory,
+    for the client type that renders prompts itself.
     """
 
     api_base_url: str = "https://api.openai.com/v1"
@@ -27,6 +29,13 @@ class ClientConfig:
     max_retries: int = 5
     extra_headers: dict[str, str] = field(default_factory=dict)
     client_idx: int = 0
+    endpoint_configs: list[ClientConfig] = field(default_factory=list)
+    model: str | None = None
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        """Read variants that were written down as dicts."""
+        self.endpoint_configs = [ClientConfig(**c) if isinstance(c, dict) else c for c in self.endpoint_configs]
 
 
 def transport_for(config: ClientConfig | str) -> Transport:

@@ -1,161 +1,173 @@
-"""Results as they are published: one JSON line per rollout, and a metadata file.
+"""Results on disk: the folder of one evaluation, with its `results.jsonl` and `metadata.json`.
 
-Parts: `output_of` (a finished state as a row), `ResultsFolder` (append, replace metadata, read back for resuming).
-The format is that of verifiers 0.3: `results.jsonl` beside `metadata.json`, assistant tool calls as JSON strings, each
-metric again as a key of the row. Invariants: rows are appended whole and metadata is replaced by rename, so a process
-that is killed leaves at most one broken last line, which reading skips.
+Parts: `ResultsFolder` (append rows, replace the metadata, read both), `find_evaluations`. Invariants: a row is appended
+whole or not at all, and metadata is replaced by rename, so a process that is killed leaves at most one broken last
+line; a disk that fills up costs the rows that did not fit and none before; one process writes to a folder at a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.errors import ErrorChain, error_data
-from mettle.envs.state import State
+from mettle.envs.evaluation.output import as_json, json_line, output_of, saved_messages
 from mettle.errors import StorageError, UserError
 
-logger = logging.getLogger(__name__)
-
 RESULTS, METADATA = "results.jsonl", "metadata.json"
+__all__ = [
+    "METADATA", "RESULTS", "ResultsFolder", "evaluation_folder", "find_evaluations", "json_line", "output_of",
+    "parsed_row", "saved_messages",
+]  # fmt: skip
 
-
-def output_of(state: State, state_columns: Sequence[str] = ()) -> dict[str, Any]:
-    """A finished rollout as a row of the results."""
-    source = state["input"]
-    error = state.get("error")
-    metrics = state.get("metrics") or {}
-    output: dict[str, Any] = {
-        "example_id": source.get("example_id", 0),
-        "prompt": saved_messages(source["prompt"]),
-        "completion": saved_messages(state.get("completion") or []),
-    }
-    output.update({key: source[key] for key in ("answer", "info") if source.get(key)})
-    output.update(
-        reward=state.get("reward"),
-        error=error_data(error) if error is not None else None,
-        timing=state["timing"].to_dict(),
-        is_completed=state["is_completed"],
-        is_truncated=state["is_truncated"],
-        stop_condition=state.get("stop_condition"),
-        metrics=metrics,
-        tool_defs=[dict(tool) for tool in state.get("tool_defs") or []],
-    )
-    if state["trajectory"]:
-        output["token_usage"] = token_usage(state)
-    if error is not None:
-        output["error_chain"] = str(ErrorChain(error))
-        output["long_error_chain"] = repr(ErrorChain(error))
-    for name, value in metrics.items():
-        output.setdefault(name, value)
-    output.update({name: state.get(name) for name in state_columns})
-    return output
-
-
-def token_usage(state: State) -> dict[str, float]:
-    """Sums over the rollout's model calls, and the sizes of its last conversation."""
-    usages = [step["response"].usage for step in state["trajectory"] if step.get("response")]
-    counted = [usage for usage in usages if usage is not None]
-    completion_total = sum(usage.completion_tokens or 0 for usage in counted)
-    last_total = (counted[-1].total_tokens or 0) if counted else 0
-    return {
-        "input_tokens": float(sum(usage.prompt_tokens or 0 for usage in counted)),
-        "output_tokens": float(completion_total),
-        "final_input_tokens": float(max(0, last_total - completion_total)),
-        "final_output_tokens": float(completion_total),
-    }
-
-
-def saved_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as plain dicts; tool calls as JSON strings."""
-    saved = []
-    for message in messages:
-        plain = {key: value for key, value in message.items() if value is not None}
-        if plain.get("tool_calls"):
-            plain["tool_calls"] = [c if isinstance(c, str) else json.dumps(c) for c in plain["tool_calls"]]
-        saved.append(plain)
-    return saved
-
-
-def json_line(output: Mapping[str, Any]) -> str:
-    """A row as one line; what JSON does not know is written as text."""
-    line = json.dumps(output, ensure_ascii=False, default=_as_json) + "\n"
-    try:
-        line.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: JSON can write it escaped, UTF-8 cannot
-        line = json.dumps(output, default=_as_json) + "\n"
-    return line
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    for method in ("model_dump", "to_dict", "tolist"):
-        if hasattr(value, method):
-            return getattr(value, method)()
-    return str(value)
+NOT_ON_DISK = ("date", "path_to_save")
 
 
 class ResultsFolder:
-    """The folder of one evaluation."""
+    """The folder of one evaluation. The file of results stays open from the first row to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file: int | None = None
+
+    @property
+    def results(self) -> Path:
+        """The file of rows."""
+        return self.path / RESULTS
 
     def is_there(self) -> bool:
         """True when an evaluation was saved here."""
-        return (self.path / RESULTS).is_file() and (self.path / METADATA).is_file()
+        return self.results.is_file() and (self.path / METADATA).is_file()
 
     def append(self, outputs: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / RESULTS).open("a", encoding="utf-8") as file:
-                file.write("".join(json_line(output) for output in outputs))
-        except OSError as error:
-            raise StorageError(f"cannot write {self.path / RESULTS}: {error.strerror}; rows before are safe") from error
+        """Add rows.
 
-    def replace_rows(self, outputs: Iterable[Mapping[str, Any]]) -> None:
-        """Make the file hold exactly these rows."""
-        self._replace(RESULTS, "".join(json_line(output) for output in outputs))
+        Raises: StorageError when they cannot be written; none of them is in the file then.
+        """
+        data = "".join(json_line(output) for output in outputs).encode()
+        try:
+            file = self._open()
+            end = os.fstat(file).st_size
+            try:
+                _write_all(file, data)
+            except OSError:
+                os.ftruncate(file, end)
+                raise
+        except OSError as error:
+            raise StorageError(f"cannot write {self.results}: {error.strerror}; rows before are safe") from error
+
+    def close(self) -> None:
+        """Let go of the file of results; a later row opens it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def claim(self) -> None:
+        """Be the one process that writes here.
+
+        Raises: UserError when another one does.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            raise StorageError(f"cannot write {self.results}: {error.strerror}") from error
+
+    def replace_lines(self, lines: Iterable[bytes]) -> None:
+        """Make the file hold exactly these lines, each of which ends in a newline."""
+        temporary = self.path / f".{RESULTS}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(lines)
+            temporary.replace(self.results)
+        except OSError as error:
+            raise StorageError(f"cannot write {self.results}: {error.strerror}; it is as it was") from error
+        self.close()
+        self.claim()
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the file of results as they are."""
+        try:
+            with self.results.open("rb") as file:
+                yield from file
+        except OSError as error:
+            raise StorageError(f"cannot read {self.results}: {error.strerror}") from error
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        """The rows that can be read, all at once; see `reader` for a way that keeps none in memory."""
+        return [row for line in self.lines() if (row := parsed_row(line)) is not None]
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata."""
-        kept = {key: value for key, value in metadata.items() if key not in ("date", "path_to_save")}
-        self._replace(METADATA, json.dumps(kept, ensure_ascii=False, default=_as_json, indent=2) + "\n")
-
-    def read_metadata(self) -> dict[str, Any]:
-        """The metadata as it was saved."""
-        try:
-            metadata: dict[str, Any] = json.loads((self.path / METADATA).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot resume from {self.path}: {METADATA}: {error}") from error
-        return metadata
-
-    def read_rows(self) -> list[dict[str, Any]]:
-        """The rows that can be read; a broken line, or one without an example, is skipped."""
-        rows = []
-        with (self.path / RESULTS).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    row = None
-                if isinstance(row, dict) and "example_id" in row:
-                    rows.append(row)
-                else:
-                    logger.warning("skipped line %d of %s, which is no result", number, self.path / RESULTS)
-        return rows
-
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}.{os.getpid()}"
+        kept = {key: value for key, value in metadata.items() if key not in NOT_ON_DISK}
+        text = json.dumps(kept, ensure_ascii=True, default=as_json, indent=2) + "\n"
+        temporary = self.path / f".{METADATA}.tmp"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self.path / name)
+            temporary.replace(self.path / METADATA)
         except OSError as error:
-            raise StorageError(f"cannot write {self.path / name}: {error.strerror}") from error
+            raise StorageError(f"cannot write {self.path / METADATA}: {error.strerror}") from error
+
+    def read_metadata(self) -> dict[str, Any]:
+        """The metadata as it was saved.
+
+        Raises: UserError when there is none that can be read.
+        """
+        try:
+            metadata = json.loads((self.path / METADATA).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{self.path / METADATA} cannot be read: {why}") from error
+        if not isinstance(metadata, dict):
+            raise UserError(f"{self.path / METADATA} is not a JSON object")
+        return metadata
+
+    def _open(self) -> int:
+        if self._file is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.results, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                # A lock of this process alone: a worker that was forked from it and outlives it holds nothing.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(file)
+                raise UserError(
+                    f"{self.path} is being written to by another process; wait for it, or stop it"
+                ) from error
+            self._file = file
+        return self._file
+
+
+def parsed_row(line: bytes) -> dict[str, Any] | None:
+    """A line as a row; None for one that was cut short or is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def find_evaluations(root: Path = Path()) -> list[Path]:
+    """Folders with results under `outputs/evals`, here and beside each environment."""
+    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
+    return [file.parent for base in bases for file in sorted(base.glob(f"*/*/{METADATA}"))]
+
+
+def evaluation_folder(path: Path) -> Path:
+    """The evaluation that a path means: its folder, or one of its files.
+
+    Raises: UserError when there is none.
+    """
+    folder = path.parent if path.name in (RESULTS, METADATA) else path
+    if not (folder / METADATA).exists() or not (folder / RESULTS).exists():
+        raise UserError(f"no evaluation in {path}: it has no {METADATA} and {RESULTS}; `mettle eval view` lists them")
+    return folder
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,83 +1,107 @@
-"""What an evaluation comes to: averages, error rate, pass@k.
+"""The running figures of an evaluation, and its part of the published metadata.
 
-Parts: `Summary` (grows with each finished rollout), `pass_at_k`, `pass_all_k`. Invariant: a rollout that failed is
-counted in the error rate and in nothing else; with no scored rollout there is no average.
+Parts: `Summary` (grows with each finished rollout). Invariants: a rollout that failed is counted in the error rate and
+in nothing else; with no scored rollout there is no average; adding a rollout and reading the summary cost the same
+after ten thousand rollouts as after one.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
-from math import comb
+from collections.abc import Iterable
 from typing import Any
 
-
-def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that at least one of k rollouts is correct. Source: arXiv 2107.03374."""
-    return 1.0 - comb(num_rollouts - num_correct, k) / comb(num_rollouts, k)
-
-
-def pass_all_k(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that all of k rollouts are correct."""
-    return comb(num_correct, k) / comb(num_rollouts, k)
+from mettle.clients.prices import Price
+from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.envs.evaluation.stats import pass_all_k, pass_at_k, powers_of_two
 
 
 class Summary:
     """Running sums over rollouts."""
 
-    def __init__(self, rollouts_per_example: int, pass_threshold: float) -> None:
+    def __init__(self, rollouts_per_example: int, pass_threshold: float, price: Price | None = None) -> None:
         self.rollouts_per_example = rollouts_per_example
         self.pass_threshold = pass_threshold
+        self.price = price
         self.num_rollouts = 0
         self.num_errors = 0
+        self.input_tokens = self.output_tokens = 0.0
         self._rewards = 0.0
         self._metrics: dict[str, tuple[float, int]] = {}
         self._usage: dict[str, float] = {}
-        self._num_with_usage = 0
-        self._by_example: dict[Any, list[int]] = defaultdict(lambda: [0, 0])
+        self._num_with_usage = self._num_without_usage = 0
+        self._by_example: dict[Any, tuple[int, int]] = {}
+        self._num_complete = 0
+        self._passes = {k: (0.0, 0.0) for k in powers_of_two(rollouts_per_example)}
 
-    def add(self, output: Mapping[str, Any]) -> None:
-        """Count one rollout."""
+    @property
+    def avg_reward(self) -> float | None:
+        """Mean over the rollouts that have a reward."""
+        num_scored = self.num_rollouts - self.num_errors
+        return self._rewards / num_scored if num_scored else None
+
+    @property
+    def cost(self) -> dict[str, float] | None:
+        """What the rollouts so far cost; None while a price or a token count is not known."""
+        if self.price is None or not self._num_with_usage or self._num_without_usage:
+            return None
+        return self.price.cost(self.input_tokens, self.output_tokens)
+
+    def add(self, facts: RolloutFacts, usage: dict[str, float] | None = None) -> None:
+        """Count one rollout, whose saved token usage is `usage`."""
         self.num_rollouts += 1
-        usage = output.get("token_usage")
-        if usage:
-            self._num_with_usage += 1
-            for name, value in usage.items():
-                self._usage[name] = self._usage.get(name, 0.0) + value
-        reward = output.get("reward")
-        if output.get("error") is not None or reward is None:
+        self._count_usage(facts, usage)
+        if facts.reward is None:
             self.num_errors += 1
             return
-        self._rewards += reward
-        for name, value in (output.get("metrics") or {}).items():
+        self._rewards += facts.reward
+        for name, value in facts.metrics.items():
             total, count = self._metrics.get(name, (0.0, 0))
             self._metrics[name] = (total + value, count + 1)
-        counts = self._by_example[output["example_id"]]
-        counts[0] += 1
-        counts[1] += reward >= self.pass_threshold
+        self._count_pass(facts)
 
     def metadata(self) -> dict[str, Any]:
         """The summary's part of the metadata."""
-        num_scored = self.num_rollouts - self.num_errors
+        cost = self.cost
         return {
-            "avg_reward": self._rewards / num_scored if num_scored else None,
+            "avg_reward": self.avg_reward,
             "avg_metrics": {name: total / count for name, (total, count) in self._metrics.items()},
             "avg_error": self.num_errors / self.num_rollouts if self.num_rollouts else 0.0,
-            **self._passes(),
+            "pass_at_k": self._averages(at_least_one for at_least_one, _ in self._passes.values()),
+            "pass_all_k": self._averages(all_of_them for _, all_of_them in self._passes.values()),
             "pass_threshold": self.pass_threshold,
             "usage": self._average_usage(),
+            **({"cost": cost} if cost is not None else {}),
         }
 
-    def _passes(self) -> dict[str, dict[str, float]]:
-        complete = [tuple(counts) for counts in self._by_example.values() if counts[0] == self.rollouts_per_example]
-        at_least_one: dict[str, float] = {}
-        all_of_them: dict[str, float] = {}
-        k = 1
-        while complete and k <= self.rollouts_per_example:
-            at_least_one[str(k)] = sum(pass_at_k(n, c, k) for n, c in complete) / len(complete)
-            all_of_them[str(k)] = sum(pass_all_k(n, c, k) for n, c in complete) / len(complete)
-            k *= 2
-        return {"pass_at_k": at_least_one, "pass_all_k": all_of_them}
+    def _count_usage(self, facts: RolloutFacts, usage: dict[str, float] | None) -> None:
+        if facts.output_tokens is None:
+            self._num_without_usage += facts.cause is None
+            return
+        self._num_with_usage += 1
+        self.input_tokens += facts.input_tokens or 0.0
+        self.output_tokens += facts.output_tokens
+        for name, value in (usage or {}).items():
+            self._usage[name] = self._usage.get(name, 0.0) + value
+
+    def _count_pass(self, facts: RolloutFacts) -> None:
+        """A task enters pass@k when the last of its rollouts is scored, as in the published format."""
+        assert facts.reward is not None, "only a scored rollout passes or fails"
+        num, num_correct = self._by_example.get(facts.example_id, (0, 0))
+        num, num_correct = num + 1, num_correct + (facts.reward >= self.pass_threshold)
+        self._by_example[facts.example_id] = num, num_correct
+        if num != self.rollouts_per_example:
+            return
+        self._num_complete += 1
+        for k, (at_least_one, all_of_them) in self._passes.items():
+            self._passes[k] = (
+                at_least_one + pass_at_k(num, num_correct, k),
+                all_of_them + pass_all_k(num, num_correct, k),
+            )
+
+    def _averages(self, sums: Iterable[float]) -> dict[str, float]:
+        if not self._num_complete:
+            return {}
+        return {str(k): value / self._num_complete for k, value in zip(self._passes, sums, strict=True)}
 
     def _average_usage(self) -> dict[str, float] | None:
         if not self._num_with_usage:

@@ -7,11 +7,10 @@ import json
 from itertools import count
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mettle.envs as vf
-from mettle.envs.evaluation.summary import Summary, pass_all_k, pass_at_k
+from mettle.envs.evaluation.facts import facts_of
+from mettle.envs.evaluation.summary import Summary
 from mettle.errors import StorageError, UserError
 
 ROWS = [{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(6)]
@@ -44,6 +43,7 @@ async def test_results_are_saved_in_the_published_format(scripted, tmp_path):
     assert list(rows[0]) == [
         *("example_id", "prompt", "completion", "answer", "info", "reward", "error", "timing", "is_completed"),
         *("is_truncated", "stop_condition", "metrics", "tool_defs", "token_usage", "half_right", "num_turns", "turn"),
+        "task_key",
     ]
     assert rows[0]["token_usage"] == {
         "input_tokens": 10,
@@ -240,22 +240,10 @@ async def test_environments_in_a_group_score_their_own_rows(scripted):
     assert lost["reward"] is None
 
 
-@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_draws_with_a_correct_one(case):
-    from itertools import combinations
-
-    n, c, k = case
-    if n > 8:
-        return
-    draws = list(combinations([True] * c + [False] * (n - c), k))
-    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-    assert pass_all_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
-
-
 def test_incomplete_examples_are_left_out_of_pass_at_k():
     summary = Summary(rollouts_per_example=2, pass_threshold=0.5)
     for example_id, reward in [(0, 1.0), (0, 0.0), (1, 0.0)]:
-        summary.add({"example_id": example_id, "reward": reward, "metrics": {}})
-    summary.add({"example_id": 1, "reward": None, "error": {"error": "x"}})
+        summary.add(facts_of({"example_id": example_id, "reward": reward, "metrics": {}}))
+    summary.add(facts_of({"example_id": 1, "reward": None, "error": {"error": "x"}}))
     assert summary.metadata()["pass_at_k"] == {"1": 0.5, "2": 1.0}
     assert summary.metadata()["avg_reward"] == pytest.approx(1 / 3)

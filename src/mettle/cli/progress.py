@@ -1,0 +1,109 @@
+"""How far running evaluations are: a live table on a terminal, a line now and then elsewhere.
+
+Parts: `Progress`. Invariant: it is drawn a few times a second, however many rollouts end in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import click
+
+from mettle.cli.terminal import figure, printable, seconds
+from mettle.envs.evaluation.tally import Tally
+
+DRAW_EVERY_S = 0.25
+LINE_EVERY_S = 5.0
+BAR_WIDTH = 24
+
+
+class Progress:
+    """Shows `tallies` on standard error while the block runs; quiet shows nothing."""
+
+    def __init__(self, tallies: Sequence[Tally], *, is_quiet: bool, is_plain: bool = False) -> None:
+        self._tallies = tallies
+        self._is_quiet = is_quiet
+        self._is_live = not is_quiet and not is_plain and sys.stderr.isatty()
+        self._live: Any = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._shown: dict[int, int] = {}
+
+    async def __aenter__(self) -> Progress:
+        if self._is_live:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(self._table(), console=Console(stderr=True), auto_refresh=False)
+            self._live.start()
+        if not self._is_quiet:
+            self._ticker = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._draw()
+        if self._live is not None:
+            self._live.stop()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(DRAW_EVERY_S if self._is_live else LINE_EVERY_S)
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif not self._is_quiet:
+            for number, tally in enumerate(self._tallies):
+                if tally.total and self._shown.get(number) != tally.num_done:
+                    self._shown[number] = tally.num_done
+                    click.echo(line_of(tally), err=True)
+
+    def _table(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("", "", "done", "reward", "errors", "tokens/s", "cost", "left"):
+            table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+        for tally in self._tallies:
+            bar = ProgressBar(total=tally.total or 1, completed=tally.num_done, width=BAR_WIDTH)
+            errors = Text(str(tally.num_errors), style="red" if tally.num_errors else "")
+            cells = (f"{tally.num_done}/{tally.total or '?'}", figure(tally.avg_reward), errors, *_pace(tally))
+            table.add_row(Text(printable(tally.title)), bar, *cells)
+        return table
+
+
+def line_of(tally: Tally) -> str:
+    """One line for a log."""
+    pace, cost, left = _pace(tally)
+    parts = [f"{tally.num_done}/{tally.total} rollouts", f"reward {figure(tally.avg_reward)}"]
+    parts.append(f"errors {tally.num_errors / max(1, tally.num_done):.0%}")
+    parts += [f"{pace} tokens/s"] if pace else []
+    parts += [cost] if cost else []
+    parts += [f"{left} left"] if left else []
+    return f"{time.strftime('%H:%M:%S')} {printable(tally.title)}: {', '.join(parts)}"
+
+
+def money(usd: float | None) -> str:
+    """Dollars; more digits for less money."""
+    if usd is None:
+        return ""
+    return f"${usd:.2f}" if usd >= 1 or usd == 0 else f"${usd:.3g}"
+
+
+def _pace(tally: Tally) -> tuple[str, str, str]:
+    rate = tally.tokens_per_s
+    is_running = not tally.is_over and tally.num_done < tally.total
+    left = seconds(float(math.ceil(tally.eta_s))) if is_running and tally.eta_s is not None else ""
+    return (f"{rate:,.0f}" if rate else "", money(tally.cost_usd), left)

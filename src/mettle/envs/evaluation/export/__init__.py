@@ -1,0 +1,1 @@
+"""A saved evaluation in other forms: one page for a browser, or a table."""
