@@ -23,7 +23,7 @@ Other places to run (containers, another host) belong beside `templates.py`; the
 isolation report.
 """
 
-from mettle.sandbox.checkers import Checker, CheckerError, ProgramChecker, PythonChecker
+from mettle.sandbox.checkers import CheckerError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
 from mettle.sandbox.languages import LanguageReport, LanguageSpec
@@ -35,7 +35,16 @@ from mettle.sandbox.machines.jobs import Job, Stream
 from mettle.sandbox.machines.machine import Machine
 from mettle.sandbox.machines.pool import MachinePool
 from mettle.sandbox.pool import PoolStats, SandboxPool, probe
-from mettle.sandbox.verdicts import CallTest, JudgeResult, StdioTest, TestResult, Verdict
+from mettle.sandbox.verdicts import (
+    CallTest,
+    Checker,
+    JudgeResult,
+    ProgramChecker,
+    PythonChecker,
+    StdioTest,
+    TestResult,
+    Verdict,
+)
 
 __all__ = [
     "CallTest",

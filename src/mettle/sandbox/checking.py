@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from mettle.sandbox.builds import Builder, CellSource, Losses, require_processes
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile, TestOrder, TestReport
-from mettle.sandbox.checkers import CheckerError, Opinion, ProgramChecker, read_exit, read_value
+from mettle.sandbox.checkers import CheckerError, Opinion, read_exit, read_value
 from mettle.sandbox.orders import CHECKED_FILES, CheckerJob, as_bytes, check_order, checker_program_order
 from mettle.sandbox.reports import judge_end
-from mettle.sandbox.verdicts import StdioTest, Test, Verdict
+from mettle.sandbox.verdicts import ProgramChecker, StdioTest, Test, Verdict
 from mettle.sandbox.zygote import values
 
 _NO_EXIT: Final = -1

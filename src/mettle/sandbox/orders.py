@@ -14,12 +14,20 @@ from typing import Final, get_args
 
 from mettle.errors import UserError
 from mettle.sandbox.cells import Program, ProgramFile, TestOrder
-from mettle.sandbox.checkers import Checker, ProgramChecker, PythonChecker
 from mettle.sandbox.comparators import UNORDERED_RULES
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.languages import PYTHON, LanguageSpec
 from mettle.sandbox.toolchains import SEARCHED, bins, require_language, shown_paths
-from mettle.sandbox.verdicts import CallTest, OutputRule, StdioTest, Test, ValueRule
+from mettle.sandbox.verdicts import (
+    CallTest,
+    Checker,
+    OutputRule,
+    ProgramChecker,
+    PythonChecker,
+    StdioTest,
+    Test,
+    ValueRule,
+)
 from mettle.sandbox.zygote import values
 from mettle.sandbox.zygote.settings import CellLimits
 
