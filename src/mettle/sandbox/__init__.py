@@ -11,7 +11,7 @@
     pool.py         warm cells, slots, retries; `probe`, a look at the host without a pool
     judgement.py    one solution: built, run on its tests, checked
     languages.py    the interpreters and compilers that the judge knows; toolchains.py, versions.py, builds.py
-    orders.py, reports.py         a caller's tests into orders, a cell's reports into verdicts
+    orders.py, limits.py, reports.py   a caller's tests into orders, a cell's reports into verdicts
     verdicts.py, comparators.py   tests, results, and when an output is the expected one
     checkers.py, checking.py      where a task's own code decides, in a cell of its own
     templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
@@ -24,9 +24,9 @@ isolation report.
 """
 
 from mettle.sandbox.checkers import CheckerError
-from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
-from mettle.sandbox.languages import LanguageReport, LanguageSpec
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.execution import Chunk, ExecResult, Output

@@ -7,8 +7,8 @@ from typing import Final
 
 from mettle.sandbox.builds import CellSource
 from mettle.sandbox.cells import CellLost
-from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.languages import LanguageReport, LanguageSpec
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.orders import version_order
 from mettle.sandbox.reports import judge_end
 from mettle.sandbox.toolchains import why_missing
