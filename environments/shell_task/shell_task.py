@@ -1,8 +1,8 @@
 """Jobs for a shell in a machine of the model's own, graded by what it leaves there.
 
 Parts: `ShellTaskEnv`, rows, rewards. A job is drawn from its family and a seed; a row names the two and
-holds no result. Invariants: files and processes live from command to command until the rollout is over; nothing that was
-run inside, nor printed, has a say in the reward; a rollout whose machine failed is an error.
+holds no result. Invariants: files and processes live from command to command until the rollout is over; nothing that
+was run inside, nor printed, has a say in the reward; a rollout whose machine failed is an error.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason="this host cannot isolate code; the environment refuses it, too",
 )
 NUM_FAMILIES = 25
+WORKERS = "$(grep -l '[w]orker.sh' /proc/[0-9]*/cmdline | cut -d/ -f3)"
 DEEP = "python3 -c \"import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(900)]\""
 
 
@@ -179,10 +180,10 @@ async def test_a_script_that_never_ends_or_floods_is_no_error(env, monkeypatch):
 
 async def test_stopping_every_process_stops_too_many(env):
     row = a_row(env, "stop_runaway")
-    state = await done(env, row, "pkill -f worker.sh; kill -9 -1")
+    state = await done(env, row, f"kill {WORKERS}")
     assert state["checked"] == {"goals": [True], "guards": [False, False]}
     assert (state["reward"], state["metrics"]["fraction_met"]) == (0.0, 0.0)
-    paused = await done(env, row, "for p in /proc/[0-9]*; do [ ${p#/proc/} = $$ ] || kill -STOP ${p#/proc/}; done")
+    paused = await done(env, row, f"kill -STOP {WORKERS}")
     assert paused["checked"]["goals"] == [False]
 
 
