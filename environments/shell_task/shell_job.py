@@ -35,6 +35,8 @@ class Program:
     stdin: bytes | None = None
     port: int | None = None
     """Where it is to be reached before the model begins."""
+    file: str | None = None
+    """What it has opened before the model begins."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 4000
 MAX_FOLDERS = 400
 CASE_S = 10.0
-END_S = 0.5
+END_S = 0.3
+"""The host hears of the end of a process a moment after it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Leftovers:
             self._texts[path] = await self._download(path)
         return self._texts[path]
 
-    async def is_running(self, name: str, wait_s: float = 0.0) -> bool:
+    async def is_running(self, name: str, wait_s: float) -> bool:
         """Whether a program that the machine was given has not ended after `wait_s`, by what the host knows."""
         return await self._programs[name].wait(wait_s) is None
 
@@ -189,7 +190,6 @@ def has_ended(name: str) -> Check:
     """A program that ran at the beginning has ended."""
 
     async def check(left: Leftovers) -> bool:
-        # The host hears of an end a moment after it.
         return not await left.is_running(name, END_S)
 
     return check
@@ -199,7 +199,7 @@ def runs(name: str) -> Check:
     """A program that ran at the beginning still runs."""
 
     async def check(left: Leftovers) -> bool:
-        return await left.is_running(name)
+        return await left.is_running(name, END_S)
 
     return check
 

@@ -13,13 +13,12 @@ from shell_job import NOUNS, PEOPLE, Job, Program
 from shell_leftovers import has_ended, runs, text_is
 
 WORKER = """\
-#!/bin/sh
-# usage: sh worker.sh NAME SPOOL
-exec 3>>"$2"
-while :; do
-  echo "$1 was here" >&3
-  sleep 0.5
-done
+import sys, time
+# usage: python3 worker.py SPOOL
+with open(sys.argv[1], "a") as spool:
+    while True:
+        print("here", file=spool, flush=True)
+        time.sleep(0.5)
 """
 SERVICE = """\
 import json, sys
@@ -56,15 +55,16 @@ def stop_runaway(rng: random.Random) -> Job:
     spools = rng.sample([f"/tmp/{noun}.spool" for noun in NOUNS], 3)
     at = rng.randrange(3)
     programs = {
-        name: Program(("sh", "{folder}/worker.sh", "worker", spool)) for name, spool in zip(names, spools, strict=True)
+        name: Program(("python3", "{folder}/worker.py", spool), file=spool)
+        for name, spool in zip(names, spools, strict=True)
     }
     is_it = f"ls -l $p/fd 2>/dev/null | grep -q '{spools[at]}$'"
     stop = f"for p in /proc/[0-9]*; do {is_it} && kill ${{p#/proc/}}; done; sleep 0.1"
     return Job(
-        f"Several processes of `worker.sh` run in this machine. One of them fills the file `{spools[at]}`. Stop that "
+        f"Several processes of `worker.py` run in this machine. One of them fills the file `{spools[at]}`. Stop that "
         "process, and let the others run on.",
-        {"worker.sh": WORKER},
-        ("ps ax -o pid,args 2>/dev/null | grep worker.sh", stop),
+        {"worker.py": WORKER},
+        ("ps ax -o pid,args 2>/dev/null | grep worker.py", stop),
         (has_ended(names[at]),),
         tuple(runs(name) for name in names if name != names[at]),
         programs=programs,

@@ -21,7 +21,7 @@ import shell_files
 import shell_programs
 import shell_services
 from shell_job import NOUNS, Job, Program
-from shell_leftovers import Leftovers, hold
+from shell_leftovers import MAX_FILE_BYTES, Leftovers, hold
 
 import mettle.envs as vf
 from mettle.envs.packages.prime_sandboxes import CreateSandboxRequest
@@ -119,20 +119,22 @@ class ShellTaskEnv(vf.SandboxEnv):
 async def _start(machine: AgentMachine, program: Program, folder: str) -> Any:
     argv = [part.replace("{folder}", folder) for part in program.argv]
     job = await machine.start(argv, cwd=folder, stdin=program.stdin, max_output_bytes=1 << 12)
-    if program.port is not None:
-        await _answering(machine, program.port)
-    return job
-
-
-async def _answering(machine: AgentMachine, port: int) -> None:
-    """Wait until something answers at a port."""
     for _ in range(NUM_LOOKS):
-        try:
-            (await machine.connect(port)).close()
-            return
-        except ConnectionRefusedError:
-            await asyncio.sleep(LOOK_S)
-    raise vf.SandboxError(f"nothing answers at port {port} of a machine after {NUM_LOOKS * LOOK_S:g} s")
+        if await _is_ready(machine, program):
+            return job
+        await asyncio.sleep(LOOK_S)
+    raise vf.SandboxError(f"{argv[:2]} is not ready in its machine after {NUM_LOOKS * LOOK_S:g} s")
+
+
+async def _is_ready(machine: AgentMachine, program: Program) -> bool:
+    try:
+        if program.port is not None:
+            (await machine.connect(program.port)).close()
+        if program.file is not None:
+            await machine.download(program.file, max_bytes=MAX_FILE_BYTES)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    return True
 
 
 def solved(state: vf.State) -> float:

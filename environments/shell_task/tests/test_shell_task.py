@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason="this host cannot isolate code; the environment refuses it, too",
 )
 NUM_FAMILIES = 25
-WORKERS = "$(grep -l '[w]orker.sh' /proc/[0-9]*/cmdline | cut -d/ -f3)"
+WORKERS = "$(grep -l '[w]orker.py' /proc/[0-9]*/cmdline | cut -d/ -f3)"
 DEEP = "python3 -c \"import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(900)]\""
 
 
