@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mettle.cli.eval_check import check
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option
 from mettle.errors import UserError
@@ -134,6 +135,9 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
     from mettle.cli.results import export_evaluation
 
     export_evaluation(path, output, kind, num_rollouts, is_json=is_json)
+
+
+evaluations.add_command(check)
 
 
 def _json_object(text: str | None, option: str) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class AnthropicMessagesClient(Client):
     def __init__(self, client_or_config: ClientConfig | str | Any) -> None:
         is_ours = isinstance(client_or_config, str | ClientConfig)
         self.endpoint = Endpoint(_with_headers(client_or_config) if is_ours else client_or_config)
+        if is_ours:
+            self.endpoint.source = client_or_config  # as it was given: the one with headers has the key in it
         self.base_url = self.endpoint.base_url
 
     async def get_response(

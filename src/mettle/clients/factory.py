@@ -1,7 +1,7 @@
 """The client for whatever a caller gives as an endpoint: `client_from`; the kinds of client by name.
 
-Parts: `CLIENT_TYPES`, `SHORT_NAMES`, `client_type_named`, `client_from`. Invariant: the class of a kind is imported
-when the first client of that kind is made.
+Parts: `CLIENT_TYPES`, `SHORT_NAMES`, `client_type_named`, `client_type_of`, `client_from`. Invariant: the class of a
+kind is imported when the first client of that kind is made.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ def client_type_named(name: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     raise UserError(f"unknown client type {name!r}; {hint}")
+
+
+def client_type_of(client: Any) -> str | None:
+    """The kind of a client of ours; None for anything else."""
+    name = f"{type(client).__module__}:{type(client).__qualname__}"
+    return next((kind for kind, path in CLIENT_TYPES.items() if path == name), None)
 
 
 def client_from(source: Any) -> Client:

@@ -13,8 +13,11 @@ import time
 import pytest
 
 import mettle.envs as vf
+from mettle.clients.anthropic_messages import AnthropicMessagesClient
+from mettle.clients.config import ClientConfig
+from mettle.clients.responses import OpenAIResponsesClient
 from mettle.envs.rows import Rows
-from mettle.envs.workers.endpoints import client_spec
+from mettle.envs.workers.endpoints import ClientCache, client_spec
 from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
 from mettle.envs.workers.pool import WorkerPool
 from mettle.envs.workers.spawn import Spawned, WorkerDied, WorkerSpec
@@ -214,3 +217,13 @@ async def test_a_pool_that_cannot_start_says_so_to_whoever_waits(endpoint):
         (state,) = await WorkerEnvironment(pool).run_group([{"prompt": "q"}], endpoint.url, "m")
     assert "no worker for troubled can be started" in str(state["error"])
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("given", ["https://api.anthropic.com", ClientConfig(api_base_url="https://api.anthropic.com")])
+def test_a_client_is_described_by_its_kind_and_without_its_key(monkeypatch, given):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-secret")
+    spec = client_spec(AnthropicMessagesClient(given))
+    assert spec["config"]["client_type"] == "anthropic_messages"
+    assert "sk-secret" not in repr(spec)
+    assert isinstance(ClientCache().client(spec), AnthropicMessagesClient)
+    assert client_spec(OpenAIResponsesClient("http://127.0.0.1:1/v1"))["config"]["client_type"] == "openai_responses"

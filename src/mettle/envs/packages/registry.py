@@ -39,7 +39,7 @@ class EnvironmentEntry:
 
 def search_path() -> list[Path]:
     """The folders that hold environment packages, each once."""
-    checkout = Path(__file__).resolve().parents[3] / "environments"
+    checkout = Path(__file__).resolve().parents[4] / "environments"
     given = [Path(part) for part in os.environ.get("METTLE_ENVIRONMENTS", "").split(os.pathsep) if part]
     found: list[Path] = []
     for folder in (Path.cwd() / "environments", checkout, *given):

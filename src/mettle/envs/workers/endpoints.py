@@ -13,7 +13,7 @@ from typing import Any
 
 from mettle.clients.base import Client
 from mettle.clients.config import ClientConfig
-from mettle.clients.factory import client_from
+from mettle.clients.factory import client_from, client_type_of
 from mettle.errors import UserError
 
 Spec = dict[str, Any]
@@ -34,6 +34,8 @@ def client_spec(client: Any) -> Spec:
         source = getattr(client, "source", None) or getattr(getattr(client, "endpoint", None), "source", None)
     if isinstance(source, str):
         source = ClientConfig(api_base_url=source)
+    if isinstance(source, ClientConfig) and (kind := client_type_of(client)):
+        source = dataclasses.replace(source, client_type=kind)
     if not isinstance(source, ClientConfig):
         raise UserError(
             f"a worker process makes its own client and cannot take over a {type(client).__name__}; "
