@@ -43,7 +43,7 @@ async def test_what_is_demonstrated_is_rewarded_and_nonsense_is_not(package):
     if package in ISOLATED and not CAN_ISOLATE:
         pytest.skip("this host cannot isolate code")
     env = vf.load_environment(package.replace("_", "-"))
-    for row in list(env.get_eval_dataset(n=8 if package in MACHINES else 20)):
+    for row in list(env.get_eval_dataset(n=6 if package in MACHINES else 20)):
         gold = await env.run_rollout(row, Demonstrator(env), "gold")
         nonsense = await env.run_rollout(row, Nonsense(), "nonsense")
         assert gold["error"] is None
@@ -77,3 +77,10 @@ def test_the_package_is_whole(package):
     assert "reward" in readme
     for function in {*vf.load_environment(project["name"]).rubric.get_reward_func_names()} - {"num_turns"}:
         assert f"`{function}`" in readme
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_its_quality_card_is_of_this_version_and_passes(package):
+    version = tomllib.loads((FOLDER / package / "pyproject.toml").read_text())["project"]["version"]
+    card = (FOLDER / package / "QUALITY.md").read_text()
+    assert card.startswith(f"# Quality of {package.replace('_', '-')} {version}\n\nResult: pass\n")
