@@ -113,7 +113,8 @@ def _calls(rng: random.Random, part: Part, source: str) -> tuple[list[Call], lis
     """Calls to show, and hidden ones that `source` gets wrong and right; where there is a mistake, both have some."""
     shown, wrong, right = [], [], []
     for function, make in part.functions.items():
-        all_right, all_wrong = [], []
+        all_right: list[Call] = []
+        all_wrong: list[Call] = []
         for _ in range(NUM_DRAWS):
             args = make(rng)
             expected = outcome(part.source, function, args)

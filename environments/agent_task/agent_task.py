@@ -71,7 +71,7 @@ def make_rows(num_rows: int, *, for_eval: bool, families: Sequence[str], seed: i
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < num_rows:
         family = families[len(rows) % len(families)]
-        info = {"family": family, "seed": rng.getrandbits(48)}
+        info: dict[str, Any] = {"family": family, "seed": rng.getrandbits(48)}
         name = f"{'-'.join(rng.sample(NOUNS, 2))} {rng.randint(0, 9)}.{rng.randint(0, 99)}"
         question = f"This is the project {name}, in `{PROJECT}`. {draft_of(family, info['seed']).instruction}"
         if (zlib.crc32(question.encode()) % EVAL_SHARE == 0) == for_eval and question not in rows:
@@ -100,7 +100,7 @@ class AgentTaskEnv(vf.CliAgentEnv):
 
     async def _left(self, state: vf.State, path: str) -> str | None:
         try:
-            data = await self.machine(state).download(f"{PROJECT}/{path}", max_bytes=MAX_FILE_BYTES)
+            data: bytes = await self.machine(state).download(f"{PROJECT}/{path}", max_bytes=MAX_FILE_BYTES)
         except OSError:
             return None
         return data.decode("utf-8", "replace")
@@ -195,7 +195,7 @@ def load_environment(
     if agent and not run_command and Path(agent).expanduser().is_dir():
         raise ValueError(f"the agent {agent!r} is a folder, which does not say what to start; give run_command, too")
     own = f"python3 {shlex.quote(program)}" + ("" if agent else f" --dialect {dialect} --max-steps {max_turns}")
-    split = {"families": chosen, "seed": seed}
+    split: dict[str, Any] = {"families": chosen, "seed": seed}
     return AgentTaskEnv(
         run_command or own,
         dataset=lambda: make_rows(num_train, for_eval=False, **split),

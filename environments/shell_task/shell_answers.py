@@ -177,7 +177,9 @@ def _tar_gz(files: dict[str, bytes]) -> bytes:
 def decode_chain(rng: random.Random) -> Job:
     """A text under several codes, the outermost named first."""
     secret = sentence(rng, 4)
-    coded, steps, commands = secret, [], []
+    coded = secret
+    steps: list[str] = []
+    commands: list[str] = []
     for _ in range(rng.randint(2, 4)):
         kind = rng.choice([one for one in ("hex", "base64", "reversed") if not steps or one != steps[-1]])
         if kind == "hex":

@@ -173,7 +173,7 @@ def merge_lists(rng: random.Random) -> Job:
 
 def json_to_table(rng: random.Random) -> Job:
     """Records of JSON lines, filtered and flattened into a table."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": number, "user": {"name": rng.choice(PEOPLE), "level": rng.randint(1, 5)}, "score": rng.randint(0, 100)}
         for number in rng.sample(range(1, 500), rng.randint(15, 40))
     ]

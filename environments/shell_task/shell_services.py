@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 from shell_answers import ANSWER
 from shell_job import NOUNS, PEOPLE, Job, Program
@@ -74,11 +75,11 @@ def stop_runaway(rng: random.Random) -> Job:
 def ask_service(rng: random.Random) -> Job:
     """A service that answers page by page."""
     port, owner = rng.randint(20000, 30000), rng.choice(PEOPLE)
-    items = [
+    items: list[dict[str, Any]] = [
         {"id": number, "owner": rng.choice([owner, *PEOPLE[:4]]), "price": rng.randint(1, 90)}
         for number in range(rng.randint(12, 40))
     ]
-    total = sum(int(item["price"]) for item in items if item["owner"] == owner)
+    total = sum(item["price"] for item in items if item["owner"] == owner)
     program = (
         f"import json, urllib.request\nurl, total = '/items', 0\nwhile url:\n"
         f"    page = json.load(urllib.request.urlopen('http://127.0.0.1:{port}' + url))\n"

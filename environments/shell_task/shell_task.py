@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,7 +41,8 @@ PREPARE_S = 20
 
 def job_of(info: Mapping[str, Any]) -> Job:
     """The job of a row."""
-    return MAKERS[info["family"]](random.Random(f"{info['family']}/{info['seed']}"))
+    maker: Callable[[random.Random], Job] = MAKERS[info["family"]]
+    return maker(random.Random(f"{info['family']}/{info['seed']}"))
 
 
 def make_rows(num_rows: int, *, for_eval: bool, families: list[str], seed: int) -> list[dict[str, Any]]:
@@ -166,7 +167,7 @@ def load_environment(
     if unknown:
         raise ValueError(f"there are no families {unknown}; there are {sorted(MAKERS)}, not more")
     weights = [0.0, 1.0] if partial_credit else [1.0, 0.0]
-    split = {"families": chosen, "seed": seed}
+    split: dict[str, Any] = {"families": chosen, "seed": seed}
     return ShellTaskEnv(
         memory_mb=memory_mb,
         disk_mb=disk_mb,
