@@ -159,7 +159,11 @@ def _verdict(runs: tuple[OpenRun, OpenRun], found: Comparison) -> Content:
     parts += ["\n", f"{whole(found.num_risen)} rose, {whole(found.num_fallen)} fell"]
     parts.append((f"  sign test p {found.sign_p_value:.3g}", MUTED))
     for name, metric in list(found.metrics.items())[:4]:
-        parts += ["\n", (pad(one_line(name, 40), 24), MUTED), f"{metric.mean:+.3f} {between(metric.interval)}"]
+        parts += [
+            "\n",
+            (pad(one_line(name, 40), 24), MUTED),
+            f"{metric.difference.mean:+.3f} {between(metric.difference.interval)}",
+        ]
     for warning in found.warnings[:4]:
         parts += ["\n", (f"note: {one_line(warning, 200)}", "$warning")]
     return Content.assemble(*parts)
