@@ -1,8 +1,9 @@
 """Writes the reference pages that can be read off the code: `python docs/generate.py` (or `make docs`).
 
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config.py, read and not
-imported), `hub_api_page` (from the Hub's OpenAPI document),
-`sandbox_api_page` (from the sandbox service's routes), `rules_markdown` (from the table of lint rules).
+imported), `hub_api_page` (from the Hub's OpenAPI document), `sandbox_api_page` (from the sandbox service's routes),
+`rules_markdown` (from the table of lint rules), `catalogue_markdown` (from the shipped environments and their quality
+cards).
 `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
 the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import click
 
 from mettle.cli.main import cli
+from mettle.envs.packages.catalogue import catalogue_markdown
 from mettle.envs.quality.markdown import rules_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +72,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "hub-api.md": hub_api_page(),
         REFERENCE / "sandbox-api.md": sandbox_api_page(),
         REFERENCE / "lint-rules.md": rules_markdown(NOTE),
+        REFERENCE / "environments.md": catalogue_markdown(ROOT / "environments", NOTE, "../../environments"),
     }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mettle.cli.arguments import json_object
 from mettle.cli.eval_check import check
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option
@@ -68,7 +68,7 @@ def run(what: str | None, is_json: bool, is_plain: bool, **options: Any) -> None
     from mettle.cli.evaluation import evaluate
 
     for name in ("sampling_args", "env_args", "extra_env_kwargs"):
-        options[name] = _json_object(options[name], f"--{name.replace('_', '-')}")
+        options[name] = json_object(options[name], f"--{name.replace('_', '-')}")
     resume = options.pop("resume")
     if resume is not None:
         options.update({"resume": True} if resume == RESUME_NEWEST else {"resume_path": resume})
@@ -145,15 +145,3 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
 
 
 evaluations.add_command(check)
-
-
-def _json_object(text: str | None, option: str) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r} is not JSON ({error}); write it like '{{\"length\": 4}}'") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{option} {text!r} is no JSON object; write it like '{{\"length\": 4}}'")
-    return value

@@ -35,6 +35,7 @@ ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("GET", f"{PREFIX}/status", census.status),
     ("GET", f"{PREFIX}/isolation/{{name}}", census.report),
     ("POST", f"{PREFIX}/judge", judging.judge),
+    ("GET", f"{PREFIX}/languages", judging.languages),
     ("POST", f"{PREFIX}/lease", census.keep_alive),
     ("DELETE", f"{PREFIX}/lease", census.leave),
     ("POST", f"{PREFIX}/machines", census.create),
