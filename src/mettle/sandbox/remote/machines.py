@@ -91,6 +91,7 @@ class RemoteMachines:
                 raise
             if key in member.abandoned:  # lost before, and adopted now
                 member.abandoned.remove(key)
+            member.load["num_machines"] = member.load.get("num_machines", 0) + 1  # until the service says how many
             report = await member.connection.report(told["isolation"])
             return RemoteMachine(str(told["id"]), config, report, member.connection)
 
