@@ -8,9 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+import aiohttp
 
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.server import listening
@@ -56,3 +58,34 @@ async def service_process(tmp: Path, **changes: Any) -> AsyncIterator[tuple[subp
 
 def make_token(tmp: Path, name: str = "tester", **quota: Any) -> str:
     return add_token(tmp / "tokens.json", name, quota)
+
+
+class Desk:
+    """Requests to a service, with a token."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, service: Service, home: Path) -> None:
+        self.session, self.url, self.service, self.home = session, url, service, home
+        self.token = make_token(home, "desk")
+
+    async def ask(self, method: str, path: str, *, token: str | None = None, **request: Any) -> tuple[int, Any]:
+        given = self.token if token is None else token
+        headers = {**({"Authorization": f"Bearer {given}"} if given else {}), **request.pop("headers", {})}
+        url = self.url + (path if path.startswith(("/health", "/metrics", "/gw")) else f"/api/v1{path}")
+        async with self.session.request(method, url, headers=headers, **request) as response:
+            data = await response.read()
+            try:
+                return response.status, json.loads(data)
+            except ValueError:
+                return response.status, data
+
+    async def create(self, **body: Any) -> str:
+        status, made = await self.ask("POST", "/machines", json=body)
+        assert status == 201, made
+        return str(made["id"])
+
+
+async def wait_until(is_so: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+    """Look until it is so."""
+    async with asyncio.timeout(timeout_s):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from mettle.errors import UserError
 from mettle.sandbox import SandboxConfig, SandboxPool, backends
+from mettle.sandbox.remote.judge import RemoteJudge
 from mettle.sandbox.testing import JudgeContract
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +55,13 @@ def test_an_unknown_backend_is_named_with_those_that_there_are() -> None:
 
 
 def test_a_backend_of_somebody_else_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("theirs", "mettle.sandbox.backends.embedded:EMBEDDED", backends.ENTRY_POINT_GROUP)
+    point = EntryPoint("theirs", "mettle.sandbox.remote:REMOTE", backends.ENTRY_POINT_GROUP)
     monkeypatch.setattr(backends, "entry_points", lambda group: [point] if group == "mettle.sandboxes" else [])
     assert "theirs" in backends.backend_names()
-    assert isinstance(backends.open_judge(SandboxConfig(backend="theirs")), SandboxPool)
+    config = SandboxConfig(backend="theirs")
+    assert isinstance(backends.open_judge(config), RemoteJudge)
+    with pytest.raises(UserError, match="open_judge"):
+        SandboxPool(config)
 
 
 def test_services_belong_to_the_remote_backend_and_to_no_other() -> None:

@@ -43,6 +43,7 @@ def test_a_program_that_the_sandbox_does_not_show_is_named(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({}, "has no run command"),
         ({"run": ("x",)}, "does not name {source}"),
         ({"run": ("{program}",), "compile": ("cc", "{source}")}, "does not say where {output} goes"),
         ({"run": ("x", "{source}"), "host_paths": ("/tmp/x",)}, "cannot be shown"),

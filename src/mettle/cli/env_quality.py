@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mettle.cli.arguments import json_object
 from mettle.cli.checks import print_checks
 from mettle.cli.terminal import figure, json_option, print_json, print_next, print_table, printable
 from mettle.errors import StorageError
@@ -46,7 +47,7 @@ def test(
     from mettle.envs.quality.settings import read_settings
 
     settings = read_settings(resolve_environment(name).folder, preset=preset, num_rows=num_rows)
-    env = load_environment(name, **_arguments(env_args))
+    env = load_environment(name, **json_object(env_args, "--env-args"))
     tests = read_custom_tests(custom, env) if custom is not None else []
     members = members_of(env)
     reports = [run_reward_test(member, settings.options, tests if len(members) == 1 else []) for member in members]
@@ -78,7 +79,11 @@ def check(name: str, write: bool, is_testing: bool, test_timeout: float, env_arg
     from mettle.envs.quality.card import make_card
 
     card = make_card(
-        name, _arguments(env_args), is_testing=is_testing, test_timeout_s=test_timeout, on_step=_progress(is_json)
+        name,
+        json_object(env_args, "--env-args"),
+        is_testing=is_testing,
+        test_timeout_s=test_timeout,
+        on_step=_progress(is_json),
     )
     if is_json:
         print_json(card.to_dict())
@@ -90,12 +95,6 @@ def check(name: str, write: bool, is_testing: bool, test_timeout: float, env_arg
         raise click.exceptions.Exit(1)
     if not is_json:
         print_next(f"mettle eval run {card.name} -m MODEL -n 20 -r 4")
-
-
-def _arguments(text: str | None) -> dict[str, Any]:
-    from mettle.cli.eval import _json_object
-
-    return _json_object(text, "--env-args")
 
 
 def _print_report(report: RewardReport) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from mettle.cli.arguments import json_object
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option
 from mettle.errors import UserError
@@ -107,7 +107,7 @@ def run(
 
 def _value(name: str, value: Any) -> Any:
     if name in TABLES:
-        return _json_object(value, f"--{name.replace('_', '-')}")
+        return json_object(value, f"--{name.replace('_', '-')}")
     if name == "seed_prompt" and value.startswith("@"):
         try:
             return Path(value[1:]).read_text(encoding="utf-8")
@@ -115,14 +115,4 @@ def _value(name: str, value: Any) -> Any:
             raise UserError(f"--seed-prompt {value}: {error}") from error
     if name == "headers":
         return list(value)
-    return value
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r} is not JSON ({error}); write it like '{{\"length\": 4}}'") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{option} {text!r} is no JSON object; write it like '{{\"length\": 4}}'")
     return value

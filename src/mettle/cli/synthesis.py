@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mettle.cli.arguments import json_object
 from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
 from mettle.errors import ServiceError, UserError
 from mettle.runs.program import program
@@ -103,7 +103,7 @@ def _run(env_id: str, folder: Path, options: Mapping[str, Any], *, is_json: bool
             given[name] = options[name]
     for name in ("sampling_args", "env_args"):
         if options[name] is not None:
-            given[name] = _json_object(options[name], f"--{name.replace('_', '-')}")
+            given[name] = json_object(options[name], f"--{name.replace('_', '-')}")
     spec = spec_from([dict(checked(name, value) for name, value in given.items())])
     task = Task(options["num_tasks"], options["rollouts"], options["split"], options["seed"])
     with ExitStack() as servers:
@@ -139,13 +139,3 @@ def _print(written: Written) -> None:
         print_next(f"mettle data inspect {written.path / 'train.jsonl'}")
     else:
         print_next(f"mettle data inspect {written.path / written.files[0]}")
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r} is not JSON ({error}); write it like '{{\"length\": 4}}'") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{option} {text!r} is no JSON object; write it like '{{\"length\": 4}}'")
-    return value

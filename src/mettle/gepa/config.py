@@ -27,6 +27,7 @@ from typing import Any
 
 from mettle.config.layers import Layer, read_layer
 from mettle.config.positions import KeyPath
+from mettle.config.values import flag, number, text, whole
 from mettle.envs.evaluation.spec import EvalSpec, checked, relative_to, spec_from
 from mettle.errors import UserError
 
@@ -67,37 +68,10 @@ class GepaSpec:
         return own | {name: saved[name] for name in CONNECTION if saved.get(name) not in (None, {}, [])}
 
 
-def _whole(least: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"a whole number of at least {least}")
-        return value
-
-    return check
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError("a number")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
 OWN: Mapping[str, Callable[[Any], Any]] = {
-    "reflection_model": _text, "max_calls": _whole(1), "num_train": _whole(1), "num_val": _whole(1),
-    "num_test": _whole(0), "test_rollouts": _whole(1), "minibatch_size": _whole(1), "perfect_score": _number,
-    "seed": _whole(0), "seed_prompt": _text, "tool_descriptions": _flag, "run_dir": _text, "save_results": _flag,
+    "reflection_model": text, "max_calls": whole(1), "num_train": whole(1), "num_val": whole(1),
+    "num_test": whole(0), "test_rollouts": whole(1), "minibatch_size": whole(1), "perfect_score": number,
+    "seed": whole(0), "seed_prompt": text, "tool_descriptions": flag, "run_dir": text, "save_results": flag,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@
     pool.py         warm cells, slots, retries; `probe`, a look at the host without a pool
     judgement.py    one solution: built, run on its tests, checked
     languages.py    the interpreters and compilers that the judge knows; toolchains.py, versions.py, builds.py
-    orders.py, reports.py         a caller's tests into orders, a cell's reports into verdicts
+    orders.py, limits.py, reports.py   a caller's tests into orders, a cell's reports into verdicts
     verdicts.py, comparators.py   tests, results, and when an output is the expected one
     checkers.py, checking.py      where a task's own code decides, in a cell of its own
     templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
@@ -27,10 +27,10 @@
 """
 
 from mettle.sandbox.backends import backend_names, open_judge, open_machines
-from mettle.sandbox.checkers import Checker, CheckerError, ProgramChecker, PythonChecker
-from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.checkers import CheckerError
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
-from mettle.sandbox.languages import LanguageReport, LanguageSpec
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
@@ -39,7 +39,16 @@ from mettle.sandbox.machines.jobs import Job, Stream
 from mettle.sandbox.machines.machine import Machine
 from mettle.sandbox.machines.pool import MachinePool
 from mettle.sandbox.pool import PoolStats, SandboxPool, probe
-from mettle.sandbox.verdicts import CallTest, JudgeResult, StdioTest, TestResult, Verdict
+from mettle.sandbox.verdicts import (
+    CallTest,
+    Checker,
+    JudgeResult,
+    ProgramChecker,
+    PythonChecker,
+    StdioTest,
+    TestResult,
+    Verdict,
+)
 
 __all__ = [
     "CallTest",

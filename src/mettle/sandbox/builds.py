@@ -99,7 +99,7 @@ class Builder:
             async with self._cells.cell(source.compile_cell) as cell:
                 require_processes(cell, source)
                 try:
-                    await cell.load_files(files)
+                    cell.load_files(files)
                     report = await cell.run(0, source.compilation, is_last=True)
                     break
                 except CellLost as error:

@@ -118,6 +118,7 @@ class Cell:
         self.generation = generation
         self.limits = limits
         self.has_proc = True
+        self._unsent: list[bytes] = []  # goes with the next order, so that the cell wakes up once
         self._reader = reader
         self._writer = writer
         self.is_finished = False  # its last test has been answered, so that it ends by itself
@@ -141,18 +142,20 @@ class Cell:
             raise CellLost("a cell's first message was not the expected one")
         self.has_proc = header.get("proc") is True
 
-    async def load(self, source: bytes) -> None:
-        """Send a solution in Python."""
-        await self._send(frames.encode({"load": True}, source))
+    def load(self, source: bytes) -> None:
+        """A solution in Python, for the next orders."""
+        self._unsent.append(frames.encode({"load": True}, source))
 
-    async def load_files(self, files: Sequence[ProgramFile]) -> None:
-        """Send files to execute or read, in place of those sent before."""
+    def load_files(self, files: Sequence[ProgramFile]) -> None:
+        """Files to execute or read, in place of those before."""
         header = {"load": True, "files": [(file.name, len(file.data)) for file in files]}
-        await self._send(frames.encode(header, b"".join(file.data for file in files)))
+        self._unsent.append(frames.encode(header, b"".join(file.data for file in files)))
 
     async def run(self, number: int, order: TestOrder, *, is_last: bool) -> TestReport:
         """Run one test; the cell enforces its limits, and a cell that does not answer in time is lost."""
-        await self._send(frames.encode(order.header(number, is_last=is_last), order.payload))
+        self._unsent.append(frames.encode(order.header(number, is_last=is_last), order.payload))
+        message, self._unsent = b"".join(self._unsent), []
+        await self._send(message)
         answer = await self._receive(order.wall_s + _ANSWER_GRACE_S)
         try:
             report = _read_report(answer, number)

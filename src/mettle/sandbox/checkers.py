@@ -1,7 +1,4 @@
-"""Checkers: a task's own code that decides, where more than one output is right.
-
-    PythonChecker(code)   a function `check(stdin, expected, output)` returning a bool or a score, with words or without
-    ProgramChecker(code)  a program in the convention of testlib: three files, and an exit code that is the verdict
+"""What a checker answers: a task's own code that decides, where more than one output is right.
 
 A checker runs in a cell that the solution has never been in. It is trusted more than the solution, but what it reads
 was written by the solution, so that its answer is data that is checked here.
@@ -13,8 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError
@@ -28,38 +23,6 @@ _POINTS_TEXT: Final = re.compile(r"(?:points\s+)?([+-]?\d+(?:\.\d+)?(?:[eE][+-]?
 
 class CheckerError(SandboxError):
     """A task's checker failed or gave no proper answer, so that there is no verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class PythonChecker:
-    """Source that defines `function`. It is given three texts, or a call's arguments, expected and returned values.
-
-    Limits left out are the pool's.
-    """
-
-    code: str
-    function: str = "check"
-    timeout_s: float | None = None
-    memory_mb: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramChecker:
-    """A program that is called with the names of three files: input, output, expected.
-
-    Exit codes: 0 is right; 1, 2, 4, 8 are wrong; 7 gives points (a number at the start of what it prints), of
-    `max_points`; any other is its own failure. `files` (testlib.h, say) lie beside its source.
-    """
-
-    code: str
-    language: str = "cpp"
-    files: Mapping[str, str | bytes] = field(default_factory=dict)
-    max_points: float = 1.0
-    timeout_s: float | None = None
-    memory_mb: int | None = None
-
-
-Checker = PythonChecker | ProgramChecker
 
 
 class Opinion(NamedTuple):

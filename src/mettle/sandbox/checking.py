@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from mettle.sandbox.builds import Builder, CellSource, Losses, require_processes
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile, TestOrder, TestReport
-from mettle.sandbox.checkers import CheckerError, Opinion, ProgramChecker, read_exit, read_value
+from mettle.sandbox.checkers import CheckerError, Opinion, read_exit, read_value
 from mettle.sandbox.orders import CHECKED_FILES, CheckerJob, as_bytes, check_order, checker_program_order
 from mettle.sandbox.reports import judge_end
-from mettle.sandbox.verdicts import StdioTest, Test, Verdict
+from mettle.sandbox.verdicts import ProgramChecker, StdioTest, Test, Verdict
 from mettle.sandbox.zygote import values
 
 _NO_EXIT: Final = -1
@@ -84,9 +84,9 @@ class Asker:
         while True:
             cell = self._cell or await self._take_cell()
             try:
-                await self._load(cell)
+                self._load(cell)
                 if self._job.source.cell is not None:
-                    await cell.load_files([*self._files, *files])
+                    cell.load_files([*self._files, *files])
                 report = await cell.run(0, order, is_last=False)
             except CellLost as error:
                 await self.close()
@@ -104,12 +104,12 @@ class Asker:
         self._is_loaded = False
         return self._cell
 
-    async def _load(self, cell: Cell) -> None:
+    def _load(self, cell: Cell) -> None:
         """Send the checker itself, once; a program goes with the files of each question."""
         if self._job.source.cell is not None:
             require_processes(cell, self._job.source)
         elif not self._is_loaded:
-            await cell.load(self._job.source.code)
+            cell.load(self._job.source.code)
             self._is_loaded = True
 
     async def _build(self) -> tuple[ProgramFile, ...]:

@@ -120,10 +120,10 @@ class Worker:
 
     async def _run_in(self, cell: Cell) -> None:
         if self._job.source.cell is None:
-            await cell.load(self._job.source.code)
+            cell.load(self._job.source.code)
         else:
             require_processes(cell, self._job.source)
-            await cell.load_files(self._judgement.files)
+            cell.load_files(self._judgement.files)
         is_usable = True
         while is_usable:
             if self._number is None:

@@ -14,46 +14,27 @@ from typing import Final, get_args
 
 from mettle.errors import UserError
 from mettle.sandbox.cells import Program, ProgramFile, TestOrder
-from mettle.sandbox.checkers import Checker, ProgramChecker, PythonChecker
 from mettle.sandbox.comparators import UNORDERED_RULES
-from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.languages import PYTHON, LanguageSpec
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
+from mettle.sandbox.languages import PYTHON
+from mettle.sandbox.limits import Limits, check_parallel, make_limits
 from mettle.sandbox.toolchains import SEARCHED, bins, require_language, shown_paths
-from mettle.sandbox.verdicts import CallTest, OutputRule, StdioTest, Test, ValueRule
+from mettle.sandbox.verdicts import (
+    CallTest,
+    Checker,
+    OutputRule,
+    ProgramChecker,
+    PythonChecker,
+    StdioTest,
+    Test,
+    ValueRule,
+)
 from mettle.sandbox.zygote import values
 from mettle.sandbox.zygote.settings import CellLimits
 
 ARTIFACT: Final = "program"
 MAX_ARTIFACT_BYTES: Final = 64 << 20
 CHECKED_FILES: Final = ("input.txt", "output.txt", "expected.txt")
-_LEAST_MEMORY_MB: Final = 32
-_MAX_PARALLEL: Final = 64
-# Processor time decides; the wall only guards against code that sleeps, so it leaves room for a busy machine.
-_WALL_FACTOR: Final = 3.0
-_WALL_EXTRA_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one run."""
-
-    timeout_s: float
-    memory_mb: int
-    output_kb: int
-
-    def order(
-        self, mode: str, payload: bytes, function: str | None = None, program: Program | None = None
-    ) -> TestOrder:
-        return TestOrder(
-            mode=mode,
-            payload=payload,
-            function=function,
-            cpu_s=self.timeout_s,
-            wall_s=max(_WALL_FACTOR * self.timeout_s, self.timeout_s + _WALL_EXTRA_S),
-            memory_bytes=self.memory_mb << 20,
-            output_bytes=self.output_kb << 10,
-            program=program,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +93,10 @@ def make_job(
     """Check everything that a caller can get wrong, and encode the rest. Limits left out are the language's."""
     spec = require_language(config, language)
     source = make_source(config, spec, code)
-    limits = _make_limits(config, spec, timeout_s, memory_mb)
+    limits = make_limits(config, spec, timeout_s, memory_mb)
     if not tests:
         raise UserError("there are no tests: a solution that is tested by nothing has neither passed nor failed")
-    _check_parallel(num_parallel)
+    check_parallel(num_parallel)
     program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
     orders = tuple(_make_order(config, test, number, limits, program, spec) for number, test in enumerate(tests))
     asked = None if checker is None else make_checker(config, checker, tests)
@@ -159,7 +140,7 @@ def make_checker(config: SandboxConfig, checker: Checker, tests: Sequence[Test])
         raise UserError(f"the checker is a {type(checker).__name__}; it must be a PythonChecker or a ProgramChecker")
     if any(isinstance(test, CallTest) and test.kwargs for test in tests):
         raise UserError("a checker is given positional arguments, and a test passes its function others")
-    limits = _make_limits(config, spec, checker.timeout_s, checker.memory_mb)
+    limits = make_limits(config, spec, checker.timeout_s, checker.memory_mb)
     return CheckerJob(checker, make_source(config, spec, checker.code, files), limits)
 
 
@@ -232,12 +213,6 @@ def _cell_limits(config: SandboxConfig, spec: LanguageSpec, disk_mb: int) -> Cel
     )
 
 
-def _make_limits(config: SandboxConfig, spec: LanguageSpec, timeout_s: object, memory_mb: object) -> Limits:
-    timeout_s = spec.timeout_s or config.timeout_s if timeout_s is None else timeout_s
-    memory_mb = spec.memory_mb or config.memory_mb if memory_mb is None else memory_mb
-    return Limits(_check_timeout(timeout_s), _check_memory(memory_mb), config.output_kb)
-
-
 def _encode_source(code: object, max_source_kb: int) -> bytes:
     if not isinstance(code, str):
         raise UserError(f"code must be text, not {type(code).__name__}")
@@ -262,24 +237,6 @@ def _make_files(config: SandboxConfig, spec: LanguageSpec, files: Mapping[str, s
     if sum(len(file.data) for file in made) > config.max_input_mb << 20:
         raise UserError(f"a checker's files have more than the {config.max_input_mb} MB of sandbox.max_input_mb")
     return tuple(made)
-
-
-def _check_timeout(timeout_s: object) -> float:
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not math.isfinite(timeout_s) or not 0 < timeout_s <= 3600:  # type: ignore[arg-type, operator]
-        raise UserError(f"timeout_s is {timeout_s!r}; it must be a number above 0 and at most 3600")
-    return float(timeout_s)  # type: ignore[arg-type]
-
-
-def _check_memory(memory_mb: object) -> int:
-    if not isinstance(memory_mb, int) or isinstance(memory_mb, bool) or not _LEAST_MEMORY_MB <= memory_mb <= 1 << 20:
-        raise UserError(f"memory_mb is {memory_mb!r}; it must be a whole number of at least {_LEAST_MEMORY_MB}")
-    return memory_mb
-
-
-def _check_parallel(num_parallel: object) -> None:
-    if not isinstance(num_parallel, int) or isinstance(num_parallel, bool) or not 1 <= num_parallel <= _MAX_PARALLEL:
-        raise UserError(f"num_parallel is {num_parallel!r}; it must be a whole number from 1 to {_MAX_PARALLEL}")
 
 
 def _make_order(

@@ -27,7 +27,6 @@ from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
 from mettle.sandbox.builds import Builder
 from mettle.sandbox.cells import Cell, CellLost
-from mettle.sandbox.checkers import Checker
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judgement import Judgement
@@ -35,7 +34,7 @@ from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.orders import make_job
 from mettle.sandbox.toolchains import known_languages
-from mettle.sandbox.verdicts import JudgeResult, StdioTest, Test
+from mettle.sandbox.verdicts import Checker, JudgeResult, StdioTest, Test
 from mettle.sandbox.versions import report_language
 from mettle.sandbox.zygote.settings import CellLimits
 

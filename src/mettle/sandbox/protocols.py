@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mettle.sandbox.machines.config import MachineConfig
     from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
     from mettle.sandbox.machines.files import Content, Entry, Snapshot
-    from mettle.sandbox.verdicts import JudgeResult, Test
+    from mettle.sandbox.verdicts import Checker, JudgeResult, Test
 
 
 class Job(Protocol):
@@ -77,6 +77,8 @@ class Machine(Protocol):
     id: str
     config: MachineConfig
     isolation: IsolationReport
+    why_ended: str
+    """Empty while it lives, as far as is known here."""
 
     @property
     def is_alive(self) -> bool:
@@ -217,11 +219,14 @@ class Judge(Protocol):
         timeout_s: float | None = None,
         memory_mb: int | None = None,
         language: str = "python",
+        checker: Checker | None = None,
         stop_at_first_failure: bool = False,
+        num_parallel: int = 1,
     ) -> JudgeResult:
         """The verdict of the code on each test, each run in a process and file system of its own.
 
-        Raises: UserError for what the caller got wrong; SandboxError if the sandbox itself failed.
+        Raises: UserError for what the caller got wrong; SandboxError if the sandbox itself failed, CheckerError if the
+        checker did.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from mettle.sandbox.cells import TestOrder, TestReport
 from mettle.sandbox.checkers import Opinion
 from mettle.sandbox.comparators import outputs_match, values_match
-from mettle.sandbox.languages import LanguageSpec
+from mettle.sandbox.config import LanguageSpec
 from mettle.sandbox.orders import as_bytes
 from mettle.sandbox.verdicts import CallTest, Stage, StdioTest, Test, TestResult, Verdict
 from mettle.sandbox.zygote import values

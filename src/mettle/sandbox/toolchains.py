@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from mettle.errors import UserError
-from mettle.sandbox.languages import BUILT_IN, LanguageSpec, is_below
+from mettle.sandbox.config import LanguageSpec, is_below
+from mettle.sandbox.languages import BUILT_IN
 
 ELSEWHERE: Final = ("docker", "kubernetes")
 """Backends whose programs are an image's; they look for them there."""

@@ -1,4 +1,4 @@
-"""Tests, and what became of them.
+"""Tests, checkers, and what became of what was tested.
 
 A test's expected output is held here, by the owner, and never travels to the process that runs the code.
 """
@@ -71,6 +71,39 @@ class CallTest:
 
 
 Test = StdioTest | CallTest
+
+
+@dataclass(frozen=True, slots=True)
+class PythonChecker:
+    """A task's own Python that decides, in a cell of its own: source that defines `function`.
+
+    It is given stdin, expected and output as texts, or a call's arguments, expected and returned values. It returns a
+    bool, or a score from 0 to 1, or a tuple of either and words. Limits left out are the pool's.
+    """
+
+    code: str
+    function: str = "check"
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramChecker:
+    """A program that is called with the names of three files: input, output, expected.
+
+    Exit codes: 0 is right; 1, 2, 4, 8 are wrong; 7 gives points (a number at the start of what it prints), of
+    `max_points`; any other is its own failure. `files` (testlib.h, say) lie beside its source.
+    """
+
+    code: str
+    language: str = "cpp"
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    max_points: float = 1.0
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+
+
+Checker = PythonChecker | ProgramChecker
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Final
 
 from mettle.sandbox.builds import CellSource
 from mettle.sandbox.cells import CellLost
-from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.languages import LanguageReport, LanguageSpec
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.orders import version_order
 from mettle.sandbox.reports import judge_end
 from mettle.sandbox.toolchains import why_missing
@@ -29,7 +29,7 @@ async def report_language(cells: CellSource, config: SandboxConfig, spec: Langua
     limits, order = version_order(config, spec)
     try:
         async with cells.slot(), cells.cell(limits) as cell:
-            await cell.load_files([])
+            cell.load_files([])
             report = await cell.run(0, order, is_last=True)
     except CellLost as error:
         return LanguageReport(

@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from mettle.errors import SandboxError
 from mettle.sandbox.machines.execution import Chunk, ExecResult, Output, StreamName
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.wire import unpack
 
 _WAIT_S: Final = 30.0
 _LONGEST_PAUSE_S: Final = 5.0
+_LINES_AHEAD: Final = 16
 Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 
@@ -24,11 +24,11 @@ class RemoteStream:
     """The output of a command as it comes. What is not read here makes the command wait; leaving ends it."""
 
     def __init__(self, lines: AsyncGenerator[dict[str, Any], None]) -> None:
-        self._lines = lines
-        # The command starts now and not when somebody begins to read.
-        self._first: asyncio.Task[dict[str, Any] | None] | None = asyncio.create_task(_next(lines), name="stream start")
+        self._items: asyncio.Queue[Chunk | ExecResult | Exception] = asyncio.Queue(_LINES_AHEAD)
         self._result: ExecResult | None = None
         self._is_over = False
+        # The command starts now and not when somebody begins to read.
+        self._reading = asyncio.create_task(self._read(lines), name="remote stream")
 
     @property
     def result(self) -> ExecResult | None:
@@ -49,33 +49,34 @@ class RemoteStream:
     async def __anext__(self) -> Chunk:
         if self._is_over:
             raise StopAsyncIteration
-        try:
-            line = await (asyncio.shield(self._first) if self._first is not None else _next(self._lines))
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            self._is_over = True
-            raise
-        self._first = None
-        if line is None:
-            self._is_over = True
-            raise ServiceLost("the output of a command ended without its result")
-        if "result" in line:
-            self._is_over, self._result = True, unpack(line["result"])
-            raise StopAsyncIteration
-        [(name, data)] = line.items()
-        stream: StreamName = "stderr" if name == "stderr" else "stdout"
-        return Chunk(stream, base64.b64decode(data))
+        item = await self._items.get()
+        if isinstance(item, Chunk):
+            return item
+        self._is_over = True
+        if isinstance(item, Exception):
+            raise item
+        self._result = item
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """End the command if it still runs."""
-        if self._first is not None:
-            self._first.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SandboxError, OSError):
-                await self._first
-        await self._lines.aclose()
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
         if not self._is_over:
             self._is_over, self._result = True, ExecResult(None, "", "")
+
+    async def _read(self, lines: AsyncGenerator[dict[str, Any], None]) -> None:
+        try:
+            async with contextlib.aclosing(lines):
+                is_complete = False
+                async for line in lines:
+                    is_complete = "result" in line
+                    await self._items.put(_item(line))
+            if not is_complete:
+                raise ServiceLost("the output of a command ended without its result")
+        except Exception as error:
+            await self._items.put(error)
 
 
 class RemoteJob:
@@ -126,5 +127,10 @@ class RemoteJob:
                 return result
 
 
-async def _next(lines: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
-    return await anext(lines, None)
+def _item(line: dict[str, Any]) -> Chunk | ExecResult:
+    if "result" in line:
+        result: ExecResult = unpack(line["result"])
+        return result
+    [(name, data)] = line.items()
+    stream: StreamName = "stderr" if name == "stderr" else "stdout"
+    return Chunk(stream, base64.b64decode(data))

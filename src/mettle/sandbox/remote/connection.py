@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -188,6 +189,6 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _reason(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
+    if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+        return os.strerror(cause.errno).lower()
     return " ".join(str(cause).split()) or type(cause).__name__

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.remote.connection import Connection
+from mettle.sandbox.remote.connection import Connection, NotConnected
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ Use = Literal["judge", "machines"]
 _LOOK_S: Final = 1.0
 _LOOK_TIMEOUT_S: Final = 5.0
 _NUM_MISSES: Final = 3
-_LONGEST_LOOK_S: Final = 5.0
+_LONGEST_LOOK_S: Final = 2.0
 _MAX_BUSY_S: Final = 600.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 
@@ -88,7 +88,7 @@ class Fleet:
             asyncio.create_task(self._look_after(member), name="sandbox service watch") for member in self.members
         ]
 
-    async def close(self) -> None:
+    async def leave(self) -> None:
         """Leave every service; the machines there end."""
         for task in self._looking:
             task.cancel()
@@ -98,8 +98,14 @@ class Fleet:
         self._looking = []
         async with asyncio.TaskGroup() as group:
             for member in self.members:
-                group.create_task(self._leave(member))
-        self.members = []
+                group.create_task(_leave(member))
+
+    async def close(self) -> None:
+        """Leave every service, and let go of the connections."""
+        await self.leave()
+        members, self.members = self.members, []
+        for member in members:
+            await member.connection.close()
 
     async def run(
         self,
@@ -115,7 +121,7 @@ class Fleet:
         last: SandboxError = ServiceLost(self._why_none())
         num_lost = 0
         while True:
-            member = await self._choose(avoided, began, last)
+            member = await self._choose(avoided, last)
             if member is None:  # every one of them has refused: begin again, after a while
                 if isinstance(last, QuotaExceeded) or time.monotonic() - began > _MAX_BUSY_S:
                     raise last
@@ -129,16 +135,20 @@ class Fleet:
                 last = error
                 avoided.add(id(member))
             except ServiceLost as error:
-                last, num_lost = error, num_lost + 1
-                on_move(member)
-                self._miss(member, str(error), is_certain=False)
+                last = error
+                is_certain = isinstance(error, NotConnected)
+                num_lost += not is_certain
+                if not is_certain:
+                    on_move(member)
+                self._miss(member, str(error), is_certain=is_certain)
                 if num_lost > 2 * len(self.members):
                     raise
             finally:
                 member.num_ours -= 1
 
-    async def _choose(self, avoided: set[int], began: float, last: SandboxError) -> Member | None:
+    async def _choose(self, avoided: set[int], last: SandboxError) -> Member | None:
         """The least busy one, waiting a while for one to come back; None when those that are there are avoided."""
+        began = time.monotonic()
         while True:
             there = [member for member in self.members if member.is_there]
             if there:
@@ -169,6 +179,12 @@ class Fleet:
                 f"sandbox service {member.connection.url} gives isolation {report.grade!r} (backend {report.backend}) "
                 f"and sandbox.require is {self.config.require!r}"
             )
+        missing = sorted({*self.config.python_packages} - {*status["python_packages"]})
+        if missing and self._use == "machines":
+            raise UserError(
+                f"sandbox service {member.connection.url} does not show {', '.join(missing)} to its machines; "
+                "its own sandbox.python_packages must name them"
+            )
         member.isolation, member.load = report, status["load"]
         member.lease_s, member.num_misses, member.is_there = float(status["lease_s"]), 0, True
         self._changed.set()
@@ -185,8 +201,11 @@ class Fleet:
                 news = await member.connection.ask(
                     "POST", "/lease", json={"abandoned": abandoned}, timeout_s=_LOOK_TIMEOUT_S
                 )
-            except (ServiceLost, ServiceBusy) as error:
-                self._miss(member, str(error), is_certain="reached" in str(error) or isinstance(error, ServiceBusy))
+            except ServiceBusy as error:  # it is shutting down, or throttles us; what it has of ours goes on
+                member.is_there, member.why_not = False, str(error)
+                continue
+            except ServiceLost as error:
+                self._miss(member, str(error), is_certain=isinstance(error, NotConnected))
                 continue
             except (SandboxError, UserError, OSError) as error:
                 self._miss(member, str(error), is_certain=True)
@@ -207,12 +226,13 @@ class Fleet:
         member.is_there, member.why_not = False, why
         member.connection.declare_lost()
 
-    async def _leave(self, member: Member) -> None:
-        if member.is_there:
-            with contextlib.suppress(SandboxError, UserError, OSError):
-                await member.connection.ask("DELETE", "/lease", timeout_s=_LOOK_TIMEOUT_S)
-        await member.connection.close()
-
     def _why_none(self) -> str:
         reasons = "; ".join(dict.fromkeys(member.why_not for member in self.members if not member.is_there))
         return f"no sandbox service is there: {reasons}" if len(self.members) != 1 else reasons
+
+
+async def _leave(member: Member) -> None:
+    if member.is_there:
+        with contextlib.suppress(SandboxError, UserError, OSError):
+            await member.connection.ask("DELETE", "/lease", timeout_s=_LOOK_TIMEOUT_S)
+        member.is_there = False

@@ -11,6 +11,7 @@ from typing import Any, Self
 from mettle.errors import SandboxError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.remote.fleet import Fleet, Member
 from mettle.sandbox.service.wire import pack, unpack
 from mettle.sandbox.verdicts import JudgeResult, Test
@@ -62,6 +63,14 @@ class RemoteJudge:
                 f"and sandbox.require is {self.config.require!r}"
             )
         return result
+
+    async def languages(self) -> tuple[LanguageReport, ...]:
+        """What the least busy service can judge: each language's version, or what is missing."""
+
+        async def ask(member: Member) -> tuple[LanguageReport, ...]:
+            return tuple(unpack((await member.connection.ask("GET", "/languages"))["languages"]))
+
+        return await self._fleet.run(ask)
 
     async def close(self) -> None:
         """Leave the services."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from aiohttp import web
 
-from mettle.sandbox.service import census, commands, faults, judging, ports, prime, transfers
+from mettle.sandbox.service import census, commands, faults, gateway, judging, ports, prime, transfers
 from mettle.sandbox.service.state import HOLDER, SERVICE, Service, client_of, service_of
 from mettle.sandbox.service.tokens import Holder
 
@@ -26,6 +26,8 @@ PREFIX: Final = "/api/v1"
 OPEN: Final = ("/health",)
 LOCAL: Final = "local"
 _SWEEP_S: Final = 0.5
+_GONE: Final = 499
+"""Stands in the figures for a client that has gone."""
 
 ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("GET", "/health", census.health),
@@ -33,6 +35,7 @@ ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("GET", f"{PREFIX}/status", census.status),
     ("GET", f"{PREFIX}/isolation/{{name}}", census.report),
     ("POST", f"{PREFIX}/judge", judging.judge),
+    ("GET", f"{PREFIX}/languages", judging.languages),
     ("POST", f"{PREFIX}/lease", census.keep_alive),
     ("DELETE", f"{PREFIX}/lease", census.leave),
     ("POST", f"{PREFIX}/machines", census.create),
@@ -73,7 +76,7 @@ def make_app(service: Service) -> web.Application:
 async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
     service, started = service_of(request), time.monotonic()
     service.num_open += 1
-    status = 499  # the client has gone
+    status = _GONE
     try:
         response = await _answer(service, request, handler)
         status = response.status
@@ -97,8 +100,12 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
                 if client := client_of(request):
                     stack.enter_context(service.lessees.hearing((holder.name, client)))
             return await handler(request)
-    except (ConnectionResetError, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise
+    except ConnectionResetError:  # nobody is there to be answered
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=_GONE)
     except Exception as error:
         cause = faults.describe(error)["type"]
         service.metrics.count("errors_total", cause=cause)
@@ -117,7 +124,7 @@ def _identify(service: Service, request: web.Request) -> Holder:
     if service.config.unix is not None and "Authorization" not in request.headers:
         return Holder(LOCAL, service.config.quota)
     given = request.headers.get("Authorization")
-    return prime.gateway_holder(request) or service.tokens.holder(given)
+    return gateway.gateway_holder(request) or service.tokens.holder(given)
 
 
 async def _sweeping(app: web.Application) -> AsyncIterator[None]:

@@ -150,6 +150,7 @@ async def status(request: web.Request) -> web.StreamResponse:
     judge = service.judge
     body = {
         "backend": service.config.sandbox.backend,
+        "python_packages": list(service.config.sandbox.python_packages),
         "judge": judge and {"isolation": service.seen(judge.isolation), "grade": judge.isolation.grade},
         "machines": {
             "isolation": service.seen(service.register.pool.isolation),

@@ -9,6 +9,7 @@
     too_large      413     UserError, naming the limit
     os             422     OSError with the `errno` met inside the machine
     quota          429     QuotaExceeded, naming the quota
+    checker        422  CheckerError: a task's checker failed, so that there is no verdict
     busy           429     ServiceBusy: the same request will do later, or elsewhere
     sandbox        500     SandboxError: the sandbox failed, the code is not to blame
     internal       500     SandboxError
@@ -29,6 +30,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from mettle.errors import MettleError, SandboxError, UserError
+from mettle.sandbox.checkers import CheckerError
 from mettle.sandbox.machines.channel import MachineLost
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
     "machine_ended": (410, MachineLost),
     "too_large": (413, TooLarge),
     "os": (422, OSError),
+    "checker": (422, CheckerError),
     "quota": (429, QuotaExceeded),
     "busy": (429, ServiceBusy),
     "sandbox": (500, SandboxError),

@@ -46,6 +46,12 @@ async def judge(request: web.Request) -> web.StreamResponse:
             service.num_judging -= 1
 
 
+async def languages(request: web.Request) -> web.StreamResponse:
+    """What can be judged: each language's version, or what is missing."""
+    ask = getattr(service_of(request).judge, "languages", None)
+    return web.json_response({"languages": pack(list(await ask())) if ask is not None else []})
+
+
 async def _judge(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     assert service.judge is not None, "asked for before"
     order = unpack(body)

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from aiohttp import BodyPartReader, web
+from aiohttp import web
 
 from mettle.errors import UserError
 from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.service import faults
-from mettle.sandbox.service.bodies import Spool, read_json, seconds, take, texts
+from mettle.sandbox.service import faults, gateway
+from mettle.sandbox.service.bodies import read_json, take, texts
 from mettle.sandbox.service.machines import Record
 from mettle.sandbox.service.state import Pass, client_of, holder_of, record_of, service_of
-from mettle.sandbox.service.tokens import Holder, digest
+from mettle.sandbox.service.tokens import digest
 
 _CONTROL: Final = "/api/v1/sandbox"
-_GATEWAY: Final = "/gw/{space}/{id}"
 _PASS_S: Final = 3600.0
 _MOST_MEMORY_MB: Final = 8192
 _MOST_DISK_MB: Final = 2048
@@ -34,6 +33,7 @@ _MAX_BATCH: Final = 500
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    """Make a sandbox; `idempotency_key` as there."""
     service, holder = service_of(request), holder_of(request)
     body = await _body(request)
     config = _config(body)
@@ -53,6 +53,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def list_sandboxes(request: web.Request) -> web.StreamResponse:
+    """A page of them: `page`, `per_page`, `labels`, `status`, `is_active`."""
     register, query = service_of(request).register, request.query
     try:
         page, per_page = max(1, int(query.get("page", 1))), min(1000, max(1, int(query.get("per_page", 50))))
@@ -74,15 +75,18 @@ async def list_sandboxes(request: web.Request) -> web.StreamResponse:
 
 
 async def get_sandbox(request: web.Request) -> web.StreamResponse:
+    """One of them, also after it has ended."""
     return web.json_response(_describe(_known(request)))
 
 
 async def delete_sandbox(request: web.Request) -> web.StreamResponse:
+    """End one."""
     await service_of(request).register.delete(_known(request))
     return web.json_response({"success": True, "message": "deleted"})
 
 
 async def delete_sandboxes(request: web.Request) -> web.StreamResponse:
+    """End several, by `sandbox_ids` or `labels`."""
     register, holder = service_of(request).register, holder_of(request)
     body = await _body(request)
     ids = [str(one) for one in take(body, "sandbox_ids", list, [])][:_MAX_BATCH]
@@ -100,6 +104,7 @@ async def delete_sandboxes(request: web.Request) -> web.StreamResponse:
 
 
 async def statuses(request: web.Request) -> web.StreamResponse:
+    """How several are."""
     register, holder = service_of(request).register, holder_of(request)
     found: list[dict[str, Any]] = []
     missing: list[dict[str, str]] = []
@@ -135,6 +140,7 @@ async def give_pass(request: web.Request) -> web.StreamResponse:
 
 
 async def error_context(request: web.Request) -> web.StreamResponse:
+    """Why one has ended."""
     shown = _describe(_known(request))
     return web.json_response({name: shown[name] for name in ("status", "errorType", "errorMessage")})
 
@@ -144,68 +150,6 @@ async def logs(request: web.Request) -> web.StreamResponse:
     job = next(iter(_known(request).jobs.values()), None)
     output = await job.output() if job is not None else None
     return web.json_response({"logs": output.stdout + output.stderr if output is not None else ""})
-
-
-async def execute(request: web.Request) -> web.StreamResponse:
-    """Run a shell command; over its time it is a 408."""
-    machine, body = record_of(request).machine, await _body(request)
-    timeout_s = seconds(body, "timeout", 300.0)
-    result = await machine.exec(
-        take(body, "command", str, ""),
-        cwd=take(body, "working_dir", str, "") or "/work",
-        env=texts(body, "env"),
-        timeout_s=timeout_s,
-        max_output_bytes=10 << 20,
-    )
-    if result.is_timed_out:
-        return web.json_response({"detail": f"the command was not done after {timeout_s:g} s"}, status=408)
-    code = 137 if result.exit_code is None else result.exit_code
-    return web.json_response({"stdout": result.stdout, "stderr": result.stderr, "exit_code": code})
-
-
-async def upload(request: web.Request) -> web.StreamResponse:
-    """A multipart form with the field `file`, to `path`."""
-    service, machine, path = service_of(request), record_of(request).machine, request.query.get("path", "")
-    most = service.config.max_body_mb << 20
-    if (request.content_length or 0) > most:
-        raise faults.TooLarge(f"the upload is over {service.config.max_body_mb} MB")
-    if not path or not request.content_type.startswith("multipart/"):
-        raise UserError("an upload is a multipart form with the field `file`, and names ?path=")
-    with Spool(service.config.spool_dir) as spool:
-        async for part in await request.multipart():
-            if isinstance(part, BodyPartReader) and part.name == "file":
-                await spool.receive(path, 0o644, _pieces(part, most))
-        if path not in spool.files:
-            raise UserError("the form has no field `file`")
-        size = _size(spool, path)
-        await machine.upload_files(spool.files)
-    return web.json_response({"success": True, "path": path, "size": size, "timestamp": _iso(time.time())})
-
-
-async def download(request: web.Request) -> web.StreamResponse:
-    service = service_of(request)
-    async with service.transfers:
-        data = await record_of(request).machine.download(
-            request.query.get("path", ""), max_bytes=service.config.max_body_mb << 20
-        )
-        return web.Response(body=data, content_type="application/octet-stream")
-
-
-async def read_file(request: web.Request) -> web.StreamResponse:
-    """A window of a text file; a negative offset counts from its end."""
-    service, query = service_of(request), request.query
-    async with service.transfers:
-        data = await record_of(request).machine.download(
-            query.get("path", ""), max_bytes=service.config.max_body_mb << 20
-        )
-    try:
-        offset, length = int(query.get("offset", 0)), int(query.get("length", len(data)))
-    except ValueError:
-        raise UserError("offset and length must be whole numbers") from None
-    start = max(0, len(data) + offset) if offset < 0 else offset
-    window = data[start : start + max(0, length)]
-    rest = {"total_size": len(data), "offset": start, "truncated": len(window) < len(data)}
-    return web.json_response({"content": window.decode(errors="replace"), "size": len(window), **rest})
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -219,27 +163,13 @@ ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("POST", f"{_CONTROL}/{{id}}/auth", give_pass),
     ("GET", f"{_CONTROL}/{{id}}/error-context", error_context),
     ("GET", f"{_CONTROL}/{{id}}/logs", logs),
-    ("POST", f"{_GATEWAY}/exec", execute),
-    ("POST", f"{_GATEWAY}/upload", upload),
-    ("GET", f"{_GATEWAY}/download", download),
-    ("GET", f"{_GATEWAY}/read-file", read_file),
+    *gateway.ROUTES,
 ]
-
-
-def gateway_holder(request: web.Request) -> Holder | None:
-    """Who came with a pass for this sandbox; None for requests to other routes."""
-    if not request.path.startswith("/gw/"):
-        return None
-    token = request.headers.get("Authorization", "").partition(" ")[2].strip()
-    given = service_of(request).passes.get(digest(token))
-    if given is None or given.machine_id != request.match_info.get("id") or given.expires < time.time():
-        raise faults.TokenRefused("this pass is not for this sandbox, or has expired")
-    return given.holder
 
 
 def error_response(request: web.Request, error: Exception) -> web.Response | None:
     """The error as these clients read it; None on routes that are not theirs."""
-    is_gateway = request.path.startswith("/gw/")
+    is_gateway = request.path.startswith(gateway.PREFIX)
     if not is_gateway and request.path != _CONTROL and not request.path.startswith(_CONTROL + "/"):
         return None
     body = faults.describe(error)
@@ -328,20 +258,6 @@ def _describe(record: Record) -> dict[str, Any]:
         "region": None,
         "registryCredentialsId": None,
     }
-
-
-async def _pieces(part: BodyPartReader, most: int) -> AsyncIterator[bytes]:
-    num_bytes = 0
-    while piece := await part.read_chunk(1 << 18):
-        num_bytes += len(piece)
-        if num_bytes > most:
-            raise faults.TooLarge(f"the upload is over {most >> 20} MB")
-        yield piece
-
-
-def _size(spool: Spool, path: str) -> int:
-    held = spool.files[path]
-    return held.stat().st_size if not isinstance(held, bytes | str) else len(held)
 
 
 def _iso(moment: float) -> str:

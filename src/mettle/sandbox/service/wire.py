@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from mettle.errors import UserError
 from mettle.sandbox import isolation, verdicts
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.machines.execution import ExecResult
 from mettle.sandbox.machines.files import Entry
 
@@ -31,7 +32,12 @@ def _records(*modules: Any) -> dict[str, type[Any]]:
     return {kind.__name__: kind for kind in kinds if is_dataclass(kind) or issubclass(kind, Enum)}
 
 
-_KINDS: Final = {**_records(verdicts, isolation), "ExecResult": ExecResult, "Entry": Entry}
+_KINDS: Final = {
+    **_records(verdicts, isolation),
+    "ExecResult": ExecResult,
+    "Entry": Entry,
+    "LanguageReport": LanguageReport,
+}
 
 
 def pack(value: Any, depth: int = 0) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mettle.errors import UserError
+from mettle.sandbox.checkers import CheckerError
 from mettle.sandbox.protocols import Judge
-from mettle.sandbox.verdicts import CallTest, StdioTest, Verdict
+from mettle.sandbox.verdicts import CallTest, PythonChecker, StdioTest, Verdict
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -77,6 +78,20 @@ class JudgeContract:
         assert [test.verdict for test in result.tests] == [passed, passed, wrong, passed, passed, passed]
         assert result.tests[0].output == 12
         assert result.tests[4].output == {1: {b"x"}, "k": float("inf")}
+
+    async def test_a_tasks_own_checker_decides_and_a_broken_one_is_no_verdict(self, judge: Judge) -> None:
+        half = PythonChecker("def check(stdin, output, expected):\n    return 0.5, 'near ' + output.strip()")
+        answers = [await judge.judge("print(2)", [StdioTest("", "3")], checker=half)]
+        assert answers[0].tests[0].score == 0.5
+        assert "near" in answers[0].tests[0].detail
+        with pytest.raises(CheckerError):
+            await judge.judge("print(2)", [StdioTest("", "3")], checker=PythonChecker("def check(*a): raise KeyError"))
+
+    async def test_tests_side_by_side_keep_their_order(self, judge: Judge) -> None:
+        tests = [StdioTest(str(number), str(number)) for number in range(8)]
+        result = await judge.judge("print(input())", tests, num_parallel=4)
+        assert [test.expected for test in result.tests] == [str(number) for number in range(8)]
+        assert result.has_passed
 
     @pytest.mark.parametrize(
         ("change", "words"),

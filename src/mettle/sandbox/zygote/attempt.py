@@ -30,10 +30,16 @@ class Child(NamedTuple):
     stdout: int
     stderr: int
     result: int
+    spent_s: float  # of processor, before its job
+    resident_bytes: int
+
+    @property
+    def streams(self) -> tuple[int, int, int, int]:
+        return (self.stdin, self.stdout, self.stderr, self.result)
 
     def close(self) -> None:
         self.job.close()
-        for descriptor in (self.exit_fd, *self[3:]):
+        for descriptor in (self.exit_fd, *self.streams):
             os.close(descriptor)
 
 
@@ -49,10 +55,9 @@ class Attempt:
         self._cpu_s: float = header["cpu_s"]
         self._memory_bytes: int = header["memory_bytes"]
         self._output_bytes: int = header["output_bytes"]
-        self._written = {descriptor: bytearray() for descriptor in child[4:]}
-        self.spent_before_s = watch.process_cpu_s(child.pid)
+        self._written = {descriptor: bytearray() for descriptor in child.streams[1:]}
         # A program shares nothing with the template once it has taken the child's place.
-        self._inherited_bytes = 0 if self._is_program else watch.process_resident_bytes(child.pid)
+        self._inherited_bytes = 0 if self._is_program else child.resident_bytes
         self.ended = ""
         self.started = time.monotonic()
 
@@ -128,7 +133,7 @@ class Attempt:
 
     def _check_limits(self) -> None:
         usage = watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
-        if usage.cpu_s - self.spent_before_s > self._cpu_s:
+        if usage.cpu_s - self.child.spent_s > self._cpu_s:
             self.ended = "cpu"
         elif usage.resident_bytes > self._memory_bytes and self._is_over_memory():
             self.ended = "memory"

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, jail, kernel, rootfs, seccomp
+from mettle.sandbox.zygote import child, frames, jail, kernel, rootfs, seccomp, watch
 from mettle.sandbox.zygote.attempt import Attempt, Child
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
@@ -124,9 +124,10 @@ class Cell:
                 self._load(frame)
                 continue
             done, payload = self._run(frame)
-            is_worn = self.is_worn()
+            is_last = frame.header["is_last"]
+            is_worn = not is_last and self.is_worn()
             self._channel.sendall(frames.encode({**done, "is_worn": is_worn}, payload))
-            if is_worn or frame.header["is_last"]:
+            if is_worn or is_last:
                 return
             self.prepare_child()
 
@@ -159,10 +160,11 @@ class Cell:
         if frame is None or "failed" in frame.header:
             reason = "it ended" if frame is None else str(frame.header["failed"])
             raise OSError(5, f"a test's process could not be prepared: {reason}")
-        made = Child(pid, os.pidfd_open(pid), ours, pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0])
-        for descriptor in made[3:]:
+        kept = (pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0])
+        for descriptor in kept:
             os.set_blocking(descriptor, False)
-        self._child = made
+        spent_s, resident_bytes = watch.process_cpu_s(pid), watch.process_resident_bytes(pid)
+        self._child = Child(pid, os.pidfd_open(pid), ours, *kept, spent_s, resident_bytes)
 
     def renew_scratch(self) -> None:
         """An empty directory for the next test, where the jail does not give it one."""
@@ -193,7 +195,7 @@ class Cell:
             "ended": "output" if attempt.is_flooded else attempt.ended,
             "status": spent.status,
             "wall_s": time.monotonic() - attempt.started,
-            "cpu_s": max(0.0, spent.cpu_s - attempt.spent_before_s),
+            "cpu_s": max(0.0, spent.cpu_s - attempt.child.spent_s),
             "memory_bytes": spent.peak_bytes,
             "lengths": [len(piece) for piece in pieces],
         }

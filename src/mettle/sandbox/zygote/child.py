@@ -28,9 +28,12 @@ from mettle.sandbox.zygote import frames, kernel, values
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
+_harness: list[str] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
+_REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
+_UNKNOWN_SPACE_BYTES: Final = 64 << 20
 _THREAD_STACKS_BYTES: Final = 64 << 20
 _RESERVED_FACTOR: Final = 4
 _RESERVED_BYTES: Final = 1 << 30
@@ -54,6 +57,10 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
     try:
         job = _arrange_descriptors(job, streams)
         _shut_doors(program, scratch)
+        # Whatever can be done before the job is there costs no one any time.
+        space_bytes = _address_space_bytes()
+        _forget_the_harness()
+        _rehearse()
         job.sendall(frames.encode({"ready": True}))
     except OSError as error:
         job.sendall(frames.encode({"failed": str(error)}))
@@ -62,10 +69,9 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
     if frame is None:
         return
     job.close()
-    _limit(frame.header)
+    _limit(frame.header, space_bytes)
     if frame.header["mode"] == "program":
         _become_program(frame.header)
-    _forget_the_harness()
     _become(frame.header, frame.payload)
 
 
@@ -94,17 +100,26 @@ def _shut_doors(program: bytes | None, scratch: str) -> None:
         kernel.install_filter(program)
 
 
-def _limit(header: dict[str, Any]) -> None:
+def _limit(header: dict[str, Any], space_bytes: int) -> None:
     """The limits that belong to this test. Process 1 decides; these hold even if it is slow."""
     cpu_s = math.ceil(header["cpu_s"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     if header.get("is_space_reserved"):
         _limit_data(header["memory_bytes"], header["stack_bytes"])
         return
-    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as file:
-        pages = int((file.read().split() or [b"16384"])[0])
-    space = pages * os.sysconf("SC_PAGE_SIZE") + header["memory_bytes"] + _THREAD_STACKS_BYTES
+    space = space_bytes + header["memory_bytes"] + _THREAD_STACKS_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (space, space + _ROOM_TO_REPORT_BYTES))
+
+
+def _address_space_bytes() -> int:
+    """What this process has now, which a test's own memory comes on top of."""
+    try:
+        file = os.open("/proc/self/statm", os.O_RDONLY)  # without a file object, whose making touches many pages
+    except OSError:  # no /proc
+        return _UNKNOWN_SPACE_BYTES
+    pages = int(os.read(file, 64).split()[0])
+    os.close(file)
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
@@ -113,12 +128,25 @@ def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
 
 
+def note_harness() -> None:
+    """Find the modules that judged code is not to see; in the template, because looking at every name in every child
+    would give each a copy of the pages that the names are on."""
+    _harness[:] = [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]
+
+
 def _forget_the_harness() -> None:
-    for name in [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]:
+    for name in _harness:
         del sys.modules[name]
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # which no fork does for it
     sys.argv = [_SOURCE_NAME]
     sys.path.insert(0, os.getcwd())
     gc.enable()
+
+
+def _rehearse() -> None:
+    """Compile and run a little, so that the pages it writes to are this process's own before its time counts."""
+    exec(compile(_REHEARSAL, _SOURCE_NAME, "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
 
 
 def _become(header: dict[str, Any], payload: bytes) -> NoReturn:

@@ -32,10 +32,15 @@ def process_cpu_s(pid: int) -> float:
 def process_resident_bytes(pid: int) -> int:
     """Resident memory of one process; 0 if it is gone or /proc is not there."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+        file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # no file object: every waiting cell has done this once
+    except OSError:
+        return 0
+    try:
+        return int(os.read(file, 64).split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
+    finally:
+        os.close(file)
 
 
 def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
