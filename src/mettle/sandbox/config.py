@@ -10,6 +10,25 @@ from pydantic import BaseModel, ConfigDict, Field
 Backend = Literal["zygote", "unsafe"]
 Grade = Literal["none", "ns-noseccomp", "ns"]
 RequiredGrade = Literal["ns-noseccomp", "ns"]
+RequiredLayer = Literal[
+    "user-namespace",
+    "mount-namespace",
+    "pid-namespace",
+    "network-namespace",
+    "ipc-namespace",
+    "uts-namespace",
+    "cgroup-namespace",
+    "read-only-root",
+    "private-proc",
+    "no-privileges",
+    "resource-limits",
+    "seccomp",
+    "landlock",
+    "cgroup-memory",
+    "cgroup-pids",
+    "cgroup-cpu",
+    "cgroup-kill",
+]
 
 
 class SandboxConfig(BaseModel):
@@ -20,8 +39,9 @@ class SandboxConfig(BaseModel):
     backend: Backend = "zygote"
     """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same processes with no isolation at all."""
 
-    require: RequiredGrade = "ns"
-    """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""
+    require: RequiredGrade | tuple[RequiredGrade | RequiredLayer, ...] = "ns"
+    """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A host
+    that gives less is refused. Nothing is asked of `unsafe`."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""

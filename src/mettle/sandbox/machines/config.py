@@ -29,14 +29,16 @@ _ENVIRONMENT = {
 class MachineConfig:
     """One machine's limits, lifetime and first contents.
 
-    `memory_mb` is of all its processes together, `disk_mb` of all its files (they live in memory, too). `lifetime_s`
-    counts from its making, `idle_s` from the end of the last order; None is without end. `files` maps paths (relative
+    `memory_mb` is of all its processes together, `disk_mb` of all its files (they live in memory, too). `cpus` is how
+    many processors all its processes may keep busy, together; only a cgroup can hold them to it, so that a host without
+    the cpu controller refuses the machine; None is without limit. `lifetime_s` counts from its making, `idle_s` from the end of the last order; None is without end. `files` maps paths (relative
     ones are below /work) to contents. `labels` are the caller's own.
     """
 
     memory_mb: int = 512
     disk_mb: int = 256
     max_processes: int = 64
+    cpus: float | None = None
     lifetime_s: float | None = 3600.0
     idle_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class MachineConfig:
         for name, least in (("memory_mb", 16), ("disk_mb", 1), ("max_processes", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"a machine's {name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("lifetime_s", "idle_s"):
+        for name in ("lifetime_s", "idle_s", "cpus"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"a machine's {name} is {value}; it must be more than 0, or None")
@@ -62,6 +64,7 @@ class MachineConfig:
             max_open_files=_MAX_OPEN_FILES,
             cpu_s=math.ceil(self.lifetime_s or _DAY_S),
             environment={**_ENVIRONMENT, **check_environment(self.env)},
+            num_cpus=self.cpus or 0.0,
         )
 
 

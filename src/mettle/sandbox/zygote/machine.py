@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import frames, hands, jail, kernel, rootfs, watch
+from mettle.sandbox.zygote import frames, hands, jail, kernel, landlock, rootfs, watch
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 _MAX_DESCRIPTORS: Final = 4
@@ -34,12 +34,19 @@ _MAX_HUNT_S: Final = 1.0
 _BACKLOG: Final = 128
 
 
+class Programs(NamedTuple):
+    """The filter of a machine, and the one of a machine whose memory a cgroup counts."""
+
+    usual: bytes
+    in_cgroup: bytes
+
+
 class Tools(NamedTuple):
-    """What a machine's process 1 is given: where it stands, its limits, its filter."""
+    """What a machine's process 1 is given: where it stands, its limits, its filters."""
 
     settings: Settings
     limits: MachineLimits
-    program: bytes | None
+    programs: Programs | None
     template_pid: int
 
 
@@ -243,7 +250,7 @@ def _enter_cgroup(entrance: int) -> bool:
 
 def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) -> None:
     try:
-        _enter(tools, root)
+        _enter(tools, root, has_cgroup=has_cgroup)
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
@@ -252,7 +259,7 @@ def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) 
     Machine(channel, tools, root).serve()
 
 
-def _enter(tools: Tools, root: str) -> None:
+def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> None:
     limits = tools.limits
     jail.forget_signals()
     sys.path.clear()  # from here on no module is loaded: the code may put other files where they are looked for
@@ -268,7 +275,9 @@ def _enter(tools: Tools, root: str) -> None:
     rootfs.enter_machine_root(limits.disk_bytes, limits.max_files)
     os.chdir("/work")
     jail.lower(resource.RLIMIT_CPU, limits.cpu_s)
-    jail.confine(tools.program, limits.max_processes + _RESERVED_PROCESSES)
+    is_counted = has_cgroup and limits.is_memory_counted
+    program = tools.programs and (tools.programs.in_cgroup if is_counted else tools.programs.usual)
+    jail.confine(program, limits.max_processes + _RESERVED_PROCESSES, landlock.MACHINE)
 
 
 def _clear(root: str, tools: Tools) -> None:
