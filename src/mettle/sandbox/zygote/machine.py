@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import frames, hands, jail, kernel, landlock, rootfs, watch
+from mettle.sandbox.zygote import frames, hands, jail, kernel, landlock, rootfs, unmapped, watch
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 _MAX_DESCRIPTORS: Final = 4
@@ -32,6 +32,7 @@ _IDLE_LOOK_S: Final = 0.25
 _HUNT_S: Final = 0.002
 _MAX_HUNT_S: Final = 1.0
 _BACKLOG: Final = 128
+_TCP_BUFFER_BYTES: Final = f"4096 65536 {1 << 20}"  # least, first, most: of a connection to the same machine
 
 
 class Programs(NamedTuple):
@@ -67,6 +68,7 @@ class Machine:
     channel: socket.socket
     tools: Tools
     root: str
+    sockets: unmapped.Sockets | None  # of its own network
     hands: dict[int, Hand] = field(default_factory=dict)
     next_look: float = 0.0
 
@@ -177,12 +179,14 @@ class Machine:
         if self.next_look == 0.0 or time.monotonic() < self.next_look:
             return
         pids = self._processes()
-        sizes = {pid: watch.process_resident_bytes(pid) for pid in pids}
+        page_tables = {pid: unmapped.page_table_bytes(pid) for pid in pids}
+        sizes = {pid: watch.process_resident_bytes(pid) + page_tables[pid] for pid in pids}
         limit = self.tools.limits.memory_bytes
-        is_near = 2 * sum(sizes.values()) > limit
-        if sum(sizes.values()) > limit:
-            sizes = {pid: watch.proportional_bytes(pid) for pid in pids}
-            self._relieve(sizes, sum(sizes.values()) - limit)
+        in_buffers = self._buffer_bytes(pids) if pids else 0
+        is_near = 2 * (sum(sizes.values()) + in_buffers) > limit
+        if sum(sizes.values()) + in_buffers > limit:
+            sizes = {pid: watch.proportional_bytes(pid) + page_tables[pid] for pid in pids}
+            self._relieve(sizes, in_buffers, sum(sizes.values()) + in_buffers - limit)
         pause = _BUSY_LOOK_S if is_near else _IDLE_LOOK_S if not self.hands else 2 * _BUSY_LOOK_S
         self.next_look = time.monotonic() + pause if pids or self.hands else 0.0
 
@@ -191,7 +195,16 @@ class Machine:
         known = watch.cell_processes() if self.tools.settings.is_jailed else watch.descendants(os.getpid())
         return [pid for pid in known if pid not in self.hands]
 
-    def _relieve(self, sizes: dict[int, int], excess_bytes: int) -> None:
+    def _buffer_bytes(self, pids: list[int]) -> int:
+        """What sockets and pipes hold: what they belong to may be in any process, or between two."""
+        if self.sockets is None:
+            return unmapped.stream_bytes(pids)
+        return self.sockets.num_bytes() + unmapped.pipe_bytes(pids)
+
+    def _relieve(self, sizes: dict[int, int], in_buffers: int, excess_bytes: int) -> None:
+        """End the largest. Nobody knows whose the buffers are: each process has a part of them by its descriptors."""
+        parts = unmapped.parts(in_buffers, list(sizes))
+        sizes = {pid: num_bytes + parts[pid] for pid, num_bytes in sizes.items()}
         for pid, num_bytes in sorted(sizes.items(), key=lambda entry: -entry[1]):
             if excess_bytes <= 0:
                 return
@@ -250,13 +263,14 @@ def _enter_cgroup(entrance: int) -> bool:
 
 def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) -> None:
     try:
+        sockets = None if root else unmapped.Sockets()
         _enter(tools, root, has_cgroup=has_cgroup)
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
     channel.sendall(frames.encode({"ready": True, "has_cgroup": has_cgroup}))
     gc.enable()
-    Machine(channel, tools, root).serve()
+    Machine(channel, tools, root, sockets).serve()
 
 
 def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> None:
@@ -272,6 +286,8 @@ def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> None:
         return
     jail.own_user()
     kernel.raise_loopback()
+    for name in ("rmem", "wmem"):
+        kernel.set_control(f"net/ipv4/tcp_{name}", _TCP_BUFFER_BYTES)
     rootfs.enter_machine_root(limits.disk_bytes, limits.max_files)
     os.chdir("/work")
     jail.lower(resource.RLIMIT_CPU, limits.cpu_s)

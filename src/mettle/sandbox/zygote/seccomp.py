@@ -46,6 +46,9 @@ _SOL_TCP: Final = 6
 # Programs for the kernel (ATTACH_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and _EBPF), and TCP_ULP, which loads modules.
 _REFUSED_SOCKET_OPTIONS: Final = (26, 50, 51, 52)
 _REFUSED_TCP_OPTIONS: Final = (31,)
+# SNDBUF, RCVBUF. The kernel gives less than is asked for when it likes; here it gives nothing more and says it did, so
+# that what sockets hold goes by their number, and grows no faster than process 1 looks.
+_SIZING_SOCKET_OPTIONS: Final = (7, 8)
 _CLONE_THREAD: Final = 0x00010000
 _IOCTLS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
 # Terminals: the TCSET, TCSBRK, TCXONC and TCFLSH families, controlling terminal, process group, size, pseudo-terminals.
@@ -83,6 +86,7 @@ def build_filter(*, allow_fork: bool = True, is_machine: bool = False, is_memory
     blocks = _blocks(allow_fork) | (_machine_blocks() if is_machine else {})
     if is_memory_counted:
         blocks[syscalls.CHECKED["mmap"]] = _refuse_bits(3, _MAP_HUGETLB, errno.ENOMEM)
+        blocks[syscalls.CHECKED["setsockopt"]] = _allow_option(())
     bounds = [0]
     for number in sorted(blocks):
         bounds += [number, number + 1]
@@ -111,7 +115,7 @@ def _blocks(allow_fork: bool) -> dict[int, Block]:
     checked = syscalls.CHECKED
     blocks[checked["mmap"]] = _allow_counted_mapping()
     blocks[checked["fcntl"]] = _allow_argument(1, _FCNTLS, errno.EPERM)
-    blocks[checked["setsockopt"]] = _allow_option()
+    blocks[checked["setsockopt"]] = _allow_option(_SIZING_SOCKET_OPTIONS)
     blocks[checked["ioctl"]] = _allow_argument(1, _IOCTLS, errno.ENOTTY)
     blocks[checked["socketpair"]] = _allow_argument(0, (_AF_UNIX,), errno.EPERM)
     blocks[checked["prctl"]] = _allow_argument(0, _PRCTLS, errno.EPERM)
@@ -179,9 +183,15 @@ def _allow_counted_mapping() -> Block:
     ]
 
 
-def _allow_option() -> Block:
-    """setsockopt(): all but the options that hand the kernel a program, or make it load one."""
-    of_socket = _refuse_argument(2, _REFUSED_SOCKET_OPTIONS, errno.EPERM)
+def _allow_option(ignored: tuple[int, ...]) -> Block:
+    """setsockopt(): `ignored` options of sockets succeed and do nothing; refused are those that hand the kernel a
+    program, and those of TCP that make it load a module.
+    """
+    refuse = _refuse_argument(2, _REFUSED_SOCKET_OPTIONS, errno.EPERM)
+    ignore: Block = []
+    for option in ignored:
+        ignore += [(_JUMP_IF_EQUAL, 0, 1, option), *_finish(refusal(0))]
+    of_socket: Block = [_load_argument(2), *ignore, *refuse] if ignored else refuse
     return [
         _load_argument(1),
         (_JUMP_IF_EQUAL, 0, len(of_socket), _SOL_SOCKET),
