@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _HEAD = """
 import ctypes, mmap, os, socket, sys, time
-goal = int(sys.argv[1]) if len(sys.argv) > 1 else 320
+goal = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 held = []
 def say(mb): print(int(mb), flush=True)
 """
@@ -57,7 +57,7 @@ HOARDS = {
     + "while mb < goal:\n"
     + "    a = socket.create_connection(server.getsockname()); b = server.accept()[0]; held += [a, b]\n"
     + "    for end in (a, b):\n"
-    + "        end.setblocking(False); until = time.monotonic() + 0.1\n"
+    + "        end.setblocking(False); until = time.monotonic() + 0.03\n"
     + "        while time.monotonic() < until and mb < goal:\n"
     + "            try: mb += end.send(one) / (1 << 20)\n"
     + "            except BlockingIOError: time.sleep(0.005)\n"

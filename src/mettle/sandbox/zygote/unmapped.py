@@ -19,6 +19,8 @@ PIPE_BYTES: Final = 1 << 16
 SOCKET_BYTES: Final = 1 << 18  # net.core.wmem_default, and what one message may go beyond it
 _UNSUSPICIOUS: Final = 96  # descriptors of all processes together below which none are looked at
 _UNSUSPICIOUS_PAGES: Final = 1 << 18  # of address space (1 GB): their page tables are 2 MB at most
+_UNSUSPICIOUS_SOCKETS: Final = 32  # 8 MB at most
+_UNSUSPICIOUS_CONNECTIONS: Final = 8  # of TCP: 16 MB at most, as a machine's network is set up
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _REQUEST_DUMP: Final = 0x301
@@ -46,15 +48,16 @@ class Sockets:
         self._is_complete = True
 
     def num_bytes(self) -> int:
-        """What their buffers hold, all together."""
-        if 0 < _num_sockets() <= 1:  # this one
+        """What their buffers hold, all together; nothing is looked at while there are few."""
+        num_sockets, num_connections = _num_sockets()
+        if num_sockets <= _UNSUSPICIOUS_SOCKETS and num_connections <= _UNSUSPICIOUS_CONNECTIONS:
             return 0
         total = self._ask(_UNIX, struct.pack("=BBHIIIII", _UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_UNIX_MEMORY, 0, 0))
-        for family in _INTERNET:
+        for family in _INTERNET if num_connections else ():
             for protocol in _TCP_AND_UDP:
                 extension = 1 << (_INTERNET_MEMORY - 1)
                 total += self._ask(family, struct.pack("=BBBBI48x", family, protocol, extension, 0, 0xFFFFFFFF))
-        return total if self._is_complete else max(total, _num_sockets() * SOCKET_BYTES)
+        return total if self._is_complete else max(total, num_sockets * SOCKET_BYTES)
 
     def _ask(self, family: int, request: bytes) -> int:
         num_bytes = _HEADER.size + len(request)
@@ -96,12 +99,21 @@ def _memory_of(family: int, body: bytes) -> int:
     return 0
 
 
-def _num_sockets() -> int:
-    try:
-        with open("/proc/self/net/sockstat", "rb") as file:
-            return int(file.readline().split()[2])
-    except (OSError, IndexError):
-        return 0
+def _num_sockets() -> tuple[int, int]:
+    """Of this network: all, and those of TCP and UDP, which are slow to ask for."""
+    num_sockets = num_connections = 0
+    for name in ("sockstat", "sockstat6"):
+        try:
+            with open(f"/proc/self/net/{name}", "rb") as file:
+                lines = [line.split() for line in file]
+        except OSError:
+            continue
+        for words in lines:
+            if words[0] == b"sockets:":
+                num_sockets = int(words[2])
+            elif words[0] in (b"TCP:", b"UDP:", b"TCP6:", b"UDP6:"):
+                num_connections += int(words[2])
+    return num_sockets, num_connections
 
 
 def page_table_bytes(pid: int) -> int:
