@@ -12,7 +12,7 @@ import platform
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mettle.errors import UserError
 from mettle.sandbox.config import Backend, Grade, SandboxConfig
@@ -132,7 +132,7 @@ def _missing(report: IsolationReport, name: str) -> list[Layer]:
     if name not in _ORDER:
         layer = report.layer(name)
         return [] if layer.is_in_force else [layer]
-    if report.is_at_least(cast("Grade", name)):
+    if report.is_at_least(name):
         return []
     found = [layer for layer in report.layers if not layer.is_in_force and layer.id not in OPTIONAL_LAYERS]
     return found or [Layer(name, False, "a layer is missing that nothing was said about")]
@@ -214,7 +214,9 @@ def _root_layer(findings: dict[str, Any]) -> Layer:
 
 def _proc_layer(findings: dict[str, Any]) -> Layer:
     seen, told = findings["processes"], findings["host_files"]
-    is_private = not told and len(seen) <= (3 if findings["is_machine"] else 2)  # process 1, in a machine a hand, itself
+    is_private = not told and len(seen) <= (
+        3 if findings["is_machine"] else 2
+    )  # process 1, in a machine a hand, itself
     detail = f"code sees processes {seen}" if seen else "there is no /proc inside; tests cannot start processes"
     detail += f", and reads {', '.join(told)}" if told else "" if not seen else ", and nothing of the host's kernel"
     return Layer("private /proc", is_private, detail, "" if is_private else _CONTAINER_FIX)
@@ -223,7 +225,9 @@ def _proc_layer(findings: dict[str, Any]) -> Layer:
 def _privilege_layer(findings: dict[str, Any]) -> Layer:
     held = findings["privileges"]
     return Layer(
-        "no privileges", not held, f"code could: {', '.join(held)}" if held else "all capability sets empty; no mount, chown, uid 0"
+        "no privileges",
+        not held,
+        f"code could: {', '.join(held)}" if held else "all capability sets empty; no mount, chown, uid 0",
     )
 
 

@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mettle.errors import UserError
+from mettle.sandbox.machines.egress import proxy_environment
+from mettle.sandbox.machines.network import Network
 from mettle.sandbox.zygote.rootfs import PROGRAMS
 from mettle.sandbox.zygote.settings import MachineLimits
 
@@ -30,9 +33,11 @@ class MachineConfig:
     """One machine's limits, lifetime and first contents.
 
     `memory_mb` is of all its processes together, `disk_mb` of all its files (they live in memory, too). `cpus` is how
-    many processors all its processes may keep busy, together; only a cgroup can hold them to it, so that a host without
-    the cpu controller refuses the machine; None is without limit. `lifetime_s` counts from its making, `idle_s` from the end of the last order; None is without end. `files` maps paths (relative
-    ones are below /work) to contents. `labels` are the caller's own.
+    many processors its processes may keep busy, all together; only a cgroup can hold them to it, so that a host without
+    the cpu controller refuses the machine; None is without limit. `lifetime_s` counts from its making, `idle_s` from
+    the end of the last order; None is without end. `files` maps paths (relative ones are below /work) to contents.
+    `labels` are the caller's own. `network` is None for none at all, or `{"allow": ["host:port", ...]}` (see
+    `network.py`): an HTTP proxy that the machine's environment names lets these through.
     """
 
     memory_mb: int = 512
@@ -44,6 +49,7 @@ class MachineConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes | str | Path] = field(default_factory=dict)
+    network: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("memory_mb", 16), ("disk_mb", 1), ("max_processes", 1)):
@@ -54,8 +60,15 @@ class MachineConfig:
             if value is not None and value <= 0:
                 raise UserError(f"a machine's {name} is {value}; it must be more than 0, or None")
 
+        self.reach()
+
+    def reach(self) -> Network | None:
+        """What it may reach; None for nothing. Raises: UserError for rules that cannot be read."""
+        return None if self.network is None else Network.read(self.network)
+
     def limits(self) -> MachineLimits:
         """What process 1 of the machine is told."""
+        environment = {**_ENVIRONMENT, **(proxy_environment() if self.network else {})}
         return MachineLimits(
             memory_bytes=self.memory_mb << 20,
             disk_bytes=self.disk_mb << 20,
@@ -63,7 +76,7 @@ class MachineConfig:
             max_processes=self.max_processes,
             max_open_files=_MAX_OPEN_FILES,
             cpu_s=math.ceil(self.lifetime_s or _DAY_S),
-            environment={**_ENVIRONMENT, **check_environment(self.env)},
+            environment={**environment, **check_environment(self.env)},
             num_cpus=self.cpus or 0.0,
         )
 

@@ -120,8 +120,14 @@ class MachinePool:
     async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
         config, report = config or MachineConfig(), self.isolation
+        if config.network is not None and not report.layer("network-namespace").is_in_force:
+            raise UserError(
+                "a machine's network is an allow-list, and this pool cannot hold it to that: its machines share the "
+                "network of this host. Leave `network` out, or use an isolated backend"
+            )
         machine = await self._make(f"m-{secrets.token_hex(6)}", config, report)
         try:
+            await machine.open_egress()
             if snapshot is not None:
                 await machine.restore(snapshot)
             if config.files:
@@ -200,8 +206,8 @@ class MachinePool:
     def _check_cpus(self, config: MachineConfig) -> None:
         if config.cpus is not None and not (self._cgroups is not None and "cpu" in self._cgroups.controllers):
             raise UserError(
-                f"a machine's cpus is {config.cpus:g}, and this host cannot hold it to that: it has no cgroup with the cpu "
-                "controller for machines. `mettle sandbox doctor` says what would help; None is without limit"
+                f"a machine's cpus is {config.cpus:g}, and this host cannot hold it to that: it has no cgroup with the "
+                "cpu controller for machines. `mettle sandbox doctor` says what would help; None is without limit"
             )
 
     def _give_up_cgroups(self, why: str) -> None:

@@ -147,7 +147,7 @@ def pivot_into(path: str) -> None:
 
 
 def set_control(name: str, text: str) -> None:
-    """Write a control of one of this process's namespaces. A kernel without it, or a host that forbids it, keeps its own.
+    """Write a control of one of this process's namespaces; where the kernel has none or forbids it, it stays.
 
     Each is a second line behind the filter or a limit.
     """

@@ -40,10 +40,16 @@ _MAP_HUGETLB: Final = 0x40000
 # DUPFD, GETFD, SETFD, GETFL, SETFL, locks of processes and of files, owner and signal, GETLEASE, DUPFD_QUERY,
 # DUPFD_CLOEXEC, GETPIPE_SZ, seals, write-life hints. Not SETPIPE_SZ, SETLEASE and NOTIFY: larger pipes and directory
 # watches are memory of the kernel's that no limit counts, and a lease holds up the hand that opens the file.
-_FCNTLS: Final = (*(1, 3, 2, 4, 1030, 0, 5, 6, 7, 36, 37, 38, 8, 9, 10, 11, 15, 16), *range(1033, 1041), 1025, 1027, 1032)
+_FCNTLS: Final = (
+    *(1, 3, 2, 4, 1030, 0, 5, 6, 7, 36, 37, 38, 8, 9, 10, 11, 15, 16),
+    *range(1033, 1041),
+    1025,
+    1027,
+    1032,
+)
 _SOL_SOCKET: Final = 1
 _SOL_TCP: Final = 6
-# Programs for the kernel (ATTACH_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and _EBPF), and TCP_ULP, which loads modules.
+# Programs for the kernel (ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF), and TCP_ULP, which loads modules.
 _REFUSED_SOCKET_OPTIONS: Final = (26, 50, 51, 52)
 _REFUSED_TCP_OPTIONS: Final = (31,)
 # SNDBUF, RCVBUF. The kernel gives less than is asked for when it likes; here it gives nothing more and says it did, so
