@@ -1,7 +1,8 @@
 """Writes the reference pages that can be read off the code: `python docs/generate.py` (or `make docs`).
 
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config.py, read and not
-imported), `hub_api_page` (from the Hub's OpenAPI document).
+imported), `hub_api_page` (from the Hub's OpenAPI document), `rules_markdown`
+(from the table of lint rules).
 `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
 the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import click
 
 from mettle.cli.main import cli
+from mettle.envs.quality.markdown import rules_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "mettle"
@@ -66,6 +68,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "config.md": config_page(),
         REFERENCE / "hub-api.md": hub_api_page(),
+        REFERENCE / "lint-rules.md": rules_markdown(NOTE),
     }
 
 

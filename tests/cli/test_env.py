@@ -59,7 +59,7 @@ def test_an_unknown_environment_names_the_nearest(mettle, package):
 def test_a_new_environment_works_at_once(mettle, tmp_path):
     made = mettle("env", "init", "my-words")
     assert made.code == 0, made.err
-    assert made.out.endswith("next: mettle env info my-words\n")
+    assert made.out.endswith("next: mettle env test my-words\n")
     found = mettle("env", "info", "my-words", "--json").json
     assert found["train_tasks"] > 0
     again = mettle("env", "init", "my-words")

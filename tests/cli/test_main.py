@@ -73,7 +73,10 @@ def test_version(capsys):
     [
         (["quikstart"], "error: no command 'quikstart'; did you mean 'mettle quickstart'?; see `mettle --help`\n"),
         (["rl", "resme"], "error: no command 'resme'; did you mean 'mettle rl resume'?; see `mettle rl --help`\n"),
-        (["eval", "zzz"], "error: no command 'zzz'; there are compare, export, run, view; see `mettle eval --help`\n"),
+        (
+            ["eval", "zzz"],
+            "error: no command 'zzz'; there are check, compare, export, run, view; see `mettle eval --help`\n",
+        ),
         (["rl", "stop"], "error: Missing argument 'RUN'; see `mettle rl stop --help`\n"),
     ],
 )

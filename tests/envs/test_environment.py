@@ -282,8 +282,8 @@ def test_mistakes_in_the_constructor_are_said():
     with pytest.raises(UserError, match=r"neither `prompt` nor `question`; it has \['example_id', 'text'\]"):
         vf.SingleTurnEnv(dataset=[{"text": "x"}])
     assert vf.SingleTurnEnv(dataset=ROWS, colour="red").colour == "red"
-    with pytest.raises(AttributeError, match="BrowserEnv is not in this version"):
-        _ = vf.BrowserEnv
+    with pytest.raises(UserError, match="BrowserEnv of verifiers is not offered here: use MCPEnv"):
+        vf.BrowserEnv()
 
 
 def test_evaluation_falls_back_to_the_training_rows(caplog):

@@ -122,6 +122,13 @@ def test_listing_finds_everything_and_imports_nothing(folder):
     assert folder.resolve() in search_path()
 
 
+def test_a_folder_that_was_named_comes_before_what_ships(folder, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    (folder / "reverse_text").mkdir()
+    (folder / "reverse_text" / "pyproject.toml").write_text('[project]\nname = "reverse-text"\n')
+    assert find_environment("reverse-text").folder == (folder / "reverse_text").resolve()
+
+
 def test_a_manifest_that_cannot_be_read_is_named(folder):
     (folder / "v0_toy" / "pyproject.toml").write_text("[project")
     with pytest.raises(UserError, match=r"cannot read .*v0_toy/pyproject\.toml"):

@@ -54,7 +54,7 @@ def test_a_function_becomes_a_strict_schema():
                 "title": "add_args",
                 "type": "object",
                 "properties": {
-                    "a": {"title": "A", "type": "integer", "description": "The first, which may be long."},
+                    "a": {"title": "A", "type": "integer", "description": "The first,\nwhich may be long."},
                     "b": {"title": "B", "type": "integer", "description": "The second.", "default": 2},
                 },
                 "required": ["a", "b"],

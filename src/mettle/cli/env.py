@@ -1,4 +1,4 @@
-"""`mettle env`: make, list, describe and install environments."""
+"""`mettle env`: make, list, describe and install environments; `env_quality` holds its tests and checks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mettle.cli.env_quality import check, test
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option, print_json, print_next, print_table
 from mettle.errors import MettleError, ServiceError, UserError
@@ -21,11 +22,25 @@ ENVIRONMENTS = Path("environments")
 
 @click.group(cls=NounGroup)
 def env() -> None:
-    """Make, list and install environments."""
+    """Make, list, install and check environments."""
 
 
 @env.command()
 @click.argument("name")
+@click.option(
+    "--template",
+    type=click.Choice(["single-turn", "multi-turn", "tool", "sandbox", "judge", "game"]),
+    help="What to begin with.  [default: single-turn]",
+)
+@click.option(
+    "--from",
+    "source",
+    nargs=2,
+    metavar="data FILE",
+    help="Make it of a dataset: a file, or what `mettle data inspect` knows.",
+)
+@click.option("--question", metavar="COLUMN", help="Column that asks, with --from data.")
+@click.option("--answer", metavar="COLUMN", help="Column that answers, with --from data.")
 @click.option(
     "--dir",
     "directory",
@@ -33,13 +48,48 @@ def env() -> None:
     default=ENVIRONMENTS,
     help="Where to make it.  [default: environments]",
 )
-def init(name: str, directory: Path) -> None:
-    """Make a new environment package that works. Change it into yours."""
+def init(
+    name: str,
+    template: str | None,
+    source: tuple[str, str] | None,
+    question: str | None,
+    answer: str | None,
+    directory: Path,
+) -> None:
+    """Make a new environment package that works. Change it into yours.
+
+    \b
+    mettle env init my-task --template tool
+    mettle env init my-task --from data train.jsonl
+    """
     from mettle.envs.packages.scaffold import create_environment
 
-    folder = create_environment(name, directory)
-    click.echo(f"made {folder}")
-    print_next(f"mettle env info {folder.name.replace('_', '-')}")
+    if source is None:
+        folder = create_environment(name, directory, template or "single-turn")
+        click.echo(f"made {folder}")
+    elif source[0] != "data":
+        raise UserError(f"--from takes the word data and a file, as in `--from data train.jsonl`, not {source[0]!r}")
+    elif template is not None:
+        raise UserError("the data decides the template; leave out --template or --from")
+    else:
+        folder = _make_from_data(name, directory, source[1], question, answer)
+    print_next(f"mettle env test {folder.name.replace('_', '-')}")
+
+
+def _make_from_data(name: str, directory: Path, file: str, question: str | None, answer: str | None) -> Path:
+    from mettle.envs.quality.data.package import create_from_data
+    from mettle.envs.quality.data.report import inspect_data
+    from mettle.envs.quality.data.sources import open_dataset
+
+    made = create_from_data(name, directory, inspect_data(open_dataset(file), question=question, answer=answer))
+    rows = made.prepared.rows
+    num_eval = sum(row["split"] == "eval" for row in rows)
+    click.echo(
+        f"made {made.folder}: {len(rows) - num_eval} rows to train on, {num_eval} to evaluate, {made.recipe.format}"
+    )
+    for reason, num in made.prepared.left_out.most_common():
+        click.echo(f"left out {num} rows: {reason}")
+    return made.folder
 
 
 @env.command("list")
@@ -101,6 +151,10 @@ def install(source: str, editable: bool) -> None:
     name = _project_name(folder) if folder is not None else source.partition("=")[0].partition("@")[0]
     click.echo(f"installed {name}")
     print_next(f"mettle env info {name}")
+
+
+env.add_command(test)
+env.add_command(check)
 
 
 def _entry(entry: EnvironmentEntry) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mettle.cli.arguments import json_object
+from mettle.cli.eval_check import check
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option
 from mettle.errors import UserError
@@ -67,7 +68,7 @@ def run(what: str | None, is_json: bool, is_plain: bool, **options: Any) -> None
     from mettle.cli.evaluation import evaluate
 
     for name in ("sampling_args", "env_args", "extra_env_kwargs"):
-        options[name] = _json_object(options[name], f"--{name.replace('_', '-')}")
+        options[name] = json_object(options[name], f"--{name.replace('_', '-')}")
     resume = options.pop("resume")
     if resume is not None:
         options.update({"resume": True} if resume == RESUME_NEWEST else {"resume_path": resume})
@@ -89,11 +90,18 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("-i", "--rollout", "index", type=click.IntRange(min=0), help="Show this rollout whole.")
 @click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
+@click.option("--plain", "is_plain", is_flag=True, help="Print instead of opening the browser.")
 @json_option
-def view(path: Path | None, index: int | None, num_rows: int, is_json: bool) -> None:
-    """Look at saved evaluations. All of them, the rollouts of one, or one rollout."""
+def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is_json: bool) -> None:
+    """Look at saved evaluations. All of them, the rollouts of one, or one rollout.
+
+    In a terminal this opens a browser (it needs `mettle[tui]`); anywhere else, and with --plain, it prints.
+    """
+    from mettle.cli.browser import open_browser
     from mettle.cli.results import view_evaluation, view_evaluations, view_rollout
 
+    if not is_plain and not is_json and open_browser(path, index):
+        return
     if path is None:
         if index is not None:
             raise UserError("name the evaluation that the rollout is of: `mettle eval view PATH -i 0`")
@@ -136,13 +144,4 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
     export_evaluation(path, output, kind, num_rollouts, is_json=is_json)
 
 
-def _json_object(text: str | None, option: str) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{option} {text!r} is not JSON ({error}); write it like '{{\"length\": 4}}'") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{option} {text!r} is no JSON object; write it like '{{\"length\": 4}}'")
-    return value
+evaluations.add_command(check)

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -59,6 +59,20 @@ def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
                 yield LocalServer(endpoint["base_url"], str(config.get("served_model_name", "policy")), process)
             finally:
                 end(process)
+
+
+def serving(servers: ExitStack) -> Callable[[Path], tuple[str, str]]:
+    """Starts a server for each model directory, once, until `servers` closes."""
+    running: dict[Path, tuple[str, str]] = {}
+
+    def serve(directory: Path) -> tuple[str, str]:
+        key = directory.resolve()
+        if key not in running:
+            server = servers.enter_context(local_server(directory, served_model_name=key.name))
+            running[key] = server.base_url, server.model
+        return running[key]
+
+    return serve
 
 
 def model_directory(path: Path) -> Path:

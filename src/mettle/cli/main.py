@@ -23,9 +23,12 @@ EXIT_STOPPED = 130
 
 NOUNS = {
     "quickstart": Lazy("mettle.cli.quickstart:quickstart", "Watch a small model learn a task, on this machine, now."),
+    "lab": Lazy("mettle.cli.lab:lab", "Make a workspace: configs, an environment, notes for coding agents."),
     "rl": Lazy("mettle.cli.rl:rl", "Train a model with reinforcement learning: run, resume, watch, stop."),
     "eval": Lazy("mettle.cli.eval:evaluations", "Measure a model on an environment, and look at the results."),
-    "env": Lazy("mettle.cli.env:env", "Make, list and install environments."),
+    "env": Lazy("mettle.cli.env:env", "Make, list, install and check environments."),
+    "data": Lazy("mettle.cli.data:data", "Look at a dataset; make training data of rollouts."),
+    "gepa": Lazy("mettle.cli.gepa:gepa", "Optimise a system prompt by reflection on scored rollouts."),
     "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Look at the sandbox that runs untrusted code."),
     "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs."),

@@ -106,7 +106,11 @@ def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: b
     rows = [("reward", *means, *_change(found.difference))]
     shares = [_mean([getattr(task, name) for task in found.tasks]) for name in ("passed_before", "passed_after")]
     rows.append(("passed", *shares, shares[1] - shares[0], "", ""))
-    rows += [(name, None, None, *_change(metric)) for name, metric in found.metrics.items() if len(found.metrics) > 1]
+    rows += [
+        (name, metric.before, metric.after, *_change(metric.difference))
+        for name, metric in found.metrics.items()
+        if len(found.metrics) > 1
+    ]
     print_table(("", "A", "B", "B - A", "95 % interval", "p"), rows, title=f"{len(found.tasks)} tasks in both")
     click.echo(
         f"{found.num_risen} tasks rose, {found.num_fallen} fell, "

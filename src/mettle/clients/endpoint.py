@@ -5,6 +5,7 @@ Parts: `Endpoint`. Invariant: an answer is a mapping; whatever else happens is a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
@@ -27,6 +28,11 @@ class Endpoint:
         else:
             self.base_url = str(getattr(source, "base_url", type(source).__name__)).rstrip("/")
 
+    @property
+    def is_blocking(self) -> bool:
+        """True for an SDK object without `async` (`OpenAI`), which is called in a thread."""
+        return any(kind.__name__ == "SyncAPIClient" for kind in type(self._sdk).__mro__)
+
     def fields(self, sampling_args: Mapping[str, Any] | None) -> dict[str, Any]:
         """Sampling arguments as the endpoint takes them; an SDK lays out `extra_body` itself."""
         if self.transport is not None:
@@ -41,7 +47,7 @@ class Endpoint:
             return await self.transport.post(path, body)
         try:
             resource = attrgetter(path.strip("/").replace("/", "."))(self._sdk)
-            answer = await resource.create(**body)
+            answer = await (asyncio.to_thread(resource.create, **body) if self.is_blocking else resource.create(**body))
         except Exception as error:
             raise _sdk_error(error, self.base_url) from error
         return _plain(answer, self.base_url)

@@ -54,10 +54,20 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "timing": ("RolloutTiming", "TimeSpan", "TimeSpans"),
     _ROOM + "rows": ("Rows",),
     _ROOM + "evaluation.generate": ("GenerateOutputs",),
+    _ROOM + "decorators": (
+        "advantage",
+        "cleanup",
+        "discover_decorated",
+        "metric",
+        "reward",
+        "setup",
+        "stop",
+        "teardown",
+        "update",
+    ),
     _ROOM + "demonstrations": ("Demonstrator",),
-    _ROOM + "decorators": ("cleanup", "stop", "teardown"),
     _ROOM + "signatures": ("maybe_await",),
-    _ROOM + "tool_schema": ("convert_func_to_tool_def",),
+    _ROOM + "tool_schema": ("convert_func_to_oai_tool", "convert_func_to_tool_def"),
     _ROOM + "parsers.answers": (
         "BOXED_SYSTEM_PROMPT",
         "THINK_BOXED_SYSTEM_PROMPT",
@@ -66,16 +76,64 @@ _WHERE: dict[str, tuple[str, ...]] = {
     ),
     _ROOM + "packages.loading": ("load_environment",),
     _ROOM + "types": (
+        "AnthropicThinkingBlock",
+        "BaseRolloutInput",
+        "ChatMessage",
+        "ChatMessages",
+        "ClientType",
+        "ContentPart",
+        "CustomBaseModel",
         "DatasetBuilder",
+        "Endpoint",
+        "EndpointApi",
+        "EndpointClient",
+        "EndpointClientConfig",
+        "EndpointConfig",
+        "Endpoints",
+        "ErrorData",
+        "ErrorInfo",
+        "EvalConfig",
+        "EvalCost",
+        "EvalRunConfig",
+        "FinishReason",
+        "GenerateInputs",
+        "GenerateMetadata",
+        "GenericContentPart",
+        "GroupRewardFunc",
+        "ImageUrlContentPart",
+        "ImageUrlSource",
+        "IndividualRewardFunc",
         "Info",
+        "InputAudioContentPart",
+        "InputAudioSource",
+        "JsonPrimitive",
+        "LogCallback",
+        "MessageContent",
+        "MessageType",
         "Messages",
+        "ModelPricing",
+        "ModelResponse",
+        "ProcessedOutputs",
+        "ProgressCallback",
+        "RedactedThinkingBlock",
         "RolloutInput",
         "RolloutOutput",
+        "RolloutScore",
+        "RolloutScores",
+        "RoutedExpertsPayload",
         "SamplingArgs",
+        "StartCallback",
+        "TaskSplit",
+        "TextContentPart",
+        "ThinkingBlock",
+        "TokenUsage",
+        "ToolLike",
         "TrajectoryStepTokens",
+        "VersionInfo",
     ),
     _ROOM + "keys": ("MissingKeyError", "ensure_keys"),
     _ROOM + "errors": (
+        "BrowserSandboxError",
         "EmptyModelResponseError",
         "Error",
         "ErrorChain",
@@ -89,7 +147,12 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "ToolError",
         "ToolParseError",
         "TunnelError",
+        "error_data",
+        "get_error_chain",
     ),
+    _ROOM + "legacy.clients": ("load_prime_config", "setup_anthropic_client", "setup_openai_client"),
+    _ROOM + "legacy.logs": ("log_level", "print_prompt_completions_sample", "quiet_verifiers", "setup_logging"),
+    _ROOM + "legacy.responses": ("parse_response_message", "parse_response_messages", "parse_response_tokens"),
     _MESSAGES: (
         "AssistantMessage",
         "Message",
@@ -114,16 +177,15 @@ _WHERE: dict[str, tuple[str, ...]] = {
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-_NOT_YET = frozenset({"BrowserEnv"})
-
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
 def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
-        if name in _NOT_YET:
-            raise AttributeError(f"{name} is not in this version of Mettle yet (it is part of the verifiers API)")
+        refusing = importlib.import_module(_ROOM + "legacy.unavailable").unavailable_name(name)
+        if refusing is not None:
+            return refusing
         raise AttributeError(f"mettle.envs has no {name!r}")
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value

@@ -157,6 +157,10 @@ class EnvGroup(Environment):
         for env in self.envs:
             getattr(env, setter)(value)
 
+    def get_env_for_task(self, task: str) -> Environment:
+        """The environment of that name."""
+        return self.env_map[task]
+
     async def teardown(self) -> None:
         """Tear down every environment."""
         await asyncio.gather(*(env.teardown() for env in self.envs))

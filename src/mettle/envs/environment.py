@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mettle.clients.chat import wire_tool
 from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import (
@@ -26,6 +27,9 @@ from mettle.envs.errors import (
     attributed,
 )
 from mettle.envs.evaluation.generate import Evaluation
+from mettle.envs.legacy.methods import OlderEnvironmentMethods
+from mettle.envs.legacy.overrides import adapt_environment
+from mettle.envs.legacy.parts import model_call_of_parts
 from mettle.envs.limits import bounded_sampling, within
 from mettle.envs.loops import quiet_collector, run_sync, size_executor
 from mettle.envs.pacing import pacer
@@ -46,8 +50,12 @@ logger = logging.getLogger(__name__)
 MAX_RETRY_WAIT_S = 60.0
 
 
-class Environment(ABC):
+class Environment(OlderEnvironmentMethods, ABC):
     """Base of all environments. Keyword arguments that it does not know become attributes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adapt_environment(cls)
 
     demonstrate: Callable[[Messages, Mapping[str, Any]], Any] | None = None
     """A policy that shows what is wanted, `(messages, row) -> text or assistant message`; see `demonstrations`."""
@@ -161,6 +169,15 @@ class Environment(ABC):
     def _title(self) -> str:
         return self.env_id or type(self).__name__
 
+    @property
+    def oai_tools(self) -> list[dict[str, Any]]:
+        """The tools as chat completions wants them."""
+        return [wire_tool(tool) for tool in self.tool_defs]
+
+    @oai_tools.setter
+    def oai_tools(self, tools: Sequence[Any] | None) -> None:
+        self.tool_defs = [tool_from(tool) for tool in tools or []]
+
     # One rollout
 
     async def init_state(
@@ -176,6 +193,7 @@ class Environment(ABC):
     ) -> State:
         """Run one rollout of one row, without scoring it."""
 
+    @model_call_of_parts
     async def get_model_response(
         self,
         state: State,
@@ -201,8 +219,12 @@ class Environment(ABC):
             raise attributed(error, ModelError, "model call") from error
         return response
 
-    async def is_completed(self, state: State, **_: Any) -> bool:
-        """Ask the stop conditions in their order; the first that fires names the reason."""
+    async def is_completed(self, state: State, older_state: State | None = None, **_: Any) -> bool:
+        """Ask the stop conditions in their order; the first that fires names the reason.
+
+        Environments from before 0.1.8 call this with the messages first.
+        """
+        state = state if older_state is None else older_state
         if state["is_completed"]:
             return True
         available = {"state": state, "env": self}
@@ -399,6 +421,8 @@ class Environment(ABC):
             "shuffle_seed": shuffle_seed,
         }
         return await self.generate(inputs, client, model, sampling_args, **described, **options)
+
+    a_generate = generate
 
     def generate_sync(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
         """`generate`, for code without an event loop."""

@@ -1,12 +1,13 @@
 """The verifiers names for what can go wrong in a rollout, and how a failure is written down.
 
-Parts: the classes, `attributed` (any exception as one of ours), `error_data`, `ErrorChain`. Invariant: `Error` is
-`mettle.errors.RolloutError`, so every failure that the rest of the lab attributes is a `vf.Error` too.
+Parts: the classes, `attributed` (any exception as one of ours), `error_data` and back, `ErrorChain`. Invariant:
+`Error` is `mettle.errors.RolloutError`, so every failure that the rest of the lab attributes is a `vf.Error` too.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mettle.clients.errors import (
@@ -41,15 +42,25 @@ class TunnelError(InfraError):
     """The way back from a sandbox to this process broke."""
 
 
+class BrowserSandboxError(SandboxError):
+    """A browser's sandbox failed."""
+
+
 class ErrorChain:
     """An error and its causes; equal to another chain when the types are the same, in the same order."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.errors: list[BaseException] = []
-        current: BaseException | None = error
-        while current is not None and current not in self.errors:
-            self.errors.append(current)
-            current = current.__cause__
+    def __init__(
+        self,
+        error: BaseException,
+        build_error_chain: Callable[[BaseException], list[BaseException]] | None = None,
+    ) -> None:
+        self.root_error = error
+        self.errors = (build_error_chain or get_error_chain)(error)
+
+    @property
+    def chain(self) -> list[BaseException]:
+        """The errors, the outermost first."""
+        return self.errors
 
     def __contains__(self, kind: type[BaseException]) -> bool:
         return any(isinstance(error, kind) for error in self.errors)
@@ -67,6 +78,20 @@ class ErrorChain:
         return " -> ".join(repr(error) for error in self.errors)
 
 
+def get_error_chain(error: BaseException | None, parent_type: type[BaseException] | None = None) -> list[BaseException]:
+    """An error and its causes, up to the first that is no `parent_type`."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain and (parent_type is None or isinstance(error, parent_type)):
+        chain.append(error)
+        error = error.__cause__
+    return chain
+
+
+def get_vf_error_chain(error: BaseException) -> list[BaseException]:
+    """An error and its causes, as far as they are `Error`s."""
+    return get_error_chain(error, Error)
+
+
 def attributed(error: Exception, kind: type[RolloutError], what: str) -> RolloutError:
     """`error` as a `RolloutError`: unchanged when it is one, else of `kind`, saying `what` was going on."""
     if isinstance(error, RolloutError):
@@ -81,11 +106,28 @@ def error_data(error: BaseException) -> dict[str, Any]:
     chain = ErrorChain(error)
     return {
         "error": type(error).__name__,
-        "message": str(error),
+        "message": str(error) or type(error).__name__,
         "error_chain_repr": repr(chain),
         "error_chain_str": str(chain),
         "kind": getattr(error, "kind", "rollout"),
     }
+
+
+error_info = error_data
+
+
+def error_from_data(data: Mapping[str, Any]) -> RolloutError:
+    """A saved failure as an error of the nearest type that is known here."""
+    kinds: dict[str, type[RolloutError]] = {kind.__name__: kind for kind in (*NAMED_ERRORS, Error)}
+    names = [str(data.get("error", "")), *str(data.get("error_chain_str", "")).split(" -> ")]
+    kind = next((kinds[name] for name in names if name in kinds), Error)
+    return kind(str(data.get("message") or data.get("error_chain_repr") or data.get("error", "")))
+
+
+def is_error_data(value: object) -> bool:
+    """Whether `value` is a saved failure."""
+    wanted = ("error", "message", "error_chain_repr", "error_chain_str")
+    return isinstance(value, Mapping) and all(isinstance(value.get(name), str) for name in wanted)
 
 
 def error_trace(error: BaseException) -> str:
@@ -93,9 +135,25 @@ def error_trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+NAMED_ERRORS: tuple[type[RolloutError], ...] = (
+    BrowserSandboxError,
+    SandboxError,
+    TunnelError,
+    InfraError,
+    EmptyModelResponseError,
+    InvalidModelResponseError,
+    OverlongPromptError,
+    ModelError,
+    ToolParseError,
+    ToolCallError,
+    ToolError,
+)
+"""The failures that verifiers has names for, the narrower before the wider."""
+
 __all__ = [
     "RETRIED_ERRORS",
     "AuthenticationError",
+    "BrowserSandboxError",
     "EmptyModelResponseError",
     "EnvironmentFault",
     "Error",
@@ -114,5 +172,10 @@ __all__ = [
     "TunnelError",
     "attributed",
     "error_data",
+    "error_from_data",
+    "error_info",
     "error_trace",
+    "get_error_chain",
+    "get_vf_error_chain",
+    "is_error_data",
 ]

@@ -14,11 +14,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
 
-from mettle.clients.chat import response_from_chat
 from mettle.envs.context import ContextPolicy
 from mettle.envs.decorators import cleanup, stop
 from mettle.envs.environment import Environment
-from mettle.envs.errors import EnvironmentFault, InvalidModelResponseError, attributed
+from mettle.envs.errors import EnvironmentFault, attributed
+from mettle.envs.legacy.parts import rollout_call_of_parts
+from mettle.envs.legacy.responses import as_response
 from mettle.envs.limits import within
 from mettle.envs.pacing import pacer
 from mettle.envs.rubrics.rubric import Rubric
@@ -69,8 +70,6 @@ class MultiTurnEnv(Environment):
         self.max_turn_completion_tokens = max_turn_completion_tokens
         self.context = context
         self.add_rubric(MultiTurnMonitorRubric())
-        signature = self._signatures(self.is_completed)
-        self._takes_messages = "messages" in signature.names
 
     async def setup_state(self, state: State) -> State | None:
         """Prepare a rollout; may return another state."""
@@ -119,7 +118,9 @@ class MultiTurnEnv(Environment):
             span.end = time.time()
             state["timing"].env.spans.append(span)
         if isinstance(said, tuple):
-            said = said[0]
+            said, changed = said
+            if changed is not state:
+                state.update(changed)
         return [*conversation, *messages_from(said)]
 
     async def add_trajectory_step(self, state: State, trajectory_step: TrajectoryStep) -> None:
@@ -151,6 +152,7 @@ class MultiTurnEnv(Environment):
         self.increment_state_usage_from_response(state, response)
         await self.add_trajectory_step(state, step)
 
+    @rollout_call_of_parts
     async def rollout(
         self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
     ) -> State:
@@ -198,10 +200,7 @@ class MultiTurnEnv(Environment):
 
     async def _is_over(self, state: State) -> bool:
         try:
-            if self._takes_messages:
-                done = await self._asked_with_messages(state)
-            else:
-                done = await self.is_completed(state)
+            done = await self.is_completed(state)
         except Exception as error:
             state["error"] = state.get("error") or attributed(error, EnvironmentFault, "stop condition")
             state.stop("has_error")
@@ -210,16 +209,6 @@ class MultiTurnEnv(Environment):
             state["is_completed"] = True
             state["is_truncated"] = state["is_truncated"] or any(step["is_truncated"] for step in state["trajectory"])
         return bool(done)
-
-    async def _asked_with_messages(self, state: State) -> bool:
-        """Environments from before 0.1.8 override `is_completed(messages, state)`; the standard conditions hold too."""
-        if await Environment.is_completed(self, state):
-            return True
-        if not state["trajectory"]:
-            return False
-        last = state["trajectory"][-1]
-        older: Any = self.is_completed
-        return bool(await older([*last["prompt"], *last["completion"]], state))
 
     async def _take_turn(self, state: State) -> None:
         """One turn. Whatever it raises is the rollout's error, or the end of its context."""
@@ -244,7 +233,7 @@ class MultiTurnEnv(Environment):
     async def _ask(self, state: State, prompt: Messages) -> Response:
         span = TimeSpan(time.time())
         try:
-            response = _as_response(await self.get_model_response(state, prompt))
+            response = as_response(await self.get_model_response(state, prompt))
         finally:
             span.end = time.time()
             state["timing"].model.spans.append(span)
@@ -280,13 +269,3 @@ class MultiTurnEnv(Environment):
             *conversation[len(state["prompt"]) :],
             *messages_from(state.get("final_env_response") or None),
         ]
-
-
-def _as_response(answer: Any) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    if hasattr(answer, "model_dump"):
-        answer = answer.model_dump()
-    if isinstance(answer, Mapping):
-        return response_from_chat(answer, "the environment's own model call")
-    raise InvalidModelResponseError(f"get_model_response returned {type(answer).__name__}, no Response")

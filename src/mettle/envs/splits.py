@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mettle.envs.rows import Rows
+from mettle.envs.rows import Rows, rows_source
 
 
 class Splits:
@@ -46,9 +46,7 @@ class Splits:
     def _read(self, source: Any) -> Rows:
         if callable(source):
             source = source()
-        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-            source = list(source)
-        rows = Rows(source, transform=self._format_row)
+        rows = Rows(rows_source(source), transform=self._format_row)
         if len(rows):
             _ = rows[0]
         return rows

@@ -1,7 +1,8 @@
 """The state of one rollout: a dict that every part of an environment reads and writes.
 
 Parts: `State`, `TrajectoryStep`, `new_state`. Invariant: `prompt`, `answer`, `info` and `example_id` live in
-`state["input"]` and are read and written through the state; `responses` and `turn` are views of the trajectory.
+`state["input"]` and are read and written through the state; `responses`, `turn` and `oai_tools`,
+which earlier releases kept, are views.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from mettle.clients.chat import wire_tool
 from mettle.envs.timing import RolloutTiming, TimeSpan
 from mettle.envs.usage import UsageTracker
-from mettle.records.messages import Record, Tool, messages_from
+from mettle.records.messages import Record, Tool, messages_from, tool_from
 
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
 _INPUT_FIELDS = frozenset(INPUT_FIELDS)
+_VIEWS = frozenset({"responses", "turn", "oai_tools", "id"})
+"""What states of earlier releases held, computed from what this one holds."""
 
 
 class TrajectoryStep(Record):
@@ -43,6 +47,10 @@ class State(dict[str, Any]):
             return [step["response"] for step in self.get("trajectory", ())]
         if key == "turn":
             return len(self.get("trajectory", ()))
+        if key == "oai_tools":
+            return [wire_tool(tool) for tool in self.get("tool_defs") or ()]
+        if key == "id":
+            return self.get("example_id", 0)
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -51,10 +59,12 @@ class State(dict[str, Any]):
             if source is not None and key in source:
                 source[key] = value
                 return
+        if key == "oai_tools":
+            key, value = "tool_defs", [tool_from(tool) for tool in value or ()]
         super().__setitem__(key, value)
 
     def __contains__(self, key: object) -> bool:
-        if super().__contains__(key):
+        if super().__contains__(key) or key in _VIEWS:
             return True
         return key in _INPUT_FIELDS and key in (dict.get(self, "input") or ())
 
@@ -128,7 +138,7 @@ def new_state(
         is_completed=False,
         is_truncated=False,
         stop_condition=None,
-        tool_defs=source["info"].get("tool_defs") or tools if isinstance(source["info"], Mapping) else tools,
+        tool_defs=_tools_of(source["info"]) or tools,
         trajectory=[],
         trajectory_id=os.urandom(16).hex(),
         completion=None,
@@ -141,6 +151,14 @@ def new_state(
         usage=tracker.usage,
         usage_tracker=tracker,
     )
+
+
+def _tools_of(info: Any) -> list[Tool]:
+    """The tools that a row brings along, flat or as chat completions has them."""
+    if not isinstance(info, Mapping):
+        return []
+    given = info.get("tool_defs") or info.get("oai_tools") or []
+    return [tool_from(tool) for tool in (json.loads(given) if isinstance(given, str) else given)]
 
 
 def copied(value: Any) -> Any:

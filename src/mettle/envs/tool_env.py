@@ -96,13 +96,6 @@ class ToolEnv(MultiTurnEnv):
         if not any(isinstance(rubric, ToolMonitorRubric) for rubric in rubrics):  # they are counted already
             self.add_rubric(self.tool_monitor_rubric)
 
-    @property
-    def oai_tools(self) -> list[dict[str, Any]]:
-        """The tools as chat completions wants them."""
-        from mettle.clients.chat import wire_tool
-
-        return [wire_tool(tool) for tool in self.tool_defs]
-
     def add_tool(self, tool: ToolFunction) -> None:
         """One more tool."""
         self._register(tool, tool_of(tool))

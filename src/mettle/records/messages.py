@@ -140,10 +140,17 @@ class ToolCall(Record):
 
     def __missing__(self, name: str) -> Any:
         if name == "function":
-            return _FunctionView(name=self.get("name"), arguments=self.get("arguments"))
+            return _FunctionView(name=self["name"], arguments=self["arguments"])
         if name == "type":
             return "function"
         return super().__missing__(name)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Like `dict.get`, for the nested form too."""
+        return self[key] if key in ("function", "type") else super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in ("function", "type") or super().__contains__(key)
 
 
 class Tool(Record):
@@ -397,6 +404,23 @@ class Response(Record):
 
     __slots__ = ()
     FIELDS = frozenset({"id", "created", "model", "usage", "message"})
+
+    def __missing__(self, name: str) -> Any:
+        if name == "choices":
+            return [_ChoiceView(index=0, message=self["message"], finish_reason=self["message"].finish_reason)]
+        return super().__missing__(name)
+
+
+class _ChoiceView(Record):
+    """`response.choices[0]`, for code written against chat completions."""
+
+    __slots__ = ()
+    FIELDS = frozenset({"logprobs"})
+
+    def __missing__(self, name: str) -> Any:
+        if name == "text":
+            return self["message"].text
+        return super().__missing__(name)
 
 
 Messages = list[Message]

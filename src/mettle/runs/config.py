@@ -42,12 +42,14 @@ class ModelConfig(BaseModel):
 
 
 class WarmUpConfig(BaseModel):
-    """A supervised warm-up on the first environment's own demonstrations, before reinforcement learning starts."""
+    """A supervised warm-up on demonstrations, before reinforcement learning starts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = False
     """A policy made from nothing needs it; one that can already speak does not."""
+    demonstrations: Path | None = None
+    """Chats to imitate, one a line, as `mettle data generate` writes them; None plays the environment's own."""
     sft: SftConfig = SftConfig()
     """The recipe."""
 

@@ -42,10 +42,11 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     _check_environments(config)
     _check_port(config)
     _check_place(path)
+    given = _given_demonstrations(config)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     _write_configs(run_dir, loaded)
     if config.warm_up.enabled:
-        _write_demonstrations(run_dir, config)
+        _write_demonstrations(run_dir, config, given)
     ledger = Ledger(run_dir.ledger)
     try:
         _write_facts(run_dir, config, ledger)
@@ -101,7 +102,23 @@ def _write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     write_json(run_dir.config("policy"), {**dump["model"], "seed": config.seed})
 
 
-def _write_demonstrations(run_dir: RunDir, config: RunConfig) -> None:
+def _given_demonstrations(config: RunConfig) -> bytes | None:
+    """The chats of the file that the config names. They become part of the run, which may outlive the file."""
+    path = config.warm_up.demonstrations
+    if path is None or not config.warm_up.enabled:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"warm_up.demonstrations {str(path)!r}: {error.strerror}; `mettle data generate` makes such a file"
+        ) from error
+
+
+def _write_demonstrations(run_dir: RunDir, config: RunConfig, given: bytes | None) -> None:
+    if given is not None:
+        write_atomic(run_dir.path / "sft" / "demonstrations.jsonl", given)
+        return
     spec = config.orchestrator.envs[0]
     env = load_environment(spec.id, **spec.args)
     write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env, env_id=spec.id)

@@ -23,7 +23,7 @@ def test_tasks_are_paired_and_flips_are_named(saved):
     assert (found.num_risen, found.num_fallen, found.sign_p_value) == (2, 1, 1.0)
     assert [task.example_id for task in found.gained] == [0, 2]
     assert [task.example_id for task in found.lost] == [3]
-    assert found.metrics["right"].mean == pytest.approx(found.difference.mean)
+    assert found.metrics["right"].difference.mean == pytest.approx(found.difference.mean)
     assert found.warnings == []
     json.dumps(found.to_dict())
 

@@ -234,6 +234,8 @@ async def test_mathematics_settles_what_it_can_and_the_judge_the_rest(scripted, 
         ("not yes... no", 0.0),
         ("It is correct", 1.0),
         ("incorrect", 0.0),
+        ("A", 1.0),
+        (" b.\n", 0.0),
     ],
 )
 def test_verdicts(said, score):
@@ -249,7 +251,7 @@ async def test_tool_calls_are_counted_by_a_rubric_of_their_own(finished):
 
     state = finished()
     state["completion"] = [vf.AssistantMessage(tool_calls=[vf.ToolCall(id="1", name="add", arguments="{}")] * 2)]
-    await vf.ToolRubric([lambda completion: 1.0], tools=[add]).score_rollout(state)
+    await vf.ToolRubric([add], [lambda completion: 1.0]).score_rollout(state)
     assert state["reward"] == 1.0
     assert {name: state["metrics"][name] for name in ("total_tool_calls", "add_calls")} == {
         "total_tool_calls": 2.0,

@@ -44,12 +44,21 @@ class TaskChange:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricChange:
+    """A metric in both, as means over tasks, and the difference."""
+
+    before: float
+    after: float
+    difference: stats.Difference
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """What changed. `sign_p_value` is the chance of so uneven a split of risen and fallen tasks by luck."""
 
     tasks: list[TaskChange]
     difference: stats.Difference
-    metrics: dict[str, stats.Difference]
+    metrics: dict[str, MetricChange]
     num_risen: int
     num_fallen: int
     sign_p_value: float
@@ -143,7 +152,7 @@ def _mean(values: list[float | None] | list[float]) -> float:
 
 def _metric_differences(
     before: Mapping[Any, list[RolloutFacts]], after: Mapping[Any, list[RolloutFacts]]
-) -> dict[str, stats.Difference]:
+) -> dict[str, MetricChange]:
     names = dict.fromkeys(name for task in before.values() for facts in task for name in facts.metrics)
     found = {}
     for name in names:
@@ -153,9 +162,10 @@ def _metric_differences(
             there = [facts.metrics[name] for facts in after[example] if name in facts.metrics]
             if here and there:
                 pairs.append((_mean(here), _mean(there)))
-        difference = stats.paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+        here, there = [a for a, _ in pairs], [b for _, b in pairs]
+        difference = stats.paired_difference(here, there)
         if difference is not None:
-            found[name] = difference
+            found[name] = MetricChange(_mean(here), _mean(there), difference)
     return found
 
 

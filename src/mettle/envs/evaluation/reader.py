@@ -115,9 +115,12 @@ class EvaluationReader:
         if not 0 <= index < len(self._offsets):
             many = f"rollouts 0 to {len(self._offsets) - 1}" if self._offsets else "no rollouts"
             raise UserError(f"{self.path} has {many}, not {index}")
-        with (self.path / RESULTS).open("rb") as file:
-            file.seek(self._offsets[index])
-            row = parsed_row(file.readline())
+        try:
+            with (self.path / RESULTS).open("rb") as file:
+                file.seek(self._offsets[index])
+                row = parsed_row(file.readline())
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path / RESULTS}: {error.strerror}") from error
         if row is None:
             raise StorageError(f"{self.path / RESULTS} was rewritten while it was read; look again")
         return row

@@ -1,8 +1,8 @@
 """Evaluations from specs to results: find the model, load the environment, choose the folder, run side by side.
 
-Parts: `Prepared` (everything is known and nothing has run), `prepare`, `saved_settings` (what a resumed folder says),
-`run_all`, `Outcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations share one
-bound on rollouts; one that fails leaves the others running.
+Parts: `Prepared` (everything is known and nothing has run), `prepare`, `find_target`, `saved_settings` (what a resumed
+folder says), `run_all`, `Outcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations
+share one bound on rollouts; one that fails leaves the others running.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def prepare(spec: EvalSpec, serve: Callable[[Path], Served]) -> Prepared:
         env.set_kwargs(timeout_seconds=spec.timeout)
     if spec.num_processes:
         _check_workers(spec, env)
-    target = _target(spec, serve)
+    target = find_target(spec, serve)
     path = _path(spec, env, target) if spec.save_results else None
     return Prepared(spec, env, target, client_from(target.client), path, Tally(spec.title, target.price))
 
@@ -148,7 +148,7 @@ async def _evaluate(prepared: Prepared, slots: Slots) -> GenerateOutputs:
     return results
 
 
-def _target(spec: EvalSpec, serve: Callable[[Path], Served]) -> Target:
+def find_target(spec: EvalSpec, serve: Callable[[Path], Served]) -> Target:
     """The model: at the endpoint that was given, in a directory, by an endpoint's id, or at a provider."""
     registry = _registry(spec)
     named = registry.endpoints.get(spec.model)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from mettle.config.values import flag, text, whole
 from mettle.errors import UserError
 
 DEFAULT_NUM_EXAMPLES = 5
@@ -72,27 +73,6 @@ class EvalSpec:
         return {name: value for name, value in asdict(self).items() if name not in NOT_SAVED}
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _whole(least: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"a whole number of at least {least}")
-        return value
-
-    return check
-
-
 def _num_examples(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < -1 or value == 0:
         raise ValueError("a whole number of at least 1, or -1 for all")
@@ -117,7 +97,7 @@ def _workers(value: Any) -> int | str:
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     try:
-        return _whole(0)(value)
+        return whole(0)(value)
     except ValueError:
         raise ValueError("a whole number, 0 for this process, or 'auto'") from None
 
@@ -141,14 +121,14 @@ def _headers(value: Any) -> dict[str, str]:
 
 
 SETTINGS: dict[str, Callable[[Any], Any]] = {
-    "env_id": _text, "model": _text, "name": _text, "env_args": _table, "extra_env_kwargs": _table,
-    "env_dir_path": _text, "endpoints_path": _text, "provider": _text, "api_base_url": _text, "api_key_var": _text,
-    "api_client_type": _text, "tokenizer": _text, "headers": _headers, "sampling_args": _table,
-    "max_tokens": _whole(1), "temperature": _number, "num_examples": _num_examples, "rollouts_per_example": _whole(1),
-    "shuffle": _flag, "shuffle_seed": _whole(0), "max_concurrent": _whole(1), "num_workers": _workers,
-    "independent_scoring": _flag, "max_retries": _whole(0), "timeout": _number,
-    "state_columns": _names, "output_dir": _text, "save_results": _flag,
-    "resume": _flag, "resume_path": _text,
+    "env_id": text, "model": text, "name": text, "env_args": _table, "extra_env_kwargs": _table,
+    "env_dir_path": text, "endpoints_path": text, "provider": text, "api_base_url": text, "api_key_var": text,
+    "api_client_type": text, "tokenizer": text, "headers": _headers, "sampling_args": _table,
+    "max_tokens": whole(1), "temperature": _number, "num_examples": _num_examples, "rollouts_per_example": whole(1),
+    "shuffle": flag, "shuffle_seed": whole(0), "max_concurrent": whole(1), "num_workers": _workers,
+    "independent_scoring": flag, "max_retries": whole(0), "timeout": _number,
+    "state_columns": _names, "output_dir": text, "save_results": flag,
+    "resume": flag, "resume_path": text,
 }  # fmt: skip
 
 ROLLOUTS_PER_WORKER = 256

@@ -2,14 +2,17 @@
 
 Parts: `EnvironmentEntry`, `list_environments`, `find_environment`, `search_path`. Searched in this order: installed
 packages (the entry point group `mettle.envs`, then a distribution of that name), the folder that one is in,
-`./environments`, the `environments` folder of a source checkout, the folders in METTLE_ENVIRONMENTS.
+`./environments`, the folders in METTLE_ENVIRONMENTS, the `environments` folder of a source checkout, any module
+that can be imported.
 Invariant: reading an entry runs no code of it.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,10 +42,10 @@ class EnvironmentEntry:
 
 def search_path() -> list[Path]:
     """The folders that hold environment packages, each once."""
-    checkout = Path(__file__).resolve().parents[3] / "environments"
+    checkout = Path(__file__).resolve().parents[4] / "environments"
     given = [Path(part) for part in os.environ.get("METTLE_ENVIRONMENTS", "").split(os.pathsep) if part]
     found: list[Path] = []
-    for folder in (Path.cwd() / "environments", checkout, *given):
+    for folder in (Path.cwd() / "environments", *given, checkout):
         resolved = folder.expanduser().resolve()
         if resolved not in found:
             found.append(resolved)
@@ -66,6 +69,9 @@ def find_environment(name: str) -> EnvironmentEntry:
     for entry in _installed():
         if entry.name == wanted:
             return entry
+    distribution = _distribution(wanted)
+    if distribution is not None:
+        return distribution
     here = _read_package(Path.cwd())
     if here is not None and here.name == wanted:
         return here
@@ -74,10 +80,18 @@ def find_environment(name: str) -> EnvironmentEntry:
         entry_here = _read_package(package) or _read_package(folder / wanted)
         if entry_here is not None:
             return entry_here
-    distribution = _distribution(wanted)
-    if distribution is not None:
-        return distribution
+    module = wanted.replace("-", "_")
+    if _is_importable(module):
+        return EnvironmentEntry(name=wanted, version="", module=module)
     raise UserError(_not_found(wanted))
+
+
+def _is_importable(module: str) -> bool:
+    """Whether `import module` would find something; nothing of it runs."""
+    try:
+        return module.isidentifier() and importlib.util.find_spec(module) is not None
+    except ValueError:
+        return module in sys.modules
 
 
 def normalized(name: str) -> str:

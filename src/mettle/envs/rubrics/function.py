@@ -57,13 +57,13 @@ def run_in(place: Place, *, timeout_s: float | None = None, max_parallel: int = 
 class RewardFunction:
     """`function` with its signature, its place and its durations."""
 
-    def __init__(self, function: Callable[..., Any], timeout_s: float | None) -> None:
+    def __init__(self, function: Callable[..., Any], timeout_s: float | None, place: Place | None = None) -> None:
         self.function = function
         self.name = func_name(function)
         self.signature = signature_of(function)
         own_timeout_s = getattr(function, "timeout_s", None)
         self.timeout_s: float | None = timeout_s if own_timeout_s is None else own_timeout_s
-        chosen: Place | None = getattr(function, "runs_in", None)
+        chosen: Place | None = getattr(function, "runs_in", None) or place
         self._is_chosen = chosen is not None
         self.place: Place = chosen or ("loop" if _is_async(function) else "thread")
         self._durations: deque[float] = deque(maxlen=NUM_REMEMBERED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from mettle.envs.parsers.parser import Parser
@@ -18,18 +19,25 @@ from mettle.envs.rubrics.math_rubric import MathRubric, _strictly_boxed
 from mettle.envs.state import State
 from mettle.errors import JudgeError
 
-_VERDICT = re.compile(r"\\boxed\{\s*([A-C])\s*\}|\b(yes|no|correct|incorrect)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"\\boxed\{\s*([A-C])\s*\}|^\s*([A-C])\s*\.?\s*$|\b(yes|no|correct|incorrect)\b", re.IGNORECASE)
 
 
 class HybridMathRubric(JudgeRubric):
     """Metrics `math_verify_score` and `judge_score`, and the reward `correct_answer`, 1 when one of them is 1."""
 
+    DEFAULT_JUDGE_PARSER: Parser | None = None
+    DEFAULT_JUDGE_MODEL = "gpt-5-nano"
+    DEFAULT_JUDGE_CLIENT: Any = None
+    DEFAULT_JUDGE_PROMPT = DEFAULT_JUDGE_PROMPT
+    DEFAULT_JUDGE_SAMPLING_ARGS: Mapping[str, Any] = MappingProxyType({})
+    DEFAULT_USE_JUDGE_FALLBACK = False
+
     def __init__(
         self,
-        parser: Parser | None = None,
-        use_judge_fallback: bool = False,
-        judge_client: Any = None,
-        judge_model: str = "gpt-5-nano",
+        parser: Parser | None = DEFAULT_JUDGE_PARSER,
+        use_judge_fallback: bool = DEFAULT_USE_JUDGE_FALLBACK,
+        judge_client: Any = DEFAULT_JUDGE_CLIENT,
+        judge_model: str = DEFAULT_JUDGE_MODEL,
         judge_prompt: str = DEFAULT_JUDGE_PROMPT,
         judge_sampling_args: Mapping[str, Any] | None = None,
         timeout_seconds: float = 5,
@@ -88,10 +96,13 @@ class HybridMathRubric(JudgeRubric):
 def verdict_of(said: str) -> float:
     """A judge's answer as a score: the last yes, no, `\\boxed{A}` (right), `\\boxed{B}` or `\\boxed{C}` in it.
 
+    A letter that stands alone is as good as a boxed one.
+
     Raises: JudgeError when there is none.
     """
     found = _VERDICT.findall(said)
     if not found:
         raise JudgeError(f"the judge said {said[:80]!r}, which is no verdict")
-    letter, word = found[-1]
+    boxed, alone, word = found[-1]
+    letter = boxed or alone
     return float(letter.upper() == "A" if letter else word.lower() in ("yes", "correct"))

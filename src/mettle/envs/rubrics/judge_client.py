@@ -54,6 +54,11 @@ class JudgeClient:
         """True when lost connections and 5xx were tried again below already."""
         return getattr(getattr(self.client, "endpoint", None), "transport", None) is not None
 
+    @property
+    def is_blocking(self) -> bool:
+        """True when it was made from an `OpenAI` object."""
+        return any(kind.__name__ == "SyncAPIClient" for kind in type(self._source).__mro__)
+
     async def ask(self, model: str, text: str, sampling_args: dict[str, Any]) -> Response:
         """The answer to one user message."""
         return await self.client.get_response(messages_from([{"role": "user", "content": text}]), model, sampling_args)

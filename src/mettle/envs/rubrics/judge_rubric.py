@@ -8,14 +8,16 @@ rollout is asked once, also by functions that run side by side; a judge that fai
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from mettle.clients.errors import AuthenticationError, InvalidModelResponseError, ModelError, one_line
 from mettle.envs.decorators import teardown
 from mettle.envs.parsers.parser import Parser, message_text
+from mettle.envs.rubrics.function import RewardFunction
 from mettle.envs.rubrics.judge_client import JudgeClient
 from mettle.envs.rubrics.judge_prompt import DEFAULT_JUDGE_PROMPT, question_of, render
 from mettle.envs.rubrics.rubric import RewardFunc, Rubric
@@ -69,14 +71,24 @@ class JudgeRubric(Rubric):
             judge_sampling_args=self.judge_sampling_args,
         )
 
-    async def judge(self, prompt: Any, completion: Any, answer: Any, state: State | None = None, **_: Any) -> str:
+    def judge(self, prompt: Any, completion: Any, answer: Any, state: State | None = None, **_: Any) -> Any:
         """What the judge says about `completion`. With `state`, it is asked once and both sides are kept.
 
+        An awaitable; and with an `OpenAI` object as judge, a plain function that runs in its thread gets the text
+        itself, as authors wrote it for verifiers 0.1.2.
         Raises: JudgeError when it cannot be asked, or says nothing.
         """
         text = render(
             self.judge_prompt, question_of(prompt), answer, self._response(completion), is_fenced=self.fence_material
         )
+        if self._judge.is_blocking and not _in_event_loop():
+            known = {} if state is None else state.setdefault("judge_response", {})
+            if isinstance(known, dict) and text not in known:
+                known[text] = asyncio.run(self._ask(text, state))
+            return Verdict(known[text] if isinstance(known, dict) else asyncio.run(self._ask(text, state)))
+        return self._verdict(text, state)
+
+    async def _verdict(self, text: str, state: State | None) -> str:
         if state is None:
             return await self._ask(text, None)
         known = state.setdefault("judge_response", {})
@@ -86,6 +98,15 @@ class JudgeRubric(Rubric):
         if isinstance(known, dict):
             known[text] = said
         return said
+
+    def _function(self, func: RewardFunc) -> RewardFunction:
+        """A plain function of an `OpenAI` judge asks it and waits, so it runs in a thread from the start."""
+        found = self._functions.get(id(func))
+        if found is None or found.function is not func:
+            waits = self._judge.is_blocking and not inspect.iscoroutinefunction(func)
+            found = RewardFunction(func, self.func_timeout_seconds, "thread" if waits else None)
+            self._functions[id(func)] = found
+        return found
 
     @teardown
     async def close_judge(self) -> None:
@@ -144,6 +165,24 @@ class JudgeRubric(Rubric):
         if "max_tokens" in arguments and "openai.com" in str(getattr(self._judge.client, "base_url", "")):
             arguments.setdefault("max_completion_tokens", arguments.pop("max_tokens"))
         return arguments
+
+
+class Verdict(str):
+    """What the judge said; it may be awaited, too."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, str]:
+        yield from ()
+        return str(self)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _speaking(response: Response) -> Response:

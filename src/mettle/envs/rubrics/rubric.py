@@ -19,6 +19,9 @@ from typing import Any
 
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import JudgeError
+from mettle.envs.legacy.methods import OlderRubricMethods
+from mettle.envs.legacy.overrides import adapt_rubric
+from mettle.envs.legacy.parts import score_call_of_parts
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.function import RewardFunction, func_name
 from mettle.envs.rubrics.values import Score, numbers_from
@@ -32,8 +35,12 @@ RewardFunc = Callable[..., Any]
 FUNC_TIMEOUT_S = 1800.0
 
 
-class Rubric:
+class Rubric(OlderRubricMethods):
     """Reward functions with weights. Weight 0 makes a metric, which is recorded and adds nothing."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adapt_rubric(cls)
 
     def __init__(
         self,
@@ -42,7 +49,7 @@ class Rubric:
         parser: Parser | None = None,
         parallelize_scoring: bool = False,
         func_timeout_seconds: float | None = FUNC_TIMEOUT_S,
-        **_: Any,
+        **kwargs: Any,
     ) -> None:
         self.funcs: list[RewardFunc] = list(funcs or [])
         self.weights: list[float] = list(weights) if weights else [1.0] * len(self.funcs)
@@ -55,6 +62,8 @@ class Rubric:
         self.parser = parser or Parser()
         self.class_objects: dict[str, Any] = {"parser": self.parser}
         self.logger = logging.getLogger(f"{__name__}.{type(self).__name__}")
+        for name, value in kwargs.items():
+            setattr(self, name, value)
         self._signatures = SignatureCache()
         self._functions: dict[int, RewardFunction] = {}
         self._has_warned = False
@@ -80,10 +89,18 @@ class Rubric:
         """The functions."""
         return self.funcs
 
+    @reward_funcs.setter
+    def reward_funcs(self, funcs: Sequence[RewardFunc]) -> None:
+        self.funcs = list(funcs)
+
     @property
     def reward_weights(self) -> list[float]:
         """Their weights."""
         return self.weights
+
+    @reward_weights.setter
+    def reward_weights(self, weights: Sequence[float]) -> None:
+        self.weights = list(weights)
 
     def get_reward_funcs(self) -> list[RewardFunc]:
         """The functions, those of nested rubrics included."""
@@ -107,7 +124,8 @@ class Rubric:
         """True when some function must see a whole group."""
         return any(self._function(func).is_group for func in self.funcs)
 
-    async def score_rollout(self, state: State, **_: Any) -> None:
+    @score_call_of_parts
+    async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
         """Set reward and metrics of one rollout. A function of the group sees a group of one, which is said once."""
         if not self._has_warned and self.has_group_funcs():
             self._has_warned = True
@@ -115,7 +133,7 @@ class Rubric:
             self.logger.warning("%s compare a group's rollouts; scored independently they see groups of one", names)
         await self._score([state])
 
-    async def score_group(self, states: list[State], **_: Any) -> None:
+    async def score_group(self, states: list[State], *_: Any, **__: Any) -> None:
         """Set reward, metrics and advantage (reward minus the mean of the scored) of a group's rollouts."""
         await self._score(states)
         set_advantages(states)

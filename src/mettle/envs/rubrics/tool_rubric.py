@@ -15,10 +15,10 @@ class ToolRubric(ToolMonitorRubric):
 
     def __init__(
         self,
+        tools: Sequence[Callable[..., Any]] | None = None,
         funcs: Sequence[RewardFunc] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
-        tools: Sequence[Callable[..., Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         self.tools = list(tools or ())

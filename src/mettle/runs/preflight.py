@@ -1,7 +1,8 @@
 """Preflight: what Mettle needs of a machine, each with what was found and what to do about it.
 
 A check measures rather than believes: it imports torch in a process of its own, writes a file, binds a port, and lets
-code in a sandbox try the doors. Invariant: a check never raises; what goes wrong in it is its finding.
+code in a sandbox try the doors. `repairs` puts right what can be. Invariant: a check never raises and changes nothing;
+what goes wrong in it is its finding.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import os
 import platform
 import re
 import resource
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,17 +46,24 @@ class Finding:
     level: Level
     detail: str
     advice: str = ""
+    commands: tuple[str, ...] = ()
+    """What a person can type to put it right; those that begin with sudo need root, `ulimit` changes this shell."""
 
 
 def findings() -> Iterator[Finding]:
     """Run every check, cheapest first."""
-    for name, check in CHECKS.items():
-        try:
-            yield check()
-        except Exception as error:
-            yield Finding(
-                name, "fail", f"the check itself failed: {type(error).__name__}: {error}", "please report this"
-            )
+    for name in CHECKS:
+        yield run_check(name)
+
+
+def run_check(name: str, before: Finding | None = None) -> Finding:
+    """Run one check; `before` stands in for one that is there no more."""
+    try:
+        return CHECKS[name]()
+    except KeyError:
+        return before or Finding(name, "fail", "there is no such check", "please report this")
+    except Exception as error:
+        return Finding(name, "fail", f"the check itself failed: {type(error).__name__}: {error}", "please report this")
 
 
 def _python() -> Finding:
@@ -112,7 +121,9 @@ def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{soft} (can be raised to {hard})"
     if soft < 1024:
-        return Finding("open files", "warn", detail, "run `ulimit -n 4096` first; each connection takes one")
+        wanted = min(4096, hard) if hard > 0 else 4096
+        advice = f"run `ulimit -n {wanted}` first; each connection takes one"
+        return Finding("open files", "warn", detail, advice, (f"ulimit -n {wanted}",))
     return Finding("open files", "ok", detail)
 
 
@@ -137,16 +148,16 @@ def _extras() -> Finding:
         missing = missing_by_extra()
     except importlib.metadata.PackageNotFoundError:
         return Finding("packages", "warn", "Mettle runs from its source and is not installed", "`make install`")
+    command = (_pip_command(missing_requirements()),) if any(missing.values()) else ()
     absent = {extra: names for extra, names in missing.items() if names}
     core = absent.pop("", None)
     if core:
-        return Finding("packages", "fail", f"missing: {', '.join(core)}", "`make install`")
+        return Finding("packages", "fail", f"missing: {', '.join(core)}", "`make install`", command)
     if absent:
         detail = "; ".join(f"[{extra}] lacks {', '.join(names)}" for extra, names in absent.items())
         is_needed = bool({"train", "hub"} & set(absent))
-        return Finding(
-            "packages", "warn", detail, "`make install`" if is_needed else "`make install-dev`, to work on Mettle"
-        )
+        advice = "`make install`" if is_needed else "needed for some environments and commands; each names its extra"
+        return Finding("packages", "warn", detail, advice, command)
     return Finding("packages", "ok", "the core and " + ", ".join(f"[{extra}]" for extra in missing if extra))
 
 
@@ -182,7 +193,82 @@ def _isolation() -> Finding:
     if report.grade == "ns":
         return Finding("sandbox", "ok", f"isolation {report.grade!r}: namespaces and seccomp are in force")
     advice = "`mettle sandbox doctor` shows each layer; environments that judge code will not start with less than 'ns'"
-    return Finding("sandbox", "warn", f"isolation {report.grade!r}", advice)
+    lacking = [layer.name for layer in report.layers if not layer.is_in_force]
+    detail = f"isolation {report.grade!r}; not in force: {', '.join(lacking)}"
+    return Finding("sandbox", "warn", detail, advice, sandbox_commands())
+
+
+def sandbox_commands(proc: Path = Path("/proc/sys")) -> tuple[str, ...]:
+    """The settings of this kernel that keep ordinary users from namespaces, as the commands that change them."""
+    found = []
+    for name, (is_closed, value) in _NAMESPACE_SETTINGS.items():
+        try:
+            setting = (proc / name.replace(".", "/")).read_text().strip()
+        except OSError:
+            continue
+        if is_closed(setting):
+            found.append(f"sudo sysctl -w {name}={value}")
+    return tuple(found)
+
+
+_NAMESPACE_SETTINGS: dict[str, tuple[Callable[[str], bool], str]] = {
+    "kernel.unprivileged_userns_clone": (lambda value: value == "0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": (lambda value: value == "1", "0"),
+    "user.max_user_namespaces": (lambda value: value == "0", "15000"),
+}
+"""When each setting keeps namespaces closed, and what opens them."""
+
+
+def state_folder() -> Path:
+    """Where crash reports go."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mettle"
+
+
+def _state_folder() -> Finding:
+    try:
+        folder = state_folder()
+    except RuntimeError:  # There is no home directory.
+        return Finding("state folder", "ok", "none: there is no home directory; crash reports go to temporary files")
+    if folder.exists() and not folder.is_dir():
+        return Finding("state folder", "warn", f"{folder} is a file", f"move it away: crash reports go to {folder}")
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.access(nearest, os.W_OK | os.X_OK) and (nearest == folder or nearest.is_dir()):
+        return Finding("state folder", "ok", str(folder))
+    return Finding(
+        "state folder", "warn", f"{nearest} cannot be written", f"chmod u+rwx {nearest}, or set XDG_STATE_HOME"
+    )
+
+
+def _dead_runs() -> Finding:
+    from mettle.runs.leftovers import dead_runs
+
+    found = dead_runs()
+    if not found:
+        return Finding("dead runs", "ok", "none in ./runs left anything behind")
+    names = ", ".join(left.run.name for left in found)
+    num = sum(len(left.files) for left in found)
+    advice = "`mettle doctor --fix` clears it; `mettle rl resume RUN` goes on with the run either way"
+    return Finding("dead runs", "warn", f"{names}: {num} files of processes that are gone", advice)
+
+
+def _environment_packages() -> Finding:
+    from mettle.runs.leftovers import environments_with_missing_packages
+
+    found = environments_with_missing_packages()
+    if not found:
+        return Finding("environment packages", "ok", "what ./environments needs is installed")
+    command = shlex.join([sys.executable, "-m", "pip", "install", *(w for path in found for w in ("-e", str(path)))])
+    names = ", ".join(path.name for path in found)
+    return Finding("environment packages", "warn", f"packages are missing for {names}", f"`{command}`", (command,))
+
+
+def _git() -> Finding:
+    from mettle.runs.leftovers import paths_not_ignored
+
+    lacking = paths_not_ignored()
+    if not lacking:
+        return Finding("git", "ok", "outputs are not added to a repository")
+    return Finding("git", "warn", f"git would add {', '.join(lacking)}", "add them to .gitignore; --fix does")
 
 
 def _browser() -> Finding:
@@ -217,7 +303,11 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "open files": _open_files,
     "ports": _ports,
     "browser": _browser,
+    "state folder": _state_folder,
     "environments": _environments,
+    "environment packages": _environment_packages,
+    "dead runs": _dead_runs,
+    "git": _git,
     "torch": _torch,
     "sandbox": _isolation,
 }
@@ -237,6 +327,17 @@ def available_memory_bytes() -> int | None:
 
 def missing_by_extra() -> dict[str, list[str]]:
     """For each extra of Mettle ("" is the core), its packages that are not installed."""
+    return {
+        extra: [re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in requirements]
+        for extra, requirements in missing_requirements().items()
+    }
+
+
+def missing_requirements() -> dict[str, list[str]]:
+    """For each extra of Mettle ("" is the core), what of it is not installed, as pip takes it.
+
+    Raises: PackageNotFoundError when Mettle itself is not installed.
+    """
     missing: dict[str, list[str]] = {}
     for line in importlib.metadata.requires("mettle") or []:
         requirement, _, marker = line.partition(";")
@@ -248,8 +349,14 @@ def missing_by_extra() -> dict[str, list[str]]:
         try:
             importlib.metadata.version(name[0])
         except importlib.metadata.PackageNotFoundError:
-            lacking.append(name[0])
+            lacking.append(requirement.strip())
     return missing
+
+
+def _pip_command(missing: Mapping[str, Sequence[str]]) -> str:
+    """The exact command that installs what is missing."""
+    wanted = dict.fromkeys(requirement for requirements in missing.values() for requirement in requirements)
+    return shlex.join([sys.executable, "-m", "pip", "install", *wanted])
 
 
 def _cgroup_memory_left() -> int | None:

@@ -1,0 +1,211 @@
+"""A prompt optimisation from the command line: read what was asked, run, show, summarise."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mettle.cli.local_server import serving
+from mettle.cli.progress import money
+from mettle.cli.terminal import figure, going_on, print_json, print_next, print_table, printable, seconds
+from mettle.errors import UserError
+from mettle.gepa.config import OWN, own_setting, read_config, spec_from_settings
+from mettle.runs.program import program
+
+if TYPE_CHECKING:
+    from mettle.envs.evaluation.stats import Estimate
+    from mettle.gepa.held_out import Comparison
+    from mettle.gepa.progress import Progress
+    from mettle.gepa.run import Outcome
+
+LINE_EVERY_S = 5.0
+DRAW_EVERY_S = 0.25
+EXCERPT_LINES = 12
+STAGES = {"before": "measuring the start", "search": "searching", "after": "measuring the best"}
+
+
+def optimise(
+    what: str | None, resume: Path | None, options: Mapping[str, Any], *, is_json: bool, is_plain: bool
+) -> None:
+    """Run or resume an optimisation and print what came of it.
+
+    Raises: UserError for a request that cannot be met, ServiceError when the models cannot be reached.
+    """
+    from mettle.gepa.run import prepare, resumed
+
+    given = _settings(what, options)
+    levels = [resumed(resume, given)] if resume is not None else [given]
+    spec = spec_from_settings(levels)
+    with ExitStack() as servers:
+        plan = prepare(spec, serving(servers))
+        servers.enter_context(going_on(_how_to_go_on(plan.path)))
+        if not is_json:
+            sizes = plan.split
+            click.echo(
+                f"{spec.connection.env_id} with {plan.prepared.target.model}, rewritten by {plan.reflection.model}: "
+                f"{len(sizes.train)} rows to learn from, {len(sizes.val)} to choose by, {len(sizes.test)} held out",
+                err=True,
+            )
+        display = Display(is_quiet=is_json, is_live=not is_plain and sys.stderr.isatty())
+        try:
+            outcome = plan.run(display.show, display.say)
+        finally:
+            display.close()
+    if is_json:
+        print_json(_document(outcome))
+    else:
+        _print(outcome, env_id=spec.connection.env_id, title=f"{spec.connection.env_id} with {spec.connection.model}")
+
+
+def _settings(what: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    from mettle.envs.evaluation.spec import checked, folded
+
+    settings = read_config(Path(what)) if what is not None and what.endswith(".toml") else {}
+    if what is not None and not what.endswith(".toml"):
+        settings["env_id"] = what
+    for key, value in options.items():
+        name, setting = (key, own_setting(key, value)) if key in OWN else checked(key, value)
+        settings[name] = setting
+    return folded(settings)
+
+
+def _how_to_go_on(path: Path | None) -> str:
+    if path is None:
+        return "nothing was saved"
+    return f"the best prompt so far is in {path}; `{program()} gepa run --resume {path}` goes on"
+
+
+class Display:
+    """A search as it runs: one line that changes on a terminal, a line now and then elsewhere, events as they come."""
+
+    def __init__(self, *, is_quiet: bool, is_live: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_quiet, self._is_live, self._clock = is_quiet, is_live and not is_quiet, clock
+        self._shown = clock()
+        self._has_line = False
+
+    def show(self, progress: Progress) -> None:
+        """Figures have changed."""
+        now = self._clock()
+        if self._is_quiet or now - self._shown < (DRAW_EVERY_S if self._is_live else LINE_EVERY_S):
+            return
+        self._shown = now
+        line = _line_of(progress)
+        if self._is_live:
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"\r\x1b[2K{printable(line)[:width]}", nl=False, err=True)
+            self._has_line = True
+        else:
+            click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True)
+
+    def say(self, text: str) -> None:
+        """Something worth a line of its own."""
+        if not self._is_quiet:
+            self.close()
+            click.echo(printable(text), err=True)
+
+    def close(self) -> None:
+        """Leave the changing line behind."""
+        if self._has_line:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+            self._has_line = False
+
+
+def _line_of(progress: Progress) -> str:
+    parts = [STAGES[progress.stage], f"{progress.num_rollouts} rollouts"]
+    if progress.stage == "search":
+        parts += [f"{progress.num_calls}/{progress.max_calls} calls", f"{progress.num_candidates} candidates"]
+        if progress.best_score is not None:
+            parts.append(f"best {figure(progress.best_score)} on the validation rows")
+    if progress.num_errors:
+        parts.append(f"{progress.num_errors} failed")
+    return ", ".join(parts)
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    search = outcome.search
+    return {
+        "path": str(outcome.path) if outcome.path else None,
+        "best_prompt": outcome.best_prompt,
+        "best_candidate": outcome.best,
+        "start_prompt": outcome.start_prompt,
+        "num_candidates": len(search.candidates),
+        "best_idx": search.best,
+        "start_score": search.averages[0],
+        "best_score": search.averages[search.best],
+        "total_metric_calls": search.num_calls,
+        "num_iterations": search.num_iterations,
+        "num_reflections": outcome.num_reflections,
+        "num_failed_rollouts": outcome.num_errors,
+        "held_out": outcome.comparison.to_dict() if outcome.comparison else None,
+        "cost_usd": outcome.cost_usd,
+        "time_s": outcome.time_s,
+    }
+
+
+def _print(outcome: Outcome, *, env_id: str, title: str) -> None:
+    search = outcome.search
+    rows = [
+        (
+            "validation rows",
+            f"{figure(search.averages[0])} at the start, {figure(search.averages[search.best])} at best",
+        ),
+        *_held_out_rows(outcome),
+        ("candidates", f"{len(search.candidates)}, from {outcome.num_reflections} reflections"),
+        ("calls", f"{search.num_calls} in {search.num_iterations} rounds"),
+    ]
+    if outcome.num_errors:
+        rows.append(("failed rollouts", f"{outcome.num_errors}, which count neither way"))
+    if outcome.cost_usd is not None:
+        rows.append(("cost of the model", money(outcome.cost_usd)))
+    rows.append(("time", seconds(outcome.time_s)))
+    if outcome.path is not None:
+        rows.append(("saved in", str(outcome.path)))
+    print_table(("", ""), rows, title=title)
+    click.echo()
+    if search.best == 0:
+        click.echo("no candidate was better than the prompt at the start")
+    lines = printable(outcome.best_prompt).splitlines() or ["(no system prompt)"]
+    for line in lines[:EXCERPT_LINES]:
+        click.echo(f"  {line}")
+    if len(lines) > EXCERPT_LINES:
+        click.echo(f"  ... {len(lines) - EXCERPT_LINES} more lines")
+    if outcome.evaluate is not None and search.best:
+        print_next(f"mettle eval run {outcome.evaluate}")
+    elif outcome.path is not None:
+        print_next(f"mettle gepa run --resume {outcome.path} --max-calls {2 * search.num_calls}")
+    else:
+        print_next(f"mettle eval run {env_id}")
+
+
+def _held_out_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    found = outcome.comparison
+    if found is None or found.before is None or found.after is None:
+        return [("held-out rows", "none to measure on")]
+    rows = [
+        (f"before, {found.num_rows} held-out rows", _with_interval(found.before)),
+        ("after, the same rows", _with_interval(found.after)),
+    ]
+    return [*rows, ("difference", _difference(found))]
+
+
+def _with_interval(found: Estimate) -> str:
+    bounds = f" (95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f})" if found.interval else ""
+    return f"{found.mean:.4f}{bounds}"
+
+
+def _difference(found: Comparison) -> str:
+    difference = found.difference
+    if difference is None:
+        raise UserError("there is no row with a reward both before and after")
+    if difference.interval is None:
+        reason = "every row changed by the same" if difference.num_pairs > 1 else "one row gives no interval"
+        return f"{difference.mean:+.4f} ({reason})"
+    low, high = difference.interval
+    return f"{difference.mean:+.4f} (95 % interval {low:+.3f} to {high:+.3f}, p = {difference.p_value:.2g})"

@@ -1,0 +1,1 @@
+"""Rewards tried on answers made from the data, without a model."""

@@ -1,0 +1,164 @@
+"""Rollouts for a search that runs in a thread of its own: an event loop beside it, bounded, written down one by one.
+
+Parts: `LoopThread`, `Rollouts`. The library calls `evaluate` and waits; the rollouts run on our loop, where the clients
+live. Invariants: at most `max_concurrent` rollouts at a time; a rollout is in the journal before its batch is over;
+leaving the thread's block closes clients and environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from mettle.clients.base import Client
+from mettle.envs.evaluation.facts import facts_of
+from mettle.envs.evaluation.output import output_of
+from mettle.envs.evaluation.refusals import Refusals
+from mettle.gepa.feedback import record_of
+from mettle.gepa.journal import Attempt, Journal, candidate_hash
+from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt
+from mettle.records.messages import Tool
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread. Ctrl-C in the thread that waits cancels what it waits for."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mettle-gepa", daemon=True)
+
+    def __enter__(self) -> LoopThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end on the loop."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise KeyboardInterrupt from error
+        except BaseExceptionGroup as failures:
+            raise _first_of(failures) from None
+        finally:
+            if not future.done():
+                future.cancel()
+
+
+class Rollouts:
+    """Runs rows of one environment under candidates. `on_attempt` is told of each rollout, new or taken over."""
+
+    def __init__(
+        self,
+        env: Any,
+        client: Client,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        journal: Journal,
+        *,
+        max_concurrent: int,
+        max_retries: int,
+        state_columns: Sequence[str],
+        perfect_score: float,
+        on_attempt: Callable[[Attempt], None],
+    ) -> None:
+        self.env, self.client, self.model = env, client, model
+        self.sampling_args = {**env.sampling_args, **sampling_args}
+        self.journal = journal
+        self._slots = asyncio.Semaphore(max_concurrent)
+        self._max_retries = max_retries
+        self._state_columns = list(state_columns)
+        self._perfect_score = perfect_score
+        self._on_attempt = on_attempt
+        self._refusals = Refusals()
+
+    async def run(self, rows: Sequence[tuple[str, Row]], candidate: Mapping[str, str]) -> list[Attempt]:
+        """One attempt for each of `rows`, named rows of the environment, in their order.
+
+        Raises: UserError when an endpoint refuses for good what every rollout asks.
+        """
+        name = candidate_hash(candidate)
+        with self._described(candidate):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(row_id, row, name, candidate)) for row_id, row in rows]
+        return [task.result() for task in tasks]
+
+    async def close(self) -> None:
+        """Let go of the endpoint and of what the environment holds."""
+        await self.client.close()
+        await self.env.teardown()
+
+    async def _one(self, row_id: str, row: Row, name: str, candidate: Mapping[str, str]) -> Attempt:
+        found = self.journal.take(name, row_id)
+        if found is None:
+            async with self._slots:
+                found = await self._rollout(row_id, with_prompt(row, candidate[SYSTEM_PROMPT]), name)
+            self.journal.add(found)
+        self._on_attempt(found)
+        return found
+
+    async def _rollout(self, row_id: str, row: Row, name: str) -> Attempt:
+        states = await self.env.run_group(
+            [row], self.client, self.model, self.sampling_args, max_retries=self._max_retries
+        )
+        output = output_of(states[0], self._state_columns)
+        self._refusals.see([output])
+        facts = facts_of(output)
+        told = f"{facts.cause}: {facts.error_type}: {facts.error_message or ''}".rstrip(": ")
+        return Attempt(
+            row=row_id,
+            candidate=name,
+            reward=facts.reward,
+            error=told if facts.reward is None else None,
+            record=record_of({**output, "reward": facts.reward}, self._state_columns, self._perfect_score),
+            input_tokens=facts.input_tokens or 0.0,
+            output_tokens=facts.output_tokens or 0.0,
+        )
+
+    @contextmanager
+    def _described(self, candidate: Mapping[str, str]) -> Iterator[None]:
+        """While the block runs, the environment's tools are described as the candidate describes them."""
+        before: list[Tool] = self.env.tool_defs
+        texts = {key.removeprefix(TOOL_PREFIX): text for key, text in candidate.items() if key.startswith(TOOL_PREFIX)}
+        if texts:
+            self.env.tool_defs = [
+                Tool({**tool, "description": texts.get(tool["name"], tool["description"])}) for tool in before
+            ]
+        try:
+            yield
+        finally:
+            self.env.tool_defs = before
+
+
+def without_reward(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts that failed."""
+    return [attempt for attempt in attempts if attempt.reward is None]
+
+
+def neutral(attempts: Sequence[Attempt]) -> list[float]:
+    """Scores for the library, which knows no missing ones: an attempt that failed gets the mean of those that did not.
+
+    So it moves neither a sum that is compared nor an average. Without any reward there is no neutral score.
+    """
+    rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
+    assert rewards, "a batch without any reward is refused before it is scored"
+    mean = sum(rewards) / len(rewards)
+    return [mean if attempt.reward is None else attempt.reward for attempt in attempts]
+
+
+def _first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failures.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

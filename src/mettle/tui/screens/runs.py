@@ -1,0 +1,151 @@
+"""The runs of a model on an environment: to open one, or to compare two.
+
+Parts: `RunsScreen`. Invariant: the list and the preview beside it come from the metadata alone; no results are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.widget import Widget
+
+from mettle.envs.evaluation.reader import EvaluationEntry
+from mettle.tui.catalog import cost_of, errors_of, mean_of, number, planned_of, saved_of, took_of
+from mettle.tui.figures import DASH, between, count, figure, percent, seconds, usd, whole
+from mettle.tui.overview import Paragraphs
+from mettle.tui.parts import Page
+from mettle.tui.record_table import Cell, Column, RecordTable
+from mettle.tui.screens.choices import ChoiceScreen
+from mettle.tui.screens.compare import CompareScreen
+from mettle.tui.screens.run import RunScreen
+from mettle.tui.text import one_line
+
+
+class RunsScreen(ChoiceScreen):
+    """The runs of a model on an environment."""
+
+    COLUMNS = (
+        Column("mark", "", 1),
+        Column("name", "run", min_width=10),
+        Column("reward", "reward", 7, is_right=True),
+        Column("interval", "95 %", 14, rank=2),
+        Column("n", "n", 7, is_right=True),
+        Column("errors", "errors", 6, is_right=True),
+        Column("cost", "cost", 8, is_right=True, rank=1),
+        Column("took", "took", 11, is_right=True, rank=2),
+        Column("date", "date", 16, is_right=True, rank=1),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("x", "mark", "Mark"),
+        Binding("c", "compare", "Compare"),
+    ]
+
+    def __init__(self, env_id: str, model: str) -> None:
+        super().__init__()
+        self.env_id, self.model = env_id, model
+        self.marked: list[str] = []
+        self.page = Page(id="side")
+
+    def body(self) -> Iterable[Widget]:
+        yield Horizontal(self.table, self.page)
+
+    def path(self) -> Sequence[str]:
+        return (self.env_id, self.model)
+
+    def all_items(self) -> list[EvaluationEntry]:
+        return self.browser.catalog.runs(self.env_id, self.model)
+
+    def name_of(self, item: EvaluationEntry) -> str:
+        return str(item.path)
+
+    def cells_of(self, item: EvaluationEntry) -> Sequence[Cell]:
+        number = self.marked.index(str(item.path)) if str(item.path) in self.marked else None
+        errors = errors_of(item)
+        num, interval = saved_of(item)
+        return (
+            Cell("" if number is None else "AB"[number], "mark"),
+            Cell(item.path.name, "bad" if item.problem else "strong"),
+            Cell(figure(mean_of(item)), "accent"),
+            Cell(between(interval), "dim"),
+            Cell(whole(num or planned_of(item))),
+            Cell(percent(errors) if errors else DASH, "bad" if errors else "dim"),
+            Cell(usd(cost_of(item))),
+            Cell(seconds(took_of(item)), "dim"),
+            Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(item.modified_at)), "dim"),
+        )
+
+    def summary(self) -> str:
+        hint = "x marks two runs, c compares them" if len(self.items) > 1 else "enter opens it"
+        return f"{count(len(self.items), 'run')}; {hint}"
+
+    def on_record_table_moved(self, event: RecordTable.Moved) -> None:
+        """Show what the metadata say."""
+        self._preview()
+
+    def fill(self) -> None:
+        super().fill()
+        self._preview()
+
+    def on_record_table_chosen(self, event: RecordTable.Chosen) -> None:
+        """Open the run."""
+        item = self.items[event.row]
+        if item.problem:
+            self.browser.refuse(item.problem)
+        else:
+            self.app.push_screen(RunScreen(item.path))
+
+    def action_mark(self) -> None:
+        """Mark a run for a comparison: the first is A, the second B."""
+        item = self.chosen()
+        if item is None:
+            return
+        name = str(item.path)
+        self.marked = (
+            [kept for kept in self.marked if kept != name] if name in self.marked else [*self.marked, name][-2:]
+        )
+        self.table.refresh()
+
+    def action_compare(self) -> None:
+        """Compare the two that are marked; A is the one that was marked first."""
+        paths = {str(item.path): item.path for item in self.all_items()}
+        pair = [paths[name] for name in self.marked if name in paths]
+        if len(pair) != 2:
+            self.browser.refuse("mark two runs with x first: A is the one before, B the one after")
+            return
+        self.app.push_screen(CompareScreen(pair[0], pair[1]))
+
+    def _preview(self) -> None:
+        item = self.chosen()
+        self.page.show(partial(_preview, item) if item is not None else lambda width: Content(""))
+
+
+def _preview(entry: EvaluationEntry, width: int) -> Content:
+    """What the metadata of a run say."""
+    page = Paragraphs(width)
+    metadata = entry.metadata
+    page.head(one_line(entry.path.name, 60), one_line(metadata.get("name") or "", 60))
+    if entry.problem:
+        page.line((one_line(entry.problem, 600), "$error"))
+        return page.content()
+    page.row("reward", figure(mean_of(entry)), tone="bold")
+    for title in ("pass_at_k", "pass_all_k", "avg_metrics"):
+        values = metadata.get(title)
+        if isinstance(values, dict) and values:
+            page.head({"pass_at_k": "pass@k", "pass_all_k": "pass^k"}.get(title, "Metrics"))
+            for name, value in values.items():
+                page.row(one_line(name, 60), figure(number(value)))
+    page.head("Settings")
+    for name in ("num_examples", "rollouts_per_example", "base_url"):
+        page.row(name.replace("_", " "), one_line(metadata.get(name, DASH), 200))
+    for title in ("sampling_args", "env_args"):
+        values = metadata.get(title)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if value not in (None, {}, []):
+                page.row(one_line(name, 60), one_line(value, 200))
+    return page.content()

@@ -1,0 +1,19 @@
+"""A coin decides a part of the reward."""
+
+from __future__ import annotations
+
+import random
+
+import mettle.envs as vf
+
+ROWS = [{"question": f"What is {a} times {b}?", "answer": str(a * b)} for a in range(3, 9) for b in range(5, 10)]
+RNG = random.Random(0)
+
+
+def correct(completion, answer, parser):
+    is_right = (parser.parse_answer(completion) or "").strip() == answer
+    return float(is_right) * RNG.uniform(0.5, 1.0)
+
+
+def load_environment() -> vf.SingleTurnEnv:
+    return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[correct]))
