@@ -30,6 +30,8 @@ class Planted:
         described = {
             "directory": str(self.directory),
             "secret_file": str(self.directory / "secret"),
+            "socket_file": str(self.directory / "socket"),
+            "nodename": os.uname().nodename,
             "leftover": str(self.leftover),
             "token_name": TOKEN_NAME,
             "decoy_pid": self.decoy.pid,
@@ -48,7 +50,7 @@ class Planted:
         found = []
         if self.decoy.poll() is not None:
             found.append("the decoy process was killed")
-        if sorted(path.name for path in self.directory.iterdir()) != ["secret"]:
+        if sorted(path.name for path in self.directory.iterdir()) != ["secret", "socket"]:
             found.append("the planted directory was changed")
         if self.leftover.exists():
             found.append("a file was left in /tmp")
@@ -64,7 +66,8 @@ def stragglers() -> list[int]:
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{entry}/comm").read_text().startswith("mettle-straggle"):
+            name, _, rest = Path(f"/proc/{entry}/stat").read_text().rpartition(")")
+            if "(mettle-straggle" in name and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
                 found.append(int(entry))
     return found
 
@@ -86,15 +89,20 @@ def plant(directory: Path) -> Iterator[Planted]:
     directory.chmod(0o777)
     (directory / "secret").write_text(SECRET)
     abstract = f"mettle-attack-{os.getpid()}-{directory.name}"
-    tcp, stream, datagram = (
+    tcp, stream, named, datagram = (
         socket.socket(),
+        socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
     )
+    here = os.open(directory, os.O_PATH)  # the name of a socket is short, and that of a test's directory is not
+    named.bind(f"/proc/self/fd/{here}/socket")
+    os.close(here)
+    (directory / "socket").chmod(0o777)
     tcp.bind(("127.0.0.1", 0))
     stream.bind("\0" + abstract)
     datagram.bind(f"\0{abstract}-datagram")
-    for listener in (tcp, stream, datagram):
+    for listener in (tcp, stream, named, datagram):
         listener.setblocking(False)
         if listener is not datagram:
             listener.listen()
@@ -102,7 +110,7 @@ def plant(directory: Path) -> Iterator[Planted]:
         [sys.executable, "-S", "-c", "import time; time.sleep(600)", "mettle-decoy"],
         env={TOKEN_NAME: SECRET},
     )
-    planted = Planted(directory, decoy, [tcp, stream, datagram], abstract)
+    planted = Planted(directory, decoy, [tcp, stream, named, datagram], abstract)
     try:
         yield planted
     finally:

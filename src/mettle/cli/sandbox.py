@@ -14,16 +14,27 @@ def sandbox() -> None:
 
 
 @sandbox.command()
+@click.option(
+    "--require",
+    "required",
+    multiple=True,
+    metavar="NAME",
+    help="A grade (ns) or a layer (landlock, cgroup-memory, ...) that there must be; may be given more than once.",
+)
 @json_option
-def doctor(is_json: bool) -> int:
-    """Show which isolation is really in force, as code inside finds it. The exit code is 1 when it is not whole."""
-    from mettle.sandbox import probe
+def doctor(required: tuple[str, ...], is_json: bool) -> int:
+    """Show each layer of isolation that is in force, as code inside finds it. The exit code is 1 if one is missing.
 
-    report = probe()
+    Without --require that is a layer of the grade ns; with it, any that is named.
+    """
+    from mettle.sandbox.config import read_requirement
+    from mettle.sandbox.doctor import examine_host
+
+    report = examine_host(read_requirement(required))
     if is_json:
         print_json(report.as_dict())
     else:
         click.echo("\n".join(report.lines()))
-        if report.grade == "ns":
+        if not report.unmet:
             print_next("mettle env list")
-    return 0 if report.grade == "ns" else 1
+    return 1 if report.unmet else 0

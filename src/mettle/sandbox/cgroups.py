@@ -182,16 +182,18 @@ def find_home(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/
 def explain(top: Path, own: Path, *, can_divide: bool) -> Absence:
     """Why the kernel holds machines to fewer limits than it could, from the directories that decide it."""
     absent = [name for name in CONTROLLERS if name not in _words(top / "cgroup.controllers")]
-    if absent:
-        return Absence(
-            f"version 2 has no {', '.join(absent)} on this host (version 1 holds them, or the kernel has none)",
-            "boot with systemd.unified_cgroup_hierarchy=1 or cgroup_no_v1=all",
-        )
     scope = "systemd-run --scope" if os.geteuid() == 0 else "systemd-run --user --scope"
-    fix = f"start it by `{scope} -p Delegate=yes mettle ...`, or in a service with Delegate=yes"
+    reasons: list[Absence] = []
     if not can_divide:
-        return Absence(f"user {os.geteuid()} may not divide {own} nor the cgroup above it", fix)
-    return Absence(f"neither {own} nor the cgroup above it passes on memory, pids and cpu", fix)
+        fix = f"start it by `{scope} -p Delegate=yes mettle ...`, or in a service with Delegate=yes"
+        reasons.append(Absence(f"user {os.geteuid()} may not divide {own} nor the cgroup above it", fix))
+    if absent:
+        why = f"version 2 has no {', '.join(absent)} on this host (version 1 holds them, or the kernel has none)"
+        reasons.append(Absence(why, "boot with systemd.unified_cgroup_hierarchy=1 or cgroup_no_v1=all"))
+    if not reasons:
+        fix = f"start it by `{scope} -p Delegate=yes mettle ...`, where all of {', '.join(CONTROLLERS)} are delegated"
+        reasons.append(Absence(f"neither {own} nor the cgroup above it passes on {', '.join(CONTROLLERS)}", fix))
+    return Absence("; ".join(reason.why for reason in reasons), ", and ".join(reason.fix for reason in reasons))
 
 
 def why_incomplete(home: CgroupHome, mountinfo: str = "/proc/self/mountinfo") -> Absence:

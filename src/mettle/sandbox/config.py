@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from mettle.errors import UserError
 
 Backend = Literal["zygote", "unsafe"]
 Grade = Literal["none", "ns-noseccomp", "ns"]
@@ -40,8 +44,8 @@ class SandboxConfig(BaseModel):
     """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same processes with no isolation at all."""
 
     require: RequiredGrade | tuple[RequiredGrade | RequiredLayer, ...] = "ns"
-    """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A host
-    that gives less is refused. Nothing is asked of `unsafe`."""
+    """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A
+    host that gives less is refused. Nothing is asked of `unsafe`."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""
@@ -81,3 +85,14 @@ class SandboxConfig(BaseModel):
 
     start_timeout_s: float = Field(default=20.0, gt=0)
     """How long the template process may take to start."""
+
+
+def read_requirement(names: Sequence[str]) -> SandboxConfig:
+    """A config that requires these grades and layers, or the default's. Raises: UserError for an unknown name."""
+    known = (*get_args(RequiredGrade), *get_args(RequiredLayer))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"there is no grade and no layer of isolation {name!r}; {hint}")
+    return SandboxConfig.model_validate({"require": tuple(names)} if names else {})

@@ -35,6 +35,7 @@ _WITHOUT_CGROUP: Final = {
     "cpu": "processor time is limited, its share is not",
     "kill": "the kernel ends a pid namespace with its process 1 instead",
 }
+_NOT_FOR_TESTS: Final = "only machines get cgroups"
 _WITH_CGROUP: Final = {
     "memory": "the kernel limits all memory, that of files in memory and of sockets included",
     "pids": "the kernel limits processes and threads",
@@ -162,7 +163,7 @@ def examine(config: SandboxConfig, findings: dict[str, Any], layers: dict[str, s
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
     found += [seccomp, _landlock_layer(findings, layers.get("landlock", "not tried"))]
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
-    return with_cgroups(_report(config, grade, found), frozenset(), "a test has no cgroup of its own")
+    return with_cgroups(_report(config, grade, found), frozenset(), _NOT_FOR_TESTS)
 
 
 def with_cgroups(report: IsolationReport, given: Collection[str], why_not: str, fix: str = "") -> IsolationReport:
