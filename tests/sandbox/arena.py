@@ -10,7 +10,17 @@ from pathlib import Path
 from attack import PRELUDE, Attack
 from planted import SECRET, Planted, plant
 
-from mettle.sandbox import ExecResult, Machine, MachineConfig, MachinePool, SandboxPool, StdioTest, TestResult, Verdict
+from mettle.sandbox import (
+    ExecResult,
+    Machine,
+    MachineConfig,
+    MachineLost,
+    MachinePool,
+    SandboxPool,
+    StdioTest,
+    TestResult,
+    Verdict,
+)
 
 MACHINE_LIMITS = MachineConfig(memory_mb=256, disk_mb=32, max_processes=16)
 _SETTLED_S = 0.02
@@ -58,14 +68,17 @@ async def traces_of_machine(machines: MachinePool, attack: Attack, planted: Plan
         await other.exec(["python3", "first.py"], stdin=planted.describe())
         await other.delete()
     machine = await machines.create(MACHINE_LIMITS)
-    result = await attack_from_machine(machine, attack, planted.describe())
-    still = await machine.exec("echo still here", timeout_s=10)
-    await machine.delete()
+    try:
+        result = await attack_from_machine(machine, attack, planted.describe())
+        still = await machine.exec("echo still here", timeout_s=10)
+        found = _said(result.stdout, result.stderr) + broken(result.stderr)
+        found += [] if still.stdout == "still here\n" else ["the machine takes no more commands"]
+    except MachineLost as error:
+        found = [f"the machine was ended: {error}"]
+    finally:
+        await machine.delete()
     await asyncio.sleep(_SETTLED_S)
-    found = [*planted.damage(), *_said(result.stdout, result.stderr)]
-    if still.stdout != "still here\n":
-        found.append("the machine takes no more commands")
-    return found + broken(result.stderr)
+    return [*planted.damage(), *found]
 
 
 def broken(errors: str) -> list[str]:

@@ -105,7 +105,7 @@ LEFTOVERS = group(
             "import time\n"
             "if os.fork() == 0:\n"
             "    os.setsid()\n"
-            "    if os.fork() == 0: libc.prctl(15, b'mettle-straggler', 0, 0, 0); time.sleep(30)\n"
+            "    if os.fork() == 0: libc.prctl(15, host['straggler'].encode(), 0, 0, 0); time.sleep(30)\n"
             "    os._exit(0)\n"
             "time.sleep(0.05)",
             opens="",

@@ -76,7 +76,7 @@ PROCESSES = group(
             "import signal, time\n"
             "if os.fork() == 0:\n"
             "    for n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, signal.SIG_IGN)\n"
-            "    libc.prctl(15, b'mettle-straggler', 0, 0, 0); os.setsid(); time.sleep(30); os._exit(0)\n"
+            "    libc.prctl(15, host['straggler'].encode(), 0, 0, 0); os.setsid(); time.sleep(30); os._exit(0)\n"
             "time.sleep(0.05); os.kill(0, 15)",
             opens="",
             off="process 1 of a test hunts for descendants there, too",
@@ -84,7 +84,7 @@ PROCESSES = group(
         Attack(
             "leaves a stopped process",
             "import time\n"
-            "if os.fork() == 0: libc.prctl(15, b'mettle-straggler', 0, 0, 0); os.setsid(); os.kill(os.getpid(), 19)\n"
+            "if os.fork() == 0: libc.prctl(15, host['straggler'].encode(), 0, 0, 0); os.setsid(); os.kill(os.getpid(), 19)\n"
             "time.sleep(0.05)",
             opens="",
             off="process 1 of a test hunts for descendants there, too",
@@ -93,7 +93,7 @@ PROCESSES = group(
             "leaves a process that is its parent's sibling",
             "import time\n"
             "result, _ = call(56, 0x8000 | 17, 0, 0, 0, 0)\n"
-            "if result == 0: libc.prctl(15, b'mettle-straggler', 0, 0, 0); os.setsid(); time.sleep(30); os._exit(0)\n"
+            "if result == 0: libc.prctl(15, host['straggler'].encode(), 0, 0, 0); os.setsid(); time.sleep(30); os._exit(0)\n"
             "time.sleep(0.05)",
             opens="",
             off="process 1 of a test hunts for descendants there, too",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _HEAD = """
 import ctypes, mmap, os, socket, sys, time
-goal = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+goal = int(sys.argv[1]) if len(sys.argv) > 1 else 320
 held = []
 def say(mb): print(int(mb), flush=True)
 """

@@ -31,6 +31,7 @@ class Planted:
             "directory": str(self.directory),
             "secret_file": str(self.directory / "secret"),
             "socket_file": str(self.directory / "socket"),
+            "straggler": self.straggler,
             "nodename": os.uname().nodename,
             "leftover": str(self.leftover),
             "token_name": TOKEN_NAME,
@@ -40,6 +41,11 @@ class Planted:
             "abstract_datagram": f"{self.abstract}-datagram",
         }
         return json.dumps(described) + "\n"
+
+    @property
+    def straggler(self) -> str:
+        """A name for processes that is these tests' own: others may run beside them."""
+        return f"mettle-{self.decoy.pid}"
 
     @property
     def leftover(self) -> Path:
@@ -57,17 +63,17 @@ class Planted:
         found += [
             f"a connection reached {listener.getsockname()}" for listener in self.listeners if _was_reached(listener)
         ]
-        found += [f"process {pid} was left behind" for pid in stragglers()]
+        found += [f"process {pid} was left behind" for pid in stragglers(self.straggler)]
         return found
 
 
-def stragglers() -> list[int]:
-    """Processes that an attack gave a telltale name."""
+def stragglers(name: str = "mettle-straggle") -> list[int]:
+    """Processes that an attack gave a telltale name, which the kernel cuts at 15 letters."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            name, _, rest = Path(f"/proc/{entry}/stat").read_text().rpartition(")")
-            if "(mettle-straggle" in name and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
+            before, _, rest = Path(f"/proc/{entry}/stat").read_text().rpartition(")")
+            if before.endswith(f"({name}") and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
                 found.append(int(entry))
     return found
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,22 +14,14 @@ from arena import MACHINE_LIMITS as LIMITS
 from arena import attack_from_machine, broken, open_plant, traces_of_machine
 from attack import Attack
 from machine_attacks import NEIGHBOUR, OWN, SHARED
+from neighbours import Neighbour
 from planted import Planted
 
-from mettle.sandbox import Machine, MachinePool
+from mettle.sandbox import MachinePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CAN_FAIL = [attack for attack in OWN if attack.gets_through(is_root=os.geteuid() == 0)]
-NEIGHBOUR_PROGRAM = """
-import os, socket, sys, time
-name = sys.argv[1]
-open(name + ".secret", "w").close(); open("/dev/shm/" + name, "w").close()
-server = socket.create_server(("127.0.0.1", 0))
-abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + name); abstract.listen()
-print(server.getsockname()[1], flush=True)
-server.accept() if len(sys.argv) > 2 else time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -51,42 +41,18 @@ async def test_gets_through_without_isolation(unsafe_machines: MachinePool, plan
     assert await traces_of_machine(unsafe_machines, attack, planted) != []
 
 
-@dataclass
-class Neighbour:
-    """Another machine with something in it to find."""
-
-    machine: Machine
-    described: str
-
-    @classmethod
-    async def move_in(cls, machine: Machine) -> Neighbour:
-        name = f"mettle-neighbour-{machine.id}"
-        await machine.upload("neighbour.py", NEIGHBOUR_PROGRAM)
-        job = await machine.start(["python3", "neighbour.py", name])
-        while not (port := (await job.output()).stdout):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        described = {"file": f"{name}.secret", "process": name, "name": name, "server": int(port)}
-        return cls(machine, json.dumps(described) + "\n")
-
-    async def is_unharmed(self) -> bool:
-        found = await self.machine.exec("ls *.secret && pgrep -f neighbour.py || ps -ef")
-        return found.exit_code == 0 and ".secret" in found.stdout
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def neighbour(machines: MachinePool) -> AsyncIterator[Neighbour]:
-    machine = await machines.create()
-    yield await Neighbour.move_in(machine)
-    await machine.delete()
+    found = await Neighbour.move_in(await machines.create())
+    yield found
+    await found.move_out()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def unsafe_neighbour(unsafe_machines: MachinePool) -> AsyncIterator[Neighbour]:
-    machine = await unsafe_machines.create()
-    found = await Neighbour.move_in(machine)
+    found = await Neighbour.move_in(await unsafe_machines.create())
     yield found
-    await machine.delete()
-    Path("/dev/shm", json.loads(found.described)["name"]).unlink(missing_ok=True)  # noqa: ASYNC240
+    await found.move_out()
 
 
 @pytest.mark.parametrize("attack", NEIGHBOUR, ids=lambda attack: attack.name)

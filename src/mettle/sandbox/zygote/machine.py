@@ -27,6 +27,7 @@ from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 _MAX_DESCRIPTORS: Final = 4
 _RESERVED_PROCESSES: Final = 64  # for hands, when the code inside has used up its own
+_URGENT_LOOK_S: Final = 0.004  # while memory grows fast or is nearly used up
 _BUSY_LOOK_S: Final = 0.02
 _IDLE_LOOK_S: Final = 0.25
 _HUNT_S: Final = 0.002
@@ -71,6 +72,7 @@ class Machine:
     sockets: unmapped.Sockets | None  # of its own network
     hands: dict[int, Hand] = field(default_factory=dict)
     next_look: float = 0.0
+    last_total: int = 0
 
     def serve(self) -> None:
         """Obey until the owner goes away."""
@@ -183,11 +185,13 @@ class Machine:
         sizes = {pid: watch.process_resident_bytes(pid) + page_tables[pid] for pid in pids}
         limit = self.tools.limits.memory_bytes
         in_buffers = self._buffer_bytes(pids) if pids else 0
-        is_near = 2 * (sum(sizes.values()) + in_buffers) > limit
-        if sum(sizes.values()) + in_buffers > limit:
+        total = sum(sizes.values()) + in_buffers
+        is_urgent = 4 * total > 3 * limit or total - self.last_total > limit // 16
+        self.last_total = total
+        if total > limit:
             sizes = {pid: watch.proportional_bytes(pid) + page_tables[pid] for pid in pids}
             self._relieve(sizes, in_buffers, sum(sizes.values()) + in_buffers - limit)
-        pause = _BUSY_LOOK_S if is_near else _IDLE_LOOK_S if not self.hands else 2 * _BUSY_LOOK_S
+        pause = _URGENT_LOOK_S if is_urgent else _BUSY_LOOK_S if self.hands else _IDLE_LOOK_S
         self.next_look = time.monotonic() + pause if pids or self.hands else 0.0
 
     def _processes(self) -> list[int]:
