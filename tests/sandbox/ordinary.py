@@ -21,6 +21,7 @@ def _environment() -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "HOME": "/tmp",
+        "LOGNAME": f"mettle-{UID}",  # by which pytest names its directory
     }
 
 

@@ -44,7 +44,7 @@ class HostReport:
         ]
         for layer_id in dict.fromkeys(layer.id for layer in (*head.layers, *self.machines.layers)):
             lines += _layer_lines(layer_id, self.judge, self.machines)
-        return lines + ["", *(f"not met: {text}" for text in self.unmet)] if self.unmet else lines
+        return [*lines, "", *(f"not met: {text}" for text in self.unmet)] if self.unmet else lines
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data: that of tests, with that of machines in `machines`."""
