@@ -1,9 +1,10 @@
-"""How long does it take to judge a small program in a warm cell, against what the machine could do at best?
+"""How long does it take to judge a small program, against what the machine could do at best, and against other ways?
 
 Samples of every variant are interleaved, so that a busy machine slows all of them; the ratios are what to compare.
-The floor is fork, exit and wait of the template's own kind of interpreter, with no isolation and nothing run.
+The floor is fork, exit and wait of the template's own kind of interpreter, with no isolation and nothing run. The
+sustained rates keep as many executions in flight as there are cores, one variant after another, twice round.
 
-    python benchmarks/sandbox_judge.py [--samples 100] [--json FILE]
+    python benchmarks/sandbox_judge.py [--samples 100] [--executions 200] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import asyncio
 import json
 import os
 import platform
+import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +27,12 @@ from mettle.sandbox import SandboxConfig, SandboxPool, StdioTest
 from mettle.sandbox.zygote import watch
 
 PROGRAM = "n = int(input())\nprint(sum(range(n)))\n"
+NUMPY_PROGRAM = "import numpy\nn = int(input())\nprint(numpy.arange(n).sum())\n"
+BASH_PROGRAM = "read n; echo $((n * (n - 1) / 2))\n"
+C_PROGRAM = (
+    '#include <stdio.h>\nint main(void) { int n; scanf("%d", &n); printf("%d\\n", n * (n - 1) / 2); return 0; }\n'
+)
+JAVASCRIPT_PROGRAM = "const n = Number(require('fs').readFileSync(0, 'utf8')); console.log(n * (n - 1) / 2)\n"
 TEST = StdioTest("100\n", "4950\n")
 FLOOR = """
 import gc, os, sys, time, types
@@ -43,6 +52,13 @@ while sys.stdin.readline():
 """
 PYTHON = os.path.realpath(sys.executable)
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "mettle"
+FLOOR_NAME = "fork + exit of the interpreter"
+BARE_PYTHON = [PYTHON, "-I", "-S", "-c", PROGRAM]
+BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib",
+         "--symlink", "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev",
+         "--tmpfs", "/tmp", "--ro-bind", sys.base_prefix, sys.base_prefix, "--"]  # fmt: skip
+Run = Callable[[], float]
+Judge = Callable[[], Awaitable[float]]
 
 
 class ForkFloor:
@@ -69,52 +85,131 @@ def run_plainly(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-async def judge_once(pool: SandboxPool, num_tests: int = 1) -> float:
+async def judge_once(pool: SandboxPool, code: str = PROGRAM, language: str = "python", num_tests: int = 1) -> float:
     started = time.perf_counter()
-    result = await pool.judge(PROGRAM, [TEST] * num_tests)
-    assert result.has_passed
+    result = await pool.judge(code, [TEST] * num_tests, language=language)
+    assert result.has_passed, result.tests[0]
     return (time.perf_counter() - started) / num_tests
 
 
-async def measure_latency(pool: SandboxPool, unsafe: SandboxPool, num_samples: int) -> dict[str, list[float]]:
-    floor = ForkFloor()
-    plain: dict[str, Callable[[], float]] = {
-        "fork + exit of the interpreter": floor.sample,
+def plain_variants(floor: ForkFloor) -> dict[str, Run]:
+    variants: dict[str, Run] = {
+        FLOOR_NAME: floor.sample,
         "subprocess /bin/true": lambda: run_plainly(["/bin/true"]),
-        "subprocess python -I -S": lambda: run_plainly([PYTHON, "-I", "-S", "-c", PROGRAM]),
+        "subprocess python -I -S": lambda: run_plainly(BARE_PYTHON),
         "subprocess python": lambda: run_plainly([PYTHON, "-c", PROGRAM]),
+        "subprocess bash": lambda: run_plainly(["bash", "-c", BASH_PROGRAM]),
+        "subprocess node": lambda: run_plainly(["node", "-e", JAVASCRIPT_PROGRAM]),
     }
-    judged: dict[str, Callable[[], Awaitable[float]]] = {
+    if can_bwrap():
+        variants["bwrap /bin/true"] = lambda: run_plainly([*BWRAP, "/bin/true"])
+        variants["bwrap python -I -S"] = lambda: run_plainly([*BWRAP, *BARE_PYTHON])
+    return {name: run for name, run in variants.items() if shutil.which(name.split()[-1]) or "node" not in name}
+
+
+def can_bwrap() -> bool:
+    return bool(shutil.which("bwrap")) and subprocess.run([*BWRAP, "/bin/true"], check=False).returncode == 0
+
+
+def judged_variants(pool: SandboxPool, unsafe: SandboxPool) -> dict[str, Judge]:
+    variants: dict[str, Judge] = {
         "judge, warm": lambda: judge_once(pool),
-        "judge, per test of 20": lambda: judge_once(pool, 20),
+        "judge, per test of 20": lambda: judge_once(pool, num_tests=20),
         "judge, unsafe backend": lambda: judge_once(unsafe),
+        "judge, bash": lambda: judge_once(pool, BASH_PROGRAM, "bash"),
+        "judge, C compiled before": lambda: judge_once(pool, C_PROGRAM, "c"),
+        "judge, JavaScript": lambda: judge_once(pool, JAVASCRIPT_PROGRAM, "javascript"),
     }
+    needs = {"judge, C compiled before": "gcc", "judge, JavaScript": "node"}
+    return {name: judge for name, judge in variants.items() if name not in needs or shutil.which(needs[name])}
+
+
+async def sample(plain: dict[str, Run], judged: dict[str, Judge], num_samples: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in (*plain, *judged)}
+    for judge in judged.values():
+        await judge()  # compiles, and lets the pool see which kinds of cells are used
     for _ in range(num_samples):
         for name, run in plain.items():
             times[name].append(run())
         for name, judge in judged.items():
             await asyncio.sleep(0.02)  # lets the refill finish, as it does between a trainer's requests
             times[name].append(await judge())
-    floor.close()
     return times
 
 
+async def sample_numpy(num_samples: int) -> dict[str, list[float]]:
+    """The same program with numpy: imported by each test, and before any of them."""
+    shown, loaded = SandboxConfig(python_packages=("numpy",)), SandboxConfig(preload=("numpy",))
+    async with SandboxPool(shown) as importing, SandboxPool(loaded) as preloaded:
+        judged: dict[str, Judge] = {
+            "judge, numpy preloaded": lambda: judge_once(preloaded, NUMPY_PROGRAM),
+            "judge, numpy imported": lambda: judge_once(importing, NUMPY_PROGRAM),
+        }
+        return await sample({}, judged, num_samples)
+
+
 def tree_cpu_s(pid: int) -> float:
-    """Processor seconds of the template, of all cells that it has collected, and of this process."""
+    """Processor seconds of the template and of all cells that it has collected."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + time.process_time()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure_throughput(pool: SandboxPool, num_judgements: int) -> dict[str, float]:
-    template = pool.template_pid
-    assert template is not None
-    cpu_s, started = tree_cpu_s(template), time.perf_counter()
-    await asyncio.gather(*(judge_once(pool) for _ in range(num_judgements)))
+def own_cpu_s() -> float:
+    """Processor seconds of this process and of all that it has collected."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
+
+
+async def measure_rate(run: Judge, num_executions: int, in_flight: int, pid: int | None) -> dict[str, float]:
+    """Executions a second with so many in flight, and the processor time of each."""
+    limit = asyncio.Semaphore(in_flight)
+
+    async def one() -> None:
+        async with limit:
+            await run()
+
+    cpu_s, started = own_cpu_s() + (tree_cpu_s(pid) if pid else 0.0), time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(num_executions)))
     wall_s = time.perf_counter() - started
-    await asyncio.sleep(1.5)  # the template collects its dead once a second
-    cpu_ms = (tree_cpu_s(template) - cpu_s) / num_judgements * 1000
-    return {"n": num_judgements, "per_s": num_judgements / wall_s, "cpu_ms_each": cpu_ms}
+    await asyncio.sleep(1.5 if pid else 0.0)  # the template collects its dead once a second
+    cpu_s = own_cpu_s() + (tree_cpu_s(pid) if pid else 0.0) - cpu_s
+    return {"per_s": num_executions / wall_s, "cpu_ms_each": cpu_s / num_executions * 1000}
+
+
+async def measure_rates(pool: SandboxPool, num_executions: int) -> dict[str, dict[str, float]]:
+    """Twice round all variants; the better of the two, because what else runs here can only slow them down."""
+    cores = os.cpu_count() or 1
+    floors = [ForkFloor() for _ in range(cores)]
+
+    async def fork() -> float:
+        floor = floors.pop()
+        seconds = await asyncio.to_thread(floor.sample)
+        floors.append(floor)
+        return seconds
+
+    variants: dict[str, tuple[Judge, int | None]] = {
+        FLOOR_NAME: (fork, None),
+        "subprocess python -I -S": (lambda: asyncio.to_thread(run_plainly, BARE_PYTHON), None),
+        "subprocess python": (lambda: asyncio.to_thread(run_plainly, [PYTHON, "-c", PROGRAM]), None),
+        "bwrap python -I -S": (lambda: asyncio.to_thread(run_plainly, [*BWRAP, *BARE_PYTHON]), None),
+        "judge": (lambda: judge_once(pool), pool.template_pid),
+        "judge, tests of 20 at a time": (lambda: judge_once(pool, num_tests=20), pool.template_pid),
+    }
+    if not can_bwrap():
+        del variants["bwrap python -I -S"]
+    rates: dict[str, dict[str, float]] = {}
+    for _ in range(2):
+        for name, (run, pid) in variants.items():
+            batch = 20 if "of 20" in name else 1
+            found = await measure_rate(run, max(1, num_executions // batch), cores, pid)
+            found = {"per_s": found["per_s"] * batch, "cpu_ms_each": found["cpu_ms_each"] / batch}
+            if name.startswith(("bwrap", "fork")):
+                found["cpu_ms_each"] = float("nan")  # spent by processes that this one does not collect
+            if name not in rates or found["per_s"] > rates[name]["per_s"]:
+                rates[name] = found
+    for floor in floors:
+        floor.close()
+    return rates
 
 
 def idle_cell_bytes(pool: SandboxPool) -> float:
@@ -129,7 +224,7 @@ def idle_cell_bytes(pool: SandboxPool) -> float:
 
 def summarize(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     rows = {}
-    floor = sorted(times["fork + exit of the interpreter"])
+    floor = sorted(times[FLOOR_NAME])
     for name, samples in times.items():
         ordered = sorted(samples)
         p50, p95 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
@@ -143,19 +238,22 @@ def summarize(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return rows
 
 
-async def main(num_samples: int) -> dict[str, Any]:
+async def main(num_samples: int, num_executions: int) -> dict[str, Any]:
     config = SandboxConfig(warm=4)
     async with SandboxPool(config) as pool, SandboxPool(SandboxConfig(backend="unsafe", warm=4)) as unsafe:
-        rows = summarize(await measure_latency(pool, unsafe, num_samples))
-        throughput = await measure_throughput(pool, 4 * num_samples)
+        floor = ForkFloor()
+        times = await sample(plain_variants(floor), judged_variants(pool, unsafe), num_samples)
+        floor.close()
+        times |= await sample_numpy(max(5, num_samples // 5))
+        rates = await measure_rates(pool, num_executions)
         await asyncio.sleep(0.5)
         return {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
             "python": platform.python_version(),
             "load_average": os.getloadavg()[0],
             "isolation": pool.isolation.grade,
-            "latency": rows,
-            "throughput": throughput,
+            "latency": summarize(times),
+            "sustained": rates,
             "idle_cell_mb": idle_cell_bytes(pool) / (1 << 20),
         }
 
@@ -166,8 +264,10 @@ def show(found: dict[str, Any]) -> None:
     for name, row in found["latency"].items():
         figures = f"{row['min_ms']:9.2f}{row['p50_ms']:9.2f}{row['p95_ms']:9.2f}{row['p50_to_floor']:11.1f}"
         lines.append(f"{name:32}{figures}")
-    rate = found["throughput"]
-    lines.append(f"sustained: {rate['per_s']:.0f} judgements/s, {rate['cpu_ms_each']:.1f} ms of processor each")
+    lines.append(f"{'sustained':32}{'per s':>9}{'CPU ms':>9}{'of floor':>11}")
+    floor = found["sustained"][FLOOR_NAME]["per_s"]
+    for name, rate in found["sustained"].items():
+        lines.append(f"{name:32}{rate['per_s']:9.0f}{rate['cpu_ms_each']:9.2f}{rate['per_s'] / floor:11.2f}")
     lines.append(f"a waiting cell: {found['idle_cell_mb']:.1f} MB")
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -175,10 +275,11 @@ def show(found: dict[str, Any]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--executions", type=int, default=200)
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    measured = asyncio.run(main(arguments.samples))
+    measured = asyncio.run(main(arguments.samples, arguments.executions))
     show(measured)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(measured, indent=1).replace("NaN", "null") + "\n")

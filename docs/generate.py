@@ -2,7 +2,7 @@
 
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config.py, read and not
 imported), `hub_api_page` (from the Hub's OpenAPI document), `rules_markdown`
-(from the table of lint rules).
+(from the table of lint rules), `catalogue_markdown` (from the shipped environments and their quality cards).
 `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
 the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from mettle.cli.main import cli
+from mettle.envs.packages.catalogue import catalogue_markdown
 from mettle.envs.quality.markdown import rules_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +70,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "config.md": config_page(),
         REFERENCE / "hub-api.md": hub_api_page(),
         REFERENCE / "lint-rules.md": rules_markdown(NOTE),
+        REFERENCE / "environments.md": catalogue_markdown(ROOT / "environments", NOTE, "../../environments"),
     }
 
 

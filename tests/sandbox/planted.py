@@ -45,7 +45,7 @@ class Planted:
     @property
     def straggler(self) -> str:
         """A name for processes that is these tests' own: others may run beside them."""
-        return f"mettle-{self.decoy.pid}"
+        return f"mettle-{self.decoy.pid}-"
 
     @property
     def leftover(self) -> Path:
@@ -73,7 +73,7 @@ def stragglers(name: str = "mettle-straggle") -> list[int]:
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             before, _, rest = Path(f"/proc/{entry}/stat").read_text().rpartition(")")
-            if before.endswith(f"({name}") and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
+            if f"({name}" in before and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
                 found.append(int(entry))
     return found
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mettle.sandbox import IsolationReport, Layer, SandboxConfig
+from mettle.sandbox import IsolationReport, Layer, SandboxConfig, StdioTest
 from mettle.sandbox.comparators import outputs_match, values_match
 from mettle.sandbox.isolation import check, refused
 from mettle.sandbox.zygote import frames, seccomp, syscalls, values
@@ -114,7 +114,49 @@ def test_values_are_compared_by_type(value: Any, expected: Any, rule: Any, toler
     ],
 )
 def test_outputs_are_compared_by_the_rule(output: bytes, expected: bytes, rule: Any, matches: bool) -> None:
-    assert outputs_match(output, expected, rule, 1e-6) is matches
+    assert outputs_match(output, expected, StdioTest(compare=rule)) is matches
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "rule", "matches"),
+    [
+        (b"\n 1 2 \n3\n", b"1 2\n3", {"compare": "lines"}, True),
+        (b"1  2", b"1 2", {"compare": "lines"}, False),
+        (b"1\n2", b"1 2", {"compare": "lines"}, False),
+        (b"b\na\n", b"a\nb", {"compare": "lines", "any_order": True}, True),
+        (b"b\na\na", b"a\nb\nb", {"compare": "lines", "any_order": True}, False),
+        (b"b\na \n\n", b"a\nb", {"compare": "trim", "any_order": True}, True),
+        (b"3 1\n2", b"1 2 3", {"any_order": True}, True),
+        (b"3 1 1", b"1 3 3", {"any_order": True}, False),
+        (b"YES\n", b"yes", {"ignore_case": True}, True),
+        (b"YES\n", b"yes", {}, False),
+        (b"Yes", b"yes\n", {"compare": "exact", "ignore_case": True}, False),
+        (b"1.0 2\n3.50", b"1 2.00\n3.5", {"compare": "decimals"}, True),
+        (b"1.0000001", b"1", {"compare": "decimals"}, False),
+        (b"1 2", b"1\n2", {"compare": "decimals"}, False),
+        (b"nan", b"NaN", {"compare": "decimals"}, False),
+        (b"1_0", b"10", {"compare": "decimals"}, False),
+        (b"1e3", b"1000", {"compare": "decimals"}, True),
+        (b"1e99999999", b"1", {"compare": "decimals"}, False),
+        (b"x 1.0", b"x 1", {"compare": "decimals"}, False),
+        (b"100.5", b"100.0", {"compare": "floats", "abs_tolerance": 0, "rel_tolerance": 0.01}, True),
+        (b"0.5", b"0.0", {"compare": "floats", "abs_tolerance": 0, "rel_tolerance": 0.01}, False),
+        (b"0.5", b"0.0", {"compare": "floats", "abs_tolerance": 1}, True),
+        (b"1e9", b"1.0", {"compare": "floats", "rel_tolerance": 0.999999}, False),
+        (b"1.0", b"1.0", {"compare": "floats", "tolerance": 0}, True),
+        (b"1e308", b"1e999", {"compare": "floats"}, False),
+        (b"\xff\xfe", b"\xff\xfe", {"compare": "lines"}, True),
+    ],
+)
+def test_rules_of_the_fields_benchmarks(output: bytes, expected: bytes, rule: dict[str, Any], matches: bool) -> None:
+    assert outputs_match(output, expected, StdioTest(**rule)) is matches
+
+
+@given(st.binary(max_size=60), st.sampled_from(["exact", "trim", "lines", "tokens", "floats", "decimals"]))
+@settings(deadline=None)
+def test_an_output_matches_itself_by_every_rule(output: bytes, rule: Any) -> None:
+    assert outputs_match(output, output, StdioTest(compare=rule))
+    assert outputs_match(output.upper(), output, StdioTest(compare=rule, ignore_case=True))
 
 
 @given(st.dictionaries(st.text(), st.integers()), st.binary(max_size=1000))

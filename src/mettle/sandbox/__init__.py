@@ -9,8 +9,11 @@
     config.py       what is required of the host, and limits
     isolation.py    what is really in force: graded, shown, refused if too little; explorer.py is what measures
     pool.py         warm cells, slots, retries; `probe`, a look at the host without a pool
-    orders.py       a caller's tests into orders, a cell's reports into verdicts
+    judgement.py    one solution: built, run on its tests, checked
+    languages.py    the interpreters and compilers that the judge knows; toolchains.py, versions.py, builds.py
+    orders.py, limits.py, reports.py   a caller's tests into orders, a cell's reports into verdicts
     verdicts.py, comparators.py   tests, results, and when an output is the expected one
+    checkers.py, checking.py      where a task's own code decides, in a cell of its own
     templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
     cgroups.py      a memory cgroup for each machine, where the host delegates one
     machines/       machines to work in: commands, jobs, files, ports
@@ -20,8 +23,10 @@ Other places to run (containers, another host) belong beside `templates.py`; the
 isolation report.
 """
 
-from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.checkers import CheckerError
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
+from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
@@ -30,16 +35,29 @@ from mettle.sandbox.machines.jobs import Job, Stream
 from mettle.sandbox.machines.machine import Machine
 from mettle.sandbox.machines.pool import MachinePool
 from mettle.sandbox.pool import PoolStats, SandboxPool, probe
-from mettle.sandbox.verdicts import CallTest, JudgeResult, StdioTest, TestResult, Verdict
+from mettle.sandbox.verdicts import (
+    CallTest,
+    Checker,
+    JudgeResult,
+    ProgramChecker,
+    PythonChecker,
+    StdioTest,
+    TestResult,
+    Verdict,
+)
 
 __all__ = [
     "CallTest",
+    "Checker",
+    "CheckerError",
     "Chunk",
     "Entry",
     "ExecResult",
     "IsolationReport",
     "Job",
     "JudgeResult",
+    "LanguageReport",
+    "LanguageSpec",
     "Layer",
     "Machine",
     "MachineConfig",
@@ -47,6 +65,8 @@ __all__ = [
     "MachinePool",
     "Output",
     "PoolStats",
+    "ProgramChecker",
+    "PythonChecker",
     "SandboxConfig",
     "SandboxPool",
     "Snapshot",

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mettle.errors import SandboxError
 from mettle.sandbox.zygote import frames
+from mettle.sandbox.zygote.settings import CellLimits
 
 _ANSWER_GRACE_S = 5.0
 _MAX_ANSWER_BYTES = 256 << 20
@@ -21,6 +23,38 @@ _MAX_ANSWER_BYTES = 256 << 20
 
 class CellLost(SandboxError):
     """The cell ended, or stopped answering, before its answer came."""
+
+
+class ProgramFile(NamedTuple):
+    """A file for the read-only directory of a cell."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A command to execute instead of Python source. `{files}` and `{work}` in it are the cell's directories.
+
+    `artifact` is the name of a file in `{work}` that is to come back, as a compiler's does.
+    """
+
+    argv: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    is_space_reserved: bool
+    stack_bytes: int
+    artifact: str = ""
+    max_artifact_bytes: int = 0
+
+    def header(self) -> dict[str, Any]:
+        return {
+            "argv": self.argv,
+            "environment": dict(self.environment),
+            "is_space_reserved": self.is_space_reserved,
+            "stack_bytes": self.stack_bytes,
+            "artifact": self.artifact,
+            "max_artifact_bytes": self.max_artifact_bytes,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +68,13 @@ class TestOrder:
     wall_s: float
     memory_bytes: int
     output_bytes: int
+    program: Program | None = None  # in mode "program"
 
     __test__ = False
 
     def header(self, number: int, *, is_last: bool) -> dict[str, Any]:
         return {
+            **(self.program.header() if self.program else {}),
             "run": number,
             "mode": self.mode,
             "function": self.function,
@@ -71,19 +107,27 @@ class Cell:
     """A single-use cell."""
 
     def __init__(
-        self, number: int, generation: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        number: int,
+        generation: int,
+        limits: CellLimits | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self.number = number
         self.generation = generation
+        self.limits = limits
+        self.has_proc = True
+        self._unsent: list[bytes] = []  # goes with the next order, so that the cell wakes up once
         self._reader = reader
         self._writer = writer
         self.is_finished = False  # its last test has been answered, so that it ends by itself
 
     @classmethod
-    async def connect(cls, number: int, generation: int, channel: socket.socket) -> Cell:
-        """Take the owner's end of a cell's socket."""
+    async def connect(cls, number: int, generation: int, limits: CellLimits | None, channel: socket.socket) -> Cell:
+        """Take the owner's end of a cell's socket. `limits` are those that it was made with, None the usual ones."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        return cls(number, generation, reader, writer)
+        return cls(number, generation, limits, reader, writer)
 
     @property
     def is_alive(self) -> bool:
@@ -96,14 +140,22 @@ class Cell:
             raise SandboxError(f"a cell could not be made: {str(header['failed'])[:500]}")
         if header.get("ready") is not True:
             raise CellLost("a cell's first message was not the expected one")
+        self.has_proc = header.get("proc") is True
 
-    async def load(self, source: bytes) -> None:
-        """Send the solution."""
-        await self._send(frames.encode({"load": True}, source))
+    def load(self, source: bytes) -> None:
+        """A solution in Python, for the next orders."""
+        self._unsent.append(frames.encode({"load": True}, source))
+
+    def load_files(self, files: Sequence[ProgramFile]) -> None:
+        """Files to execute or read, in place of those before."""
+        header = {"load": True, "files": [(file.name, len(file.data)) for file in files]}
+        self._unsent.append(frames.encode(header, b"".join(file.data for file in files)))
 
     async def run(self, number: int, order: TestOrder, *, is_last: bool) -> TestReport:
         """Run one test; the cell enforces its limits, and a cell that does not answer in time is lost."""
-        await self._send(frames.encode(order.header(number, is_last=is_last), order.payload))
+        self._unsent.append(frames.encode(order.header(number, is_last=is_last), order.payload))
+        message, self._unsent = b"".join(self._unsent), []
+        await self._send(message)
         answer = await self._receive(order.wall_s + _ANSWER_GRACE_S)
         try:
             report = _read_report(answer, number)

@@ -1,13 +1,13 @@
-"""Settings of the sandbox pool."""
+"""Settings of the sandbox pool, and of a language that it is to judge."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Final, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mettle.errors import UserError
 
@@ -33,6 +33,105 @@ RequiredLayer = Literal[
     "cgroup-cpu",
     "cgroup-kill",
 ]
+
+
+_COVERED: Final = ("/tmp", "/work", "/dev", "/proc", "/program", "/packages")
+
+
+def is_below(path: str, ancestor: str) -> bool:
+    """Whether a path is this directory or lies in it."""
+    return path == ancestor or path.startswith(f"{ancestor}/")
+
+
+class LanguageSpec(BaseModel):
+    """One language: how its source is named, compiled and run, and what that may use.
+
+    Words of the commands may contain `{source}` (the source file), `{output}` (what the compiler must write),
+    `{program}` (what it wrote) and `{memory_mb}` (the test's limit).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    """The word for it in `judge(language=...)`."""
+
+    aliases: tuple[str, ...] = ()
+    """Other words for it."""
+
+    extension: str = Field(pattern=r"^(\.\w+)?$")
+    """Of the source file, with the point."""
+
+    stem: str = Field(default="solution", pattern=r"^\w+$")
+    """Of the source file, before the extension."""
+
+    compile: tuple[str, ...] = ()
+    """The command that makes one file, `{output}`, of the source; empty where nothing is compiled."""
+
+    run: tuple[str, ...] = ()
+    """The command that runs it. Empty only for the Python that is kept warm."""
+
+    version: tuple[str, ...] = ()
+    """A command that prints the version; its program is needed, too."""
+
+    host_paths: tuple[str, ...] = ()
+    """Directories outside /usr that it needs, as patterns; the sandbox shows them read-only."""
+
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that it needs, besides PATH, HOME and LANG."""
+
+    timeout_s: float | None = Field(default=None, gt=0, le=3600)
+    """Processor seconds per test when the call says nothing; None is the pool's."""
+
+    memory_mb: int | None = Field(default=None, ge=32, le=1 << 20)
+    """Resident memory per test when the call says nothing; None is the pool's."""
+
+    max_processes: int | None = Field(default=None, ge=1, le=4096)
+    """Processes and threads of a test, together; None is the pool's."""
+
+    stack_mb: int = Field(default=8, ge=1, le=1 << 16)
+    """The main thread's stack."""
+
+    is_space_reserved: bool = False
+    """It reserves far more address space than it uses, so that only resident memory is limited."""
+
+    compile_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """Processor seconds of the compiler."""
+
+    compile_memory_mb: int = Field(default=1024, ge=32, le=1 << 20)
+    """Resident memory of the compiler and all that it starts."""
+
+    compile_disk_mb: int = Field(default=256, ge=4, le=1 << 14)
+    """Size of the file systems of a compilation, together; they live in memory."""
+
+    out_of_memory: tuple[str, ...] = ()
+    """What it prints when an allocation has failed: then a bad end is the verdict `memory`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.compile and not any("{output}" in word for word in self.compile):
+            raise ValueError(f"the compile command of {self.name!r} does not say where {{output}} goes")
+        if not self.run and self.name != "python":
+            raise ValueError(f"language {self.name!r} has no run command")
+        wanted = "{program}" if self.compile else "{source}"
+        if self.run and not any(wanted in word for word in self.run):
+            raise ValueError(f"the run command of {self.name!r} does not name {wanted}")
+        for path in self.host_paths:
+            if not os.path.isabs(path) or any(is_below(path, cover) for cover in _COVERED):
+                raise ValueError(f"host path {path!r} of {self.name!r} cannot be shown under its own name")
+        return self
+
+    @property
+    def source_name(self) -> str:
+        return self.stem + self.extension
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether its solutions become a process of the template's own interpreter."""
+        return not self.run
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
 class SandboxConfig(BaseModel):
@@ -71,6 +170,12 @@ class SandboxConfig(BaseModel):
     max_open_files: int = Field(default=256, ge=16, le=1 << 16)
     """File descriptors per process."""
 
+    languages: tuple[LanguageSpec, ...] = ()
+    """Interpreters and compilers besides the built-in ones, or in place of one of the same name."""
+
+    preload: tuple[str, ...] = ()
+    """Modules (numpy, say) imported once and inherited by every Python test. A test's memory includes theirs."""
+
     max_source_kb: int = Field(default=1024, ge=1, le=1 << 16)
     """The longest source that is accepted."""
 
@@ -78,7 +183,7 @@ class SandboxConfig(BaseModel):
     """The longest standard input, or encoded arguments, of one test."""
 
     python_packages: tuple[str, ...] = ()
-    """Packages installed beside Mettle that machines may import, with what they require; read-only, in /packages."""
+    """Packages installed beside Mettle that code may import, with what they require; read-only, in /packages."""
 
     host_uid: int = Field(default=64113, ge=1, le=(1 << 31) - 1)
     """The ordinary user, as the host counts, that judged code runs as when the pool is started by root."""

@@ -1,45 +1,81 @@
-"""From what a caller asks to what a cell is told, and from what a cell reports to a verdict.
+"""From what a caller asks to what a cell is told. What comes back is read in `reports.py`.
 
 The order holds input and limits; the expected output stays in the `Test`. A caller's mistake is a `UserError` that
-names the value; nothing that judged code does ever raises here.
+names the value, before anything runs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, get_args
 
 from mettle.errors import UserError
-from mettle.sandbox.cells import TestOrder, TestReport
-from mettle.sandbox.comparators import outputs_match, values_match
-from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.verdicts import CallTest, OutputRule, StdioTest, Test, TestResult, ValueRule, Verdict
+from mettle.sandbox.cells import Program, ProgramFile, TestOrder
+from mettle.sandbox.comparators import UNORDERED_RULES
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
+from mettle.sandbox.languages import PYTHON
+from mettle.sandbox.limits import Limits, check_parallel, make_limits
+from mettle.sandbox.toolchains import SEARCHED, bins, require_language, shown_paths
+from mettle.sandbox.verdicts import (
+    CallTest,
+    Checker,
+    OutputRule,
+    ProgramChecker,
+    PythonChecker,
+    StdioTest,
+    Test,
+    ValueRule,
+)
 from mettle.sandbox.zygote import values
+from mettle.sandbox.zygote.settings import CellLimits
 
-LANGUAGES: Final = ("python",)
-_LEAST_MEMORY_MB: Final = 32
-_KEPT_STDERR_BYTES: Final = 4096
-# Processor time decides; the wall only guards against code that sleeps, so it leaves room for a busy machine.
-_WALL_FACTOR: Final = 3.0
-_WALL_EXTRA_S: Final = 2.0
+ARTIFACT: Final = "program"
+MAX_ARTIFACT_BYTES: Final = 64 << 20
+CHECKED_FILES: Final = ("input.txt", "output.txt", "expected.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Code of one language with what is needed to build and run it. `cell` is what its tests' cells are like."""
+
+    language: LanguageSpec
+    code: bytes
+    files: tuple[ProgramFile, ...] = ()
+    cell: CellLimits | None = None
+    compilation: TestOrder | None = None
+    compile_cell: CellLimits | None = None
+
+    def key(self) -> bytes:
+        """The same for the same code, files and commands."""
+        digest = hashlib.sha256(repr((self.language, [file.name for file in self.files])).encode())
+        for data in (self.code, *(file.data for file in self.files)):
+            digest.update(len(data).to_bytes(8, "big"))
+            digest.update(data)
+        return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerJob:
+    """A checker that can be asked: its code, and the limits of each time."""
+
+    checker: Checker
+    source: Source
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One solution with its tests, checked and encoded."""
 
-    source: bytes
+    source: Source
     tests: tuple[Test, ...]
     orders: tuple[TestOrder, ...]
-    should_stop_early: bool
-
-    def is_over(self, results: Sequence[TestResult]) -> bool:
-        """Whether these results are all that there will be."""
-        has_failed = bool(results) and not results[-1].has_passed
-        return len(results) == len(self.tests) or (self.should_stop_early and has_failed)
+    should_stop_early: bool = False
+    num_parallel: int = 1
+    checker: CheckerJob | None = None
 
 
 def make_job(
@@ -50,18 +86,131 @@ def make_job(
     timeout_s: float | None = None,
     memory_mb: int | None = None,
     language: str = "python",
+    checker: Checker | None = None,
     stop_at_first_failure: bool = False,
+    num_parallel: int = 1,
 ) -> Job:
-    """Check everything that a caller can get wrong, and encode the rest. Limits left out are the config's."""
-    if language not in LANGUAGES:
-        raise UserError(f"the sandbox does not run {language!r}; it runs {', '.join(LANGUAGES)}")
-    source = _encode_source(code, config.max_source_kb)
-    timeout_s = _check_timeout(config.timeout_s if timeout_s is None else timeout_s)
-    memory_mb = _check_memory(config.memory_mb if memory_mb is None else memory_mb)
+    """Check everything that a caller can get wrong, and encode the rest. Limits left out are the language's."""
+    spec = require_language(config, language)
+    source = make_source(config, spec, code)
+    limits = make_limits(config, spec, timeout_s, memory_mb)
     if not tests:
         raise UserError("there are no tests: a solution that is tested by nothing has neither passed nor failed")
-    orders = tuple(_make_order(config, test, number, timeout_s, memory_mb) for number, test in enumerate(tests))
-    return Job(source, tuple(tests), orders, stop_at_first_failure)
+    check_parallel(num_parallel)
+    program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
+    orders = tuple(_make_order(config, test, number, limits, program, spec) for number, test in enumerate(tests))
+    asked = None if checker is None else make_checker(config, checker, tests)
+    return Job(source, tuple(tests), orders, stop_at_first_failure, num_parallel, asked)
+
+
+def make_source(
+    config: SandboxConfig, spec: LanguageSpec, code: object, files: Mapping[str, str | bytes] | None = None
+) -> Source:
+    """Code with its build and cells; UserError if it is not text, or too long."""
+    source = Source(spec, _encode_source(code, config.max_source_kb), _make_files(config, spec, files or {}))
+    if spec.is_warm:
+        return source
+    source = replace(source, cell=_cell_limits(config, spec, config.disk_mb))
+    if not spec.compile:
+        return source
+    limits = Limits(spec.compile_timeout_s, spec.compile_memory_mb, config.output_kb)
+    program = replace(
+        _program(spec, spec.compile, limits.memory_mb, is_space_reserved=True),
+        artifact=ARTIFACT,
+        max_artifact_bytes=MAX_ARTIFACT_BYTES,
+    )
+    return replace(
+        source,
+        compilation=limits.order("program", b"", program=program),
+        compile_cell=_cell_limits(config, spec, spec.compile_disk_mb),
+    )
+
+
+def make_checker(config: SandboxConfig, checker: Checker, tests: Sequence[Test]) -> CheckerJob:
+    """A checker with its limits; UserError for one that cannot be asked about these tests."""
+    if isinstance(checker, PythonChecker):
+        spec, files = PYTHON, {}
+    elif isinstance(checker, ProgramChecker):
+        spec, files = require_language(config, checker.language), dict(checker.files)
+        if spec.is_warm:
+            raise UserError("a program checker is a program; write a checker in Python as a PythonChecker")
+        if any(isinstance(test, CallTest) for test in tests):
+            raise UserError("a program checker reads files; a function's value is checked by a PythonChecker")
+    else:
+        raise UserError(f"the checker is a {type(checker).__name__}; it must be a PythonChecker or a ProgramChecker")
+    if any(isinstance(test, CallTest) and test.kwargs for test in tests):
+        raise UserError("a checker is given positional arguments, and a test passes its function others")
+    limits = make_limits(config, spec, checker.timeout_s, checker.memory_mb)
+    return CheckerJob(checker, make_source(config, spec, checker.code, files), limits)
+
+
+def check_order(job: CheckerJob, test: Test, expected: object, output: object) -> TestOrder:
+    """The question to a checker in Python, about one output or returned value."""
+    given = _shown(test.stdin) if isinstance(test, StdioTest) else tuple(test.args)
+    try:
+        payload = values.encode(((given, _shown(expected), _shown(output)), {}))
+    except ValueError as error:
+        raise UserError(f"what a test expects cannot be sent to its checker: {error}") from error
+    assert isinstance(job.checker, PythonChecker), "the other kind is given files"
+    return job.limits.order("call", payload, job.checker.function)
+
+
+def checker_program_order(job: CheckerJob) -> TestOrder:
+    """The call of a checker that is a program; what it is about lies in files."""
+    program = _run_program(job.source.language, job.limits.memory_mb)
+    argv = (*program.argv, *(f"{{files}}/{name}" for name in CHECKED_FILES))
+    return job.limits.order("program", b"", program=replace(program, argv=argv))
+
+
+def version_order(config: SandboxConfig, spec: LanguageSpec) -> tuple[CellLimits, TestOrder]:
+    """The question which version of a language there is."""
+    limits = Limits(spec.compile_timeout_s, spec.compile_memory_mb, config.output_kb)
+    program = _program(spec, spec.version, limits.memory_mb, is_space_reserved=True)
+    return _cell_limits(config, spec, config.disk_mb), limits.order("program", b"", program=program)
+
+
+def as_bytes(text: object, what: str) -> bytes:
+    """Text or bytes as bytes; UserError for anything else."""
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise UserError(f"{what} must be text or bytes, not {type(text).__name__}")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} must be text: character {error.start} is half of a surrogate pair") from error
+
+
+def _shown(data: object) -> object:
+    return data.decode(errors="replace") if isinstance(data, bytes) else data
+
+
+def _run_program(spec: LanguageSpec, memory_mb: int) -> Program:
+    return _program(spec, spec.run, memory_mb, is_space_reserved=spec.is_space_reserved)
+
+
+def _program(spec: LanguageSpec, command: Sequence[str], memory_mb: int, *, is_space_reserved: bool) -> Program:
+    marks = {
+        "{source}": f"{{files}}/{spec.source_name}",
+        "{program}": f"{{files}}/{ARTIFACT}",
+        "{output}": f"{{work}}/{ARTIFACT}",
+        "{memory_mb}": str(memory_mb),
+    }
+    argv = list(command)
+    for mark, place in marks.items():
+        argv = [word.replace(mark, place) for word in argv]
+    environment = {"PATH": ":".join((*SEARCHED, *bins(shown_paths([spec])))), "HOME": "/work", "LANG": "C.UTF-8"}
+    environment |= dict(spec.environment)
+    return Program(tuple(argv), tuple(environment.items()), is_space_reserved, spec.stack_mb << 20)
+
+
+def _cell_limits(config: SandboxConfig, spec: LanguageSpec, disk_mb: int) -> CellLimits:
+    return CellLimits(
+        max_processes=spec.max_processes or config.max_processes,
+        disk_bytes=(disk_mb << 20) // 3,
+        max_file_bytes=disk_mb << 20,
+        has_program=True,
+    )
 
 
 def _encode_source(code: object, max_source_kb: int) -> bytes:
@@ -78,56 +227,55 @@ def _encode_source(code: object, max_source_kb: int) -> bytes:
     return source
 
 
-def _check_timeout(timeout_s: object) -> float:
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not is_number or not math.isfinite(timeout_s) or not 0 < timeout_s <= 3600:  # type: ignore[arg-type, operator]
-        raise UserError(f"timeout_s is {timeout_s!r}; it must be a number above 0 and at most 3600")
-    return float(timeout_s)  # type: ignore[arg-type]
+def _make_files(config: SandboxConfig, spec: LanguageSpec, files: Mapping[str, str | bytes]) -> tuple[ProgramFile, ...]:
+    taken = {spec.source_name, ARTIFACT, *CHECKED_FILES}
+    made = []
+    for name, data in files.items():
+        if not isinstance(name, str) or not name or name in taken or "/" in name or "\0" in name or name[0] == ".":
+            raise UserError(f"a checker's file cannot be called {name!r}")
+        made.append(ProgramFile(name, as_bytes(data, f"file {name!r}")))
+    if sum(len(file.data) for file in made) > config.max_input_mb << 20:
+        raise UserError(f"a checker's files have more than the {config.max_input_mb} MB of sandbox.max_input_mb")
+    return tuple(made)
 
 
-def _check_memory(memory_mb: object) -> int:
-    if not isinstance(memory_mb, int) or isinstance(memory_mb, bool) or not _LEAST_MEMORY_MB <= memory_mb <= 1 << 20:
-        raise UserError(f"memory_mb is {memory_mb!r}; it must be a whole number of at least {_LEAST_MEMORY_MB}")
-    return memory_mb
-
-
-def _make_order(config: SandboxConfig, test: object, number: int, timeout_s: float, memory_mb: int) -> TestOrder:
+def _make_order(
+    config: SandboxConfig, test: object, number: int, limits: Limits, program: Program | None, spec: LanguageSpec
+) -> TestOrder:
     if isinstance(test, StdioTest):
-        _check_rule(test.compare, get_args(OutputRule), number)
-        payload, function = _as_bytes(test.stdin, f"test {number}: stdin"), None
-        _as_bytes(test.expected, f"test {number}: expected")
+        _check_output_rule(test, number)
+        payload = as_bytes(test.stdin, f"test {number}: stdin")
+        as_bytes(test.expected, f"test {number}: expected")
+        order = limits.order("stdio" if program is None else "program", payload, program=program)
     elif isinstance(test, CallTest):
+        if program is not None:
+            raise UserError(f"test {number} calls a function, which is for Python; {spec.name} is tested by stdin")
         _check_rule(test.compare, get_args(ValueRule), number)
-        payload, function = _encode_arguments(test, number), test.function
+        order = limits.order("call", _encode_arguments(test, number), test.function)
     else:
         raise UserError(f"test {number} is a {type(test).__name__}; it must be a StdioTest or a CallTest")
-    if len(payload) > config.max_input_mb << 20:
+    if len(order.payload) > config.max_input_mb << 20:
         raise UserError(
-            f"the input of test {number} has {len(payload):,} bytes; "
+            f"the input of test {number} has {len(order.payload):,} bytes; "
             f"sandbox.max_input_mb allows {config.max_input_mb} MB"
         )
-    return TestOrder(
-        mode="stdio" if function is None else "call",
-        payload=payload,
-        function=function,
-        cpu_s=timeout_s,
-        wall_s=max(_WALL_FACTOR * timeout_s, timeout_s + _WALL_EXTRA_S),
-        memory_bytes=memory_mb << 20,
-        output_bytes=config.output_kb << 10,
-    )
+    return order
+
+
+def _check_output_rule(test: StdioTest, number: int) -> None:
+    _check_rule(test.compare, get_args(OutputRule), number)
+    if test.any_order and test.compare not in UNORDERED_RULES:
+        raise UserError(f"test {number} compares by {test.compare!r} in any order; that goes with {UNORDERED_RULES}")
+    for name in ("tolerance", "abs_tolerance", "rel_tolerance"):
+        value = getattr(test, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (value is None and name != "tolerance") and not (is_number and math.isfinite(value) and value >= 0):
+            raise UserError(f"test {number} has {name} {value!r}; it must be a number of at least 0")
 
 
 def _check_rule(rule: str, known: tuple[str, ...], number: int) -> None:
     if rule not in known:
         raise UserError(f"test {number} compares by {rule!r}; it must be one of {', '.join(known)}")
-
-
-def _as_bytes(text: object, what: str) -> bytes:
-    if isinstance(text, bytes):
-        return text
-    if not isinstance(text, str):
-        raise UserError(f"{what} must be text or bytes, not {type(text).__name__}")
-    return text.encode(errors="surrogateescape")
 
 
 def _encode_arguments(test: CallTest, number: int) -> bytes:
@@ -137,83 +285,3 @@ def _encode_arguments(test: CallTest, number: int) -> bytes:
         return values.encode((tuple(test.args), dict(test.kwargs)))
     except ValueError as error:
         raise UserError(f"the arguments of test {number} cannot be sent: {error}") from error
-
-
-def judge_report(test: Test, order: TestOrder, report: TestReport) -> TestResult:
-    """The verdict on one test. Only here do the output and the expected output meet."""
-    verdict, detail = _judge_end(order, report)
-    output: Any = report.stdout.decode(errors="replace")
-    expected: Any = test.expected
-    if isinstance(test, CallTest):
-        output = None
-        if verdict is Verdict.PASSED:
-            output, verdict, detail = _judge_value(test, report.value)
-    else:
-        wanted = _as_bytes(test.expected, "expected")
-        expected = wanted.decode(errors="replace")
-        if verdict is Verdict.PASSED and not outputs_match(report.stdout, wanted, test.compare, test.tolerance):
-            verdict, detail = Verdict.WRONG, f"the output is not the expected one (compared by {test.compare})"
-    return TestResult(
-        verdict=verdict,
-        output=output,
-        expected=expected,
-        wall_s=report.wall_s,
-        cpu_s=report.cpu_s,
-        memory_bytes=report.memory_bytes,
-        exit_code=report.status >> 8 if report.ended == "exit" and not report.status & 0x7F else None,
-        stdout=report.stdout.decode(errors="replace"),
-        stderr=report.stderr[-_KEPT_STDERR_BYTES:].decode(errors="replace"),
-        detail=detail,
-    )
-
-
-def killed_result(test: Test, detail: str) -> TestResult:
-    """The verdict on a test that took its cell down with it."""
-    return TestResult(Verdict.KILLED, None, test.expected, 0.0, 0.0, 0, None, "", "", detail)
-
-
-def _judge_end(order: TestOrder, report: TestReport) -> tuple[Verdict, str]:
-    """How the run itself ended: PASSED here means that it ended well, and that its output may be looked at."""
-    if report.ended == "output":
-        return Verdict.OUTPUT_LIMIT, f"more than {order.output_bytes >> 10} kB of output"
-    if report.ended == "memory" or report.memory_bytes > order.memory_bytes:
-        return Verdict.MEMORY, f"more than {order.memory_bytes >> 20} MB of memory"
-    if report.ended == "wall":
-        return Verdict.TIMEOUT, f"not done after {order.wall_s:g} s of wall time ({report.cpu_s:.2f} s of processor)"
-    signal_number = report.status & 0x7F
-    if report.ended == "cpu" or report.cpu_s > order.cpu_s or signal_number == signal.SIGXCPU:
-        return Verdict.TIMEOUT, f"more than {order.cpu_s:g} s of processor time"
-    if signal_number:
-        return Verdict.KILLED, f"ended by {_signal_name(signal_number)}"
-    if report.status and _last_line(report.stderr).startswith(b"MemoryError"):
-        return Verdict.MEMORY, f"an allocation failed at {order.memory_bytes >> 20} MB"
-    if report.status:
-        last = _last_line(report.stderr).decode(errors="replace")[:200]
-        return (
-            Verdict.ERROR,
-            f"exit status {report.status >> 8}: {last}" if last else f"exit status {report.status >> 8}",
-        )
-    return Verdict.PASSED, ""
-
-
-def _judge_value(test: CallTest, data: bytes) -> tuple[Any, Verdict, str]:
-    if not data:
-        return None, Verdict.ERROR, f"the code ended before {test.function} returned"
-    try:
-        value = values.decode(data)
-    except values.UnencodableValue as error:
-        return None, Verdict.ERROR, f"{test.function} returned no value: {error}"
-    if values_match(value, test.expected, test.compare, test.tolerance):
-        return value, Verdict.PASSED, ""
-    return value, Verdict.WRONG, f"{test.function} returned another value (compared by {test.compare})"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _last_line(text: bytes) -> bytes:
-    return text.rstrip().rpartition(b"\n")[2]

@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from mettle.errors import UserError
 
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
@@ -45,6 +48,18 @@ def package_paths(names: Sequence[str]) -> PackagePaths:
         found.update(dict.fromkeys(_top_level(distribution)))
         waiting += [(required, False) for required in _requirements(distribution)]
     return PackagePaths(tuple(sorted(found)), tuple(sorted(missing)))
+
+
+def distributions_of(modules: Sequence[str]) -> tuple[str, ...]:
+    """The packages that these modules belong to; UserError naming those that are not installed."""
+    if not modules:
+        return ()
+    known = importlib.metadata.packages_distributions()
+    tops = [name.partition(".")[0] for name in modules]
+    missing = [name for name in tops if name not in known and name not in sys.stdlib_module_names]
+    if missing:
+        raise UserError(f"sandbox.preload names {', '.join(missing)}, which is not installed here")
+    return tuple(dict.fromkeys(known[name][0] for name in tops if name in known))
 
 
 def _top_level(distribution: importlib.metadata.Distribution) -> list[Path]:

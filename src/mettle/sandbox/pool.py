@@ -3,13 +3,10 @@
     pool.judge(code, tests)
         make_job          what the caller got wrong is said before anything runs
         a slot            at most `max_running` at a time; waiting is not counted against the code
-        a cell            a warm one, or one made on the spot; used once
-        one test a time   input out, report back, verdict here
-        refill            behind the running work
+        a judgement       builds the code if need be, runs the tests in cells, asks the checker
+        refill            behind the running work, with cells of the kinds that were last used
 
-Invariant: a cell runs one solution and is destroyed. When a cell is lost the test is tried again in a new one; a test
-that loses every cell it is given is the code's own doing (`killed`), and a template that keeps dying is ours
-(`SandboxError`), never a wrong answer.
+Invariant: a cell runs one solution and is destroyed; a sandbox that fails is a `SandboxError` and never a wrong answer.
 """
 
 from __future__ import annotations
@@ -28,17 +25,23 @@ from typing import Final, Self
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
+from mettle.sandbox.builds import Builder
 from mettle.sandbox.cells import Cell, CellLost
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.keeper import MAX_DEATHS, TemplateKeeper, why_not_ready
-from mettle.sandbox.orders import Job, judge_report, killed_result, make_job
-from mettle.sandbox.verdicts import JudgeResult, StdioTest, Test, TestResult
+from mettle.sandbox.judgement import Judgement
+from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
+from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.orders import make_job
+from mettle.sandbox.toolchains import known_languages
+from mettle.sandbox.verdicts import Checker, JudgeResult, StdioTest, Test
+from mettle.sandbox.versions import report_language
+from mettle.sandbox.zygote.settings import CellLimits
 
 logger = logging.getLogger(__name__)
 
 _CELL_READY_S: Final = 30.0
-_MAX_CELLS_PER_TEST: Final = 2
+_MAX_KINDS_KEPT: Final = 3
 _EXPLORER: Final = Path(__file__).with_name("explorer.py")
 
 
@@ -61,7 +64,9 @@ class SandboxPool:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self.config = config or SandboxConfig()
         self._slots = asyncio.Semaphore(self.config.max_running)
-        self._warm: deque[Cell] = deque()
+        # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
+        self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
+        self._builder = Builder(self)
         self._keeper = TemplateKeeper(self.config, self._forget_warm)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
@@ -82,7 +87,9 @@ class SandboxPool:
 
     @property
     def stats(self) -> PoolStats:
-        return replace(self._stats, num_warm=len(self._warm), num_templates=self._keeper.num_templates)
+        return replace(
+            self._stats, num_warm=sum(map(len, self._warm.values())), num_templates=self._keeper.num_templates
+        )
 
     async def __aenter__(self) -> Self:
         try:
@@ -109,8 +116,9 @@ class SandboxPool:
         template = await self._keeper.living()
         if not template.is_ready:
             return isolation.refused(self.config, template.layers)
-        job = make_job(self.config, await asyncio.to_thread(_EXPLORER.read_text, "utf-8"), [StdioTest()])
-        [result] = await self._run(job)
+        plain = self.config.model_copy(update={"languages": ()})
+        job = make_job(plain, await asyncio.to_thread(_EXPLORER.read_text, "utf-8"), [StdioTest()])
+        [result] = await Judgement(self, self._builder, job).run()
         if result.exit_code != 0:
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
         return isolation.examine(self.config, json.loads(result.output), template.layers)
@@ -123,13 +131,16 @@ class SandboxPool:
         timeout_s: float | None = None,
         memory_mb: int | None = None,
         language: str = "python",
+        checker: Checker | None = None,
         stop_at_first_failure: bool = False,
+        num_parallel: int = 1,
     ) -> JudgeResult:
-        """Run the code against each test, in order, each in a process and file system of its own.
+        """Run the code against each test, each in a process and file system of its own.
 
         `timeout_s` is processor time per test; the wall limit is the larger of three times that and two seconds more.
-        Raises: UserError for what the caller got wrong; SandboxError if the sandbox itself failed. Whatever the code
-        does is a verdict.
+        `checker` decides instead of the tests' rules. Up to `num_parallel` tests run at once, where slots are free.
+        Raises: UserError for what the caller got wrong; SandboxError if the sandbox itself failed, CheckerError if the
+        checker did. Whatever the code does is a verdict.
         """
         report = self.isolation
         job = make_job(
@@ -139,19 +150,30 @@ class SandboxPool:
             timeout_s=timeout_s,
             memory_mb=memory_mb,
             language=language,
+            checker=checker,
             stop_at_first_failure=stop_at_first_failure,
+            num_parallel=num_parallel,
         )
+        judgement = Judgement(self, self._builder, job)
         queued = time.monotonic()
-        async with self._slots:
+        async with self.slot():
             started = time.monotonic()
-            self._stats = replace(self._stats, num_running=self._stats.num_running + 1)
-            try:
-                results = await self._run(job)
-            finally:
-                stats = self._stats
-                self._stats = replace(stats, num_running=stats.num_running - 1, num_judged=stats.num_judged + 1)
-                self._needs_refill.set()
-        return JudgeResult(tuple(results), len(tests), report, started - queued, time.monotonic() - started)
+            results = await judgement.run()
+        self._stats = replace(self._stats, num_judged=self._stats.num_judged + 1)
+        return JudgeResult(
+            tests=tuple(results),
+            num_tests=len(tests),
+            isolation=report,
+            queue_s=started - queued,
+            wall_s=time.monotonic() - started,
+            language=job.source.language.name,
+            compile_s=judgement.compile_s,
+        )
+
+    async def languages(self) -> tuple[LanguageReport, ...]:
+        """What can be judged here: each language's version, as a program in a cell prints it, or what is missing."""
+        _ = self.isolation
+        return tuple([await report_language(self, self.config, spec) for spec in known_languages(self.config).values()])
 
     async def close(self) -> None:
         """End every cell and the template. Safe to call twice."""
@@ -165,44 +187,21 @@ class SandboxPool:
         await self._keeper.close()
         self._isolation = None
 
-    async def _run(self, job: Job) -> list[TestResult]:
-        """All tests, across as many cells as it takes."""
-        results: list[TestResult] = []
-        num_lost, num_templates_lost = 0, 0
-        while not job.is_over(results):
-            num_before = len(results)
-            async with self._cell() as cell:
-                try:
-                    await self._run_in(cell, job, results)
-                    continue
-                except CellLost as error:
-                    lost = error
-            self._stats = replace(self._stats, num_cells_lost=self._stats.num_cells_lost + 1)
-            num_lost = num_lost + 1 if len(results) == num_before else 1
-            if self._keeper.has_lost(cell.generation):
-                num_templates_lost += 1
-                num_lost -= 1
-                if num_templates_lost >= MAX_DEATHS:
-                    raise SandboxError("the sandbox's template process keeps dying under this test") from lost
-            elif num_lost >= _MAX_CELLS_PER_TEST:
-                results.append(killed_result(job.tests[len(results)], f"its cell was lost {num_lost} times: {lost}"))
-                num_lost = 0
-        return results
-
-    async def _run_in(self, cell: Cell, job: Job, results: list[TestResult]) -> None:
-        """The tests that have no result yet, in one cell, until one of them wears it out."""
-        await cell.load(job.source)
-        for number in range(len(results), len(job.tests)):
-            order, is_last = job.orders[number], number == len(job.tests) - 1
-            report = await cell.run(number, order, is_last=is_last)
-            results.append(judge_report(job.tests[number], order, report))
-            if report.is_worn or job.is_over(results):
-                return
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """The right to run one solution, or one of its tests beside others of it."""
+        async with self._slots:
+            self._stats = replace(self._stats, num_running=self._stats.num_running + 1)
+            try:
+                yield
+            finally:
+                self._stats = replace(self._stats, num_running=self._stats.num_running - 1)
+                self._needs_refill.set()
 
     @contextlib.asynccontextmanager
-    async def _cell(self) -> AsyncIterator[Cell]:
+    async def cell(self, limits: CellLimits | None) -> AsyncIterator[Cell]:
         """A cell for one solution; destroyed at the end, however the end comes."""
-        cell = await self._take_cell()
+        cell = await self._take_cell(limits)
         try:
             yield cell
         finally:
@@ -211,16 +210,32 @@ class SandboxPool:
                 # Process 1 ends when the connection does; this is for one that no longer can.
                 await asyncio.shield(self._keeper.kill(cell.number, cell.generation))
 
-    async def _take_cell(self) -> Cell:
-        while self._warm:
-            cell = self._warm.popleft()
+    def note_lost(self, cell: Cell) -> bool:
+        """Count a lost cell; whether the template was lost with it."""
+        self._stats = replace(self._stats, num_cells_lost=self._stats.num_cells_lost + 1)
+        return self._keeper.has_lost(cell.generation)
+
+    async def _take_cell(self, limits: CellLimits | None) -> Cell:
+        waiting = self._warm_of(limits)
+        while waiting:
+            cell = waiting.popleft()
             if cell.is_alive and not self._keeper.has_lost(cell.generation):
                 self._stats = replace(self._stats, num_warm_hits=self._stats.num_warm_hits + 1)
                 return cell
             cell.close()
-        return await self._make_cell()
+        return await self._make_cell(limits)
 
-    async def _make_cell(self) -> Cell:
+    def _warm_of(self, limits: CellLimits | None) -> deque[Cell]:
+        """The cells of this kind that wait; from now on the pool keeps some, and of the kind unused longest none."""
+        waiting = self._warm.pop(limits, None)
+        self._warm[limits] = deque() if waiting is None else waiting
+        if len(self._warm) > _MAX_KINDS_KEPT:
+            oldest = next(kind for kind in self._warm if kind is not None)
+            for cell in self._warm.pop(oldest):
+                cell.close()
+        return self._warm[limits]
+
+    async def _make_cell(self, limits: CellLimits | None) -> Cell:
         """A ready cell, from a template that is started if need be."""
         while True:
             template = await self._keeper.living()
@@ -228,7 +243,7 @@ class SandboxPool:
                 raise SandboxError(
                     f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
                 )
-            cell = await template.spawn()
+            cell = await template.spawn(limits)
             try:
                 await cell.wait_ready(_CELL_READY_S)
             except CellLost:
@@ -247,20 +262,28 @@ class SandboxPool:
             cell.close()
 
     def _take_warm(self) -> list[Cell]:
-        cells = list(self._warm)
-        self._warm.clear()
+        cells = [cell for waiting in self._warm.values() for cell in waiting]
+        for waiting in self._warm.values():
+            waiting.clear()
         return cells
 
     async def _keep_warm(self) -> None:
-        """Fill the pool up to its target, one cell at a time, whenever work has used some."""
+        """Fill the pool up to its target of each kind, one cell at a time, whenever work has used some."""
         while True:
             await self._needs_refill.wait()
             self._needs_refill.clear()
             try:
-                while len(self._warm) < self.config.warm:
-                    self._warm.append(await self._make_cell())
+                while lacking := [kind for kind, cells in self._warm.items() if len(cells) < self.config.warm]:
+                    await self._add_warm(lacking[-1])
             except SandboxError as error:
                 logger.warning("the sandbox pool could not be refilled: %s", error)
+
+    async def _add_warm(self, limits: CellLimits | None) -> None:
+        cell = await self._make_cell(limits)
+        if limits in self._warm:
+            self._warm[limits].append(cell)
+        else:  # the kind went out of use while the cell was made
+            cell.close()
 
 
 def probe(config: SandboxConfig | None = None) -> IsolationReport:

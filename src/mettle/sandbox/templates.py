@@ -20,11 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mettle.errors import SandboxError
+from mettle.errors import SandboxError, UserError
 from mettle.sandbox.cells import Cell
 from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.packages import package_paths
-from mettle.sandbox.zygote.settings import MachineLimits, Settings
+from mettle.sandbox.packages import distributions_of, package_paths
+from mettle.sandbox.toolchains import known_languages, shown_paths
+from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ _ENVIRONMENT: Final = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "MALLOC_ARENA_MAX": "2",
 }
+# A library that starts threads when it is imported could not be forked.
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _MAX_HELLO_BYTES: Final = 1 << 16
 _MAX_LOG_LINE: Final = 500
 _MAX_DISK_FILES: Final = 1024
@@ -73,8 +76,8 @@ class Template:
         self.layers: dict[str, str] = {}
         self.is_ready = False
         self._num_spawned = 0
-        self._scratch = tempfile.mkdtemp(prefix="mettle-unsafe-") if config.backend == "unsafe" else ""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._scratch = _make_scratch() if config.backend == "unsafe" else ""
+        self._control, theirs = _socket_pair(socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._log, log_end = os.pipe()
         os.set_blocking(self._log, False)
@@ -111,13 +114,15 @@ class Template:
         if not hello:
             await asyncio.sleep(0)
             raise SandboxError(f"the sandbox's template process ended at its start. {self._last_words}")
+        if hello["preload"]:
+            raise UserError(f"the sandbox cannot preload its modules: {hello['preload']}")
         self.layers = hello["layers"]
         self.is_ready = bool(hello["is_ready"])
 
-    async def spawn(self) -> Cell:
-        """A new cell, not yet ready."""
-        clone = await self._clone({})
-        return await Cell.connect(clone.number, self.generation, clone.channel)
+    async def spawn(self, limits: CellLimits | None = None) -> Cell:
+        """A new cell, not yet ready; with the usual limits, or these."""
+        clone = await self._clone({} if limits is None else {"cell": limits._asdict()})
+        return await Cell.connect(clone.number, self.generation, limits, clone.channel)
 
     async def spawn_machine(self, limits: MachineLimits, entrance: int | None = None) -> Clone:
         """A new machine, not yet ready. `entrance` is the `cgroup.procs` that it is to enter, opened for writing."""
@@ -126,7 +131,7 @@ class Template:
     async def _clone(self, kind: dict[str, Any], descriptors: Sequence[int] = ()) -> Clone:
         self._num_spawned += 1
         number = self._num_spawned
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket_pair(socket.SOCK_STREAM)
         with theirs:
             try:
                 await self._send({"spawn": number, **kind}, [theirs.fileno(), *descriptors])
@@ -181,7 +186,9 @@ class Template:
             disk_bytes=(config.disk_mb << 20) // 3,
             max_disk_files=_MAX_DISK_FILES,
             scratch=self._scratch,
-            packages=tuple(str(path) for path in package_paths(config.python_packages).found),
+            packages=_packages(config),
+            preload=config.preload,
+            host_paths=shown_paths(list(known_languages(config).values())),
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]
@@ -194,7 +201,7 @@ class Template:
                 stdin=nothing,
                 stdout=log_end,
                 stderr=log_end,
-                env=_ENVIRONMENT,
+                env={**_ENVIRONMENT, **(_ONE_THREAD if config.preload else {})},
                 cwd="/",
                 pass_fds=[control.fileno()],
                 start_new_session=True,
@@ -234,3 +241,23 @@ class Template:
             for line in data.decode(errors="replace").splitlines():
                 self._last_words = line[:_MAX_LOG_LINE]
                 logger.warning("sandbox template says: %s", line[:_MAX_LOG_LINE])
+
+
+def _packages(config: SandboxConfig) -> tuple[str, ...]:
+    """What is shown of installed packages; UserError for one that is to be preloaded and is not there."""
+    found = package_paths((*config.python_packages, *distributions_of(config.preload)))
+    return tuple(str(path) for path in found.found)
+
+
+def _make_scratch() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="mettle-unsafe-")
+    except OSError as error:
+        raise SandboxError(f"the sandbox cannot make its directory in {tempfile.gettempdir()}: {error}") from error
+
+
+def _socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair(socket.AF_UNIX, kind)
+    except OSError as error:
+        raise SandboxError(f"no socket could be made for the sandbox: {error}") from error

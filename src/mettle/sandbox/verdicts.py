@@ -1,4 +1,4 @@
-"""Tests, and what became of them.
+"""Tests, checkers, and what became of what was tested.
 
 A test's expected output is held here, by the owner, and never travels to the process that runs the code.
 """
@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from mettle.sandbox.isolation import IsolationReport
 
-OutputRule = Literal["exact", "trim", "tokens", "floats"]
+OutputRule = Literal["exact", "trim", "lines", "tokens", "floats", "decimals"]
+Stage = Literal["compile", "run", "check"]
 ValueRule = Literal["typed", "numeric"]
 
 
@@ -21,7 +22,7 @@ class Verdict(StrEnum):
 
     PASSED = "passed"
     WRONG = "wrong"
-    ERROR = "error"  # an exception, a syntax error, or an exit status other than 0
+    ERROR = "error"  # an exception, a syntax error, an exit status other than 0, or no compilation
     TIMEOUT = "timeout"
     MEMORY = "memory"
     OUTPUT_LIMIT = "output_limit"
@@ -30,16 +31,27 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StdioTest:
-    """Run the code as a program: feed it `stdin`, compare what it prints.
+    """Run the code as a program: feed it `stdin`, compare what it prints with `expected`.
 
-    `exact` compares bytes; `trim` ignores white space at line ends and blank lines at the end; `tokens` compares the
-    words; `floats` compares the words, and numbers with a point or exponent within `tolerance`, absolute or relative.
+    `compare` is one of
+      exact     the bytes
+      trim      the lines, but for white space at their ends and blank lines at the end
+      lines     the lines, but for white space around each and blank lines at both ends
+      tokens    the words
+      floats    the words; where the expected one has a point or an exponent, numbers within the tolerance
+      decimals  as `lines`, but a line may also hold the same numbers, written otherwise (1 is 1.0; no tolerance)
+    `tolerance` is absolute and relative, whichever allows more; `abs_tolerance` and `rel_tolerance` replace its halves.
+    `ignore_case`: letters of ASCII. `any_order`: of lines (`trim`, `lines`) or of words (`tokens`).
     """
 
     stdin: str | bytes = ""
     expected: str | bytes = ""
     compare: OutputRule = "tokens"
     tolerance: float = 1e-6
+    abs_tolerance: float | None = None
+    rel_tolerance: float | None = None
+    ignore_case: bool = False
+    any_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +74,46 @@ Test = StdioTest | CallTest
 
 
 @dataclass(frozen=True, slots=True)
+class PythonChecker:
+    """A task's own Python that decides, in a cell of its own: source that defines `function`.
+
+    It is given stdin, expected and output as texts, or a call's arguments, expected and returned values. It returns a
+    bool, or a score from 0 to 1, or a tuple of either and words. Limits left out are the pool's.
+    """
+
+    code: str
+    function: str = "check"
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramChecker:
+    """A program that is called with the names of three files: input, output, expected.
+
+    Exit codes: 0 is right; 1, 2, 4, 8 are wrong; 7 gives points (a number at the start of what it prints), of
+    `max_points`; any other is its own failure. `files` (testlib.h, say) lie beside its source.
+    """
+
+    code: str
+    language: str = "cpp"
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    max_points: float = 1.0
+    timeout_s: float | None = None
+    memory_mb: int | None = None
+
+
+Checker = PythonChecker | ProgramChecker
+
+
+@dataclass(frozen=True, slots=True)
 class TestResult:
     """One test's verdict. `output` is the printed text, or the returned value of a function-call test (None if none).
 
     `stdout` is the text printed, also by a function-call test. `cpu_s` and `memory_bytes` are those of all the test's
-    processes (memory: of the largest). `detail` says in words why it is not `passed`.
+    processes (memory: of the largest). `detail` says in words why it is not `passed`; `stage` says what ended so: code
+    that does not compile is an `error` (or another bad end) of that stage, with the compiler's words in `stderr`.
+    `score` is 1 for `passed` and 0 for the rest, unless a checker has given part of it.
     """
 
     verdict: Verdict
@@ -79,6 +126,8 @@ class TestResult:
     stdout: str
     stderr: str
     detail: str = ""
+    stage: Stage = "run"
+    score: float = 0.0
 
     __test__ = False  # not a test class, whatever its name says
 
@@ -96,6 +145,8 @@ class JudgeResult:
     isolation: IsolationReport
     queue_s: float
     wall_s: float
+    language: str = "python"
+    compile_s: float = 0.0  # of wall time; 0 where nothing was compiled, also because it had been before
 
     @property
     def num_passed(self) -> int:
@@ -109,3 +160,8 @@ class JudgeResult:
     @property
     def fraction_passed(self) -> float:
         return self.num_passed / self.num_tests
+
+    @property
+    def score(self) -> float:
+        """The mean score of the tests; one that was not run counts as 0."""
+        return sum(test.score for test in self.tests) / self.num_tests

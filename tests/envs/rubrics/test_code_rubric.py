@@ -120,3 +120,43 @@ def test_tests_are_read_from_text_too():
 )
 def test_the_program_is_the_last_block_of_its_language(text, code):
     assert vf.CodeParser().parse(text) == code
+
+
+async def run_row(text, info, **options):
+    rubric = vf.CodeRubric(**options)
+    env = vf.SingleTurnEnv(dataset=[{"question": "q", "info": info}], rubric=rubric, parser=rubric.parser)
+    state = await run(env, text)
+    await env.teardown()
+    return state
+
+
+async def test_a_row_names_its_language_and_the_code_is_found_by_its_mark():
+    info = {"tests": TESTS, "language": "bash"}
+    text = "```python\nprint(5)\n```\nor\n```sh\nread a b; echo $((a + b))\n```\n"
+    assert (await run_row(text, info))["reward"] == 1.0
+    assert (await run_row(text, {"tests": TESTS}, language="bash"))["reward"] == 1.0
+    assert (await run_row(text, {"tests": TESTS}))["judged"]["verdicts"] == ["passed", "wrong"]
+
+
+async def test_a_row_names_its_rules():
+    info = {"tests": [{"expected": "B\na", "compare": "lines", "any_order": True, "ignore_case": True}]}
+    assert (await run_row("```python\nprint('A'); print('b')\n```", info))["reward"] == 1.0
+
+
+async def test_a_row_brings_its_checker():
+    tests = [{"stdin": "12", "expected": ""}]
+    python = "def check(stdin, expected, output): return 0.5 if output.strip() == '6' else output.strip() == '3'"
+    program = {"code": "read n < $1; read d < $2; [ $((n % d)) = 0 ]", "language": "bash"}
+    three, six, five = ("```python\nprint(" + n + ")\n```" for n in "365")
+    for checker, texts in ((python, (three, six, five)), (program, (three, six, five))):
+        info = {"tests": tests, "checker": checker}
+        found = [(await run_row(text, info))["reward"] for text in texts]
+        assert found == ([1.0, 0.0, 0.0] if checker is python else [1.0, 1.0, 0.0])
+    state = await run_row(six, {"tests": tests, "checker": python}, partial_credit=True)
+    assert state["reward"] == 0.5
+
+
+@pytest.mark.parametrize("checker", [{"code": "x", "cheat": 1}, {"language": "bash"}, "def check(*a): return 7"])
+async def test_a_row_without_a_sound_checker_is_an_error_and_no_zero(checker):
+    state = await run_row(RIGHT, {"tests": TESTS, "checker": checker})
+    assert state["error"] is not None

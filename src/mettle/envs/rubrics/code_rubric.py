@@ -1,9 +1,10 @@
 """Code is worth what it passes: programs and functions judged in the sandbox.
 
-Parts: `CodeRubric`, `tests_of`. A row's tests stand in `info["tests"]`, as data: `{"stdin": ..., "expected": ...}`
-for programs, `{"function": ..., "args": [...], "expected": ...}` for functions. Invariants: expected outputs never
-enter the process that runs the code; a sandbox that fails is that rollout's `SandboxError` and never a reward of 0;
-what isolation was in force is stored with the verdicts in `state["judged"]`.
+Parts: `CodeRubric`, `tests_of`, `checker_of`. A row's tests stand in `info["tests"]`, as data: `{"stdin": ...,
+"expected": ...}` for programs, `{"function": ..., "args": [...], "expected": ...}` for functions, each with the fields
+of its kind (`compare`, `any_order`, ...). `info["language"]` and `info["checker"]` are the row's own. Invariants:
+expected outputs never enter the process that runs the code; a sandbox that fails is that rollout's `SandboxError` and
+never a reward of 0; what isolation was in force is stored with the verdicts in `state["judged"]`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from mettle.envs.parsers.code_parser import CodeParser
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.rubric import RewardFunc, Rubric
 from mettle.envs.state import State
-from mettle.sandbox import CallTest, JudgeResult, SandboxConfig, SandboxPool, StdioTest
+from mettle.sandbox import (
+    CallTest,
+    Checker,
+    JudgeResult,
+    ProgramChecker,
+    PythonChecker,
+    SandboxConfig,
+    SandboxPool,
+    StdioTest,
+)
+from mettle.sandbox.toolchains import find_language
 
 Test = StdioTest | CallTest
 
@@ -32,7 +43,8 @@ class CodeRubric(Rubric):
     """`passes_all_tests` (weight 1) and the metrics `fraction_passed` and `format_has_code`.
 
     `timeout_s` (processor seconds) and `memory_mb` are per test. With `partial_credit` the reward is the fraction
-    passed. The pool of sandboxes starts with the first rollout that is scored and ends with the environment.
+    passed, and where a checker gives parts of a test, those parts. `language` is that of rows which name none. The pool
+    of sandboxes starts with the first rollout that is scored and ends with the environment.
     """
 
     def __init__(
@@ -45,10 +57,11 @@ class CodeRubric(Rubric):
         timeout_s: float = 5.0,
         memory_mb: int = 256,
         partial_credit: bool = False,
+        language: str = "python",
     ) -> None:
-        super().__init__(funcs, weights, parser or CodeParser())
         self.sandbox = sandbox or SandboxConfig()
-        self.timeout_s, self.memory_mb = timeout_s, memory_mb
+        super().__init__(funcs, weights, parser or CodeParser(find_language(self.sandbox, language).names))
+        self.timeout_s, self.memory_mb, self.language = timeout_s, memory_mb, language
         self._pool: SandboxPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
@@ -63,13 +76,13 @@ class CodeRubric(Rubric):
         return float((await self.judged(state))["has_passed"])
 
     async def fraction_passed(self, state: State) -> float:
-        """Share of the row's tests that the code passes."""
-        judged = await self.judged(state)
-        return float(judged["num_passed"] / judged["num_tests"])
+        """Share of the row's tests that the code passes; what a checker gives in part counts in part."""
+        return float((await self.judged(state))["score"])
 
     async def format_has_code(self, state: State) -> float:
         """1 when there was a complete block of code."""
-        return float(bool((self.parser.parse_answer(state["completion"]) or "").strip()))
+        language = state["info"].get("language") or self.language
+        return float(bool((self._parser_of(language).parse_answer(state["completion"]) or "").strip()))
 
     async def judged(self, state: State) -> dict[str, Any]:
         """The verdicts of a finished rollout as plain data, asked for once; kept in `state["judged"]`."""
@@ -79,16 +92,30 @@ class CodeRubric(Rubric):
         return found
 
     async def _judge(self, state: State) -> dict[str, Any]:
-        tests = tests_of(state["info"])
-        code = self.parser.parse_answer(state["completion"]) or ""
+        info = state["info"]
+        tests, checker = tests_of(info), checker_of(info)
+        language = info.get("language") or self.language
+        code = self._parser_of(language).parse_answer(state["completion"]) or ""
         if not code.strip():
-            return {"has_passed": False, "num_passed": 0, "num_tests": len(tests), "verdicts": [], "isolation": None}
+            return _no_code(len(tests))
         pool = await self._started()
         stop_early = not self.partial_credit
         result = await pool.judge(
-            code, tests, timeout_s=self.timeout_s, memory_mb=self.memory_mb, stop_at_first_failure=stop_early
+            code,
+            tests,
+            timeout_s=self.timeout_s,
+            memory_mb=self.memory_mb,
+            language=language,
+            checker=checker,
+            stop_at_first_failure=stop_early,
         )
         return _as_data(result)
+
+    def _parser_of(self, language: str) -> Parser:
+        """The rubric's parser; for a row of another language one that knows the marks of that language's code."""
+        if language == self.language or not isinstance(self.parser, CodeParser):
+            return self.parser
+        return CodeParser(find_language(self.sandbox, language).names)
 
     async def _started(self) -> SandboxPool:
         loop = asyncio.get_running_loop()
@@ -130,6 +157,23 @@ def tests_of(info: Mapping[str, Any]) -> list[Test]:
     return [_test(dict(row)) for row in rows]
 
 
+def checker_of(info: Mapping[str, Any]) -> Checker | None:
+    """The checker of a row, from its `info["checker"]`: Python source, or a mapping (or the same as JSON text).
+
+    A mapping with a `language` or `files` is a program in the convention of testlib; any other is Python.
+    Raises: EnvironmentFault when it is neither.
+    """
+    given = info.get("checker")
+    if not given:
+        return None
+    row = json.loads(given) if isinstance(given, str) and given.lstrip().startswith("{") else given
+    row = {"code": row} if isinstance(row, str) else dict(row)
+    kind: type[Checker] = ProgramChecker if {"language", "files", "max_points"} & set(row) else PythonChecker
+    if "code" not in row or set(row) - {field.name for field in fields(kind)}:
+        raise EnvironmentFault(f"a checker with {sorted(row)} is neither Python source nor a program")
+    return kind(**row)
+
+
 def _test(row: dict[str, Any]) -> Test:
     kind: type[Test] = CallTest if "function" in row else StdioTest
     known = {field.name for field in fields(kind)}
@@ -140,11 +184,23 @@ def _test(row: dict[str, Any]) -> Test:
     return kind(**row)
 
 
+def _no_code(num_tests: int) -> dict[str, Any]:
+    return {
+        "has_passed": False,
+        "num_passed": 0,
+        "num_tests": num_tests,
+        "score": 0.0,
+        "verdicts": [],
+        "isolation": None,
+    }
+
+
 def _as_data(result: JudgeResult) -> dict[str, Any]:
     return {
         "has_passed": result.has_passed,
         "num_passed": result.num_passed,
         "num_tests": result.num_tests,
+        "score": result.score,
         "verdicts": [str(test.verdict) for test in result.tests],
         "first_failure": next((test.detail for test in result.tests if not test.has_passed), None),
         "isolation": result.isolation.grade,

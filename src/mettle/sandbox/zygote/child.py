@@ -1,4 +1,5 @@
-"""The process that becomes the judged code: it shuts the last doors behind itself, waits for its job, and runs it.
+"""The process that becomes the judged code: it shuts the last doors behind itself, waits for its job, and runs it,
+or executes the program that the job names.
 
 It is forked ahead of time by a process 1 that has already confined itself, so that it has no capability from its first
 instruction. It holds its three standard streams (and, in a function-call test, descriptor 3, which accepts the one
@@ -15,6 +16,7 @@ import linecache
 import math
 import os
 import resource
+import signal
 import socket
 import sys
 import traceback
@@ -26,10 +28,17 @@ from mettle.sandbox.zygote import frames, kernel, values
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
+_harness: list[str] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
+_REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
+_UNKNOWN_SPACE_BYTES: Final = 64 << 20
 _THREAD_STACKS_BYTES: Final = 64 << 20
+_RESERVED_FACTOR: Final = 4
+_RESERVED_BYTES: Final = 1 << 30
+_RESERVED_STACKS: Final = 16
+_CANNOT_EXECUTE: Final = 126
 
 
 def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
@@ -48,6 +57,10 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
     try:
         job = _arrange_descriptors(job, streams)
         _shut_doors(program, scratch)
+        # Whatever can be done before the job is there costs no one any time.
+        space_bytes = _address_space_bytes()
+        _forget_the_harness()
+        _rehearse()
         job.sendall(frames.encode({"ready": True}))
     except OSError as error:
         job.sendall(frames.encode({"failed": str(error)}))
@@ -56,8 +69,9 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
     if frame is None:
         return
     job.close()
-    _limit(frame.header)
-    _forget_the_harness()
+    _limit(frame.header, space_bytes)
+    if frame.header["mode"] == "program":
+        _become_program(frame.header)
     _become(frame.header, frame.payload)
 
 
@@ -86,22 +100,53 @@ def _shut_doors(program: bytes | None, scratch: str) -> None:
         kernel.install_filter(program)
 
 
-def _limit(header: dict[str, Any]) -> None:
+def _limit(header: dict[str, Any], space_bytes: int) -> None:
     """The limits that belong to this test. Process 1 decides; these hold even if it is slow."""
     cpu_s = math.ceil(header["cpu_s"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as file:
-        pages = int((file.read().split() or [b"16384"])[0])
-    space = pages * os.sysconf("SC_PAGE_SIZE") + header["memory_bytes"] + _THREAD_STACKS_BYTES
+    if header.get("is_space_reserved"):
+        _limit_data(header["memory_bytes"], header["stack_bytes"])
+        return
+    space = space_bytes + header["memory_bytes"] + _THREAD_STACKS_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (space, space + _ROOM_TO_REPORT_BYTES))
 
 
+def _address_space_bytes() -> int:
+    """What this process has now, which a test's own memory comes on top of."""
+    try:
+        file = os.open("/proc/self/statm", os.O_RDONLY)  # without a file object, whose making touches many pages
+    except OSError:  # no /proc
+        return _UNKNOWN_SPACE_BYTES
+    pages = int(os.read(file, 64).split()[0])
+    os.close(file)
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
+    """For programs that reserve more than they use: far above what process 1 allows, and far below the host's all."""
+    data = _RESERVED_FACTOR * memory_bytes + _RESERVED_BYTES + _RESERVED_STACKS * stack_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (data, data))
+
+
+def note_harness() -> None:
+    """Find the modules that judged code is not to see; in the template, because looking at every name in every child
+    would give each a copy of the pages that the names are on."""
+    _harness[:] = [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]
+
+
 def _forget_the_harness() -> None:
-    for name in [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]:
+    for name in _harness:
         del sys.modules[name]
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # which no fork does for it
     sys.argv = [_SOURCE_NAME]
     sys.path.insert(0, os.getcwd())
     gc.enable()
+
+
+def _rehearse() -> None:
+    """Compile and run a little, so that the pages it writes to are this process's own before its time counts."""
+    exec(compile(_REHEARSAL, _SOURCE_NAME, "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
 
 
 def _become(header: dict[str, Any], payload: bytes) -> NoReturn:
@@ -121,6 +166,22 @@ def _become(header: dict[str, Any], payload: bytes) -> NoReturn:
     except BaseException as error:
         _report(error)
     _finish(status)
+
+
+def _become_program(header: dict[str, Any]) -> NoReturn:
+    """Execute a command in this process's place, with three descriptors and an environment written by the owner."""
+    os.close(RESULT_FD)
+    stack_bytes, hard = header["stack_bytes"], resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack_bytes = stack_bytes if hard == resource.RLIM_INFINITY else min(stack_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would go on ignoring
+        signal.signal(number, signal.SIG_DFL)
+    argv = header["argv"]
+    try:
+        os.execvpe(argv[0], argv, header["environment"])
+    except OSError as error:
+        os.write(2, f"{argv[0]} cannot be executed: {error.strerror}\n".encode())
+    _leave(_CANNOT_EXECUTE)
 
 
 def _execute(source: str, name: str) -> dict[str, Any]:

@@ -64,13 +64,13 @@ _FILES: Final = {
 }
 
 
-def build_root(packages: Sequence[str] = ()) -> None:
+def build_root(packages: Sequence[str] = (), host_paths: Sequence[str] = ()) -> None:
     """Assemble the root in this mount namespace and move into it. The caller has made the namespace its own."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    sources = _interpreter_directories()
+    sources = _interpreter_directories(host_paths)
     root = _staging_directory(sources)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=0755,size=4m,nr_inodes=4096")
-    for directory in ("dev/shm", "etc", "proc", "tmp", "work"):
+    for directory in ("dev/shm", "etc", "proc", "program", "tmp", "work"):
         os.makedirs(f"{root}/{directory}")
     for source in sources:
         _bind(source, root)
@@ -176,9 +176,9 @@ def are_private_directories_untouched() -> bool:
     return True
 
 
-def _interpreter_directories() -> list[str]:
-    """/usr and whatever the interpreter loads from outside it, without directories inside other listed ones."""
-    wanted = {"/usr", os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}
+def _interpreter_directories(host_paths: Sequence[str]) -> list[str]:
+    """/usr and what interpreters load from outside it, without directories inside other listed ones."""
+    wanted = {"/usr", os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix), *host_paths}
     return [path for path in sorted(wanted) if not any(path.startswith(f"{other}/") for other in wanted)]
 
 

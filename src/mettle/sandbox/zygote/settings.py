@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Settings(NamedTuple):
@@ -20,6 +20,8 @@ class Settings(NamedTuple):
     max_disk_files: int
     scratch: str  # where tests without a jail get their directories
     packages: tuple[str, ...]  # files and directories that appear read-only in /packages
+    preload: tuple[str, ...]  # modules of these packages that are imported before anything is cloned
+    host_paths: tuple[str, ...]  # what else of the host appears, read-only, under its own name
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())
@@ -27,7 +29,23 @@ class Settings(NamedTuple):
     @classmethod
     def from_json(cls, text: str) -> Settings:
         values = json.loads(text)
-        return cls(**{**values, "packages": tuple(values["packages"])})
+        tuples: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **tuples})
+
+
+class CellLimits(NamedTuple):
+    """Of a cell that is not like all others: sent with the order that makes it, in place of the settings' own."""
+
+    max_processes: int
+    disk_bytes: int
+    max_file_bytes: int
+    has_program: bool  # with a directory for files that process 1 writes and the code can only read
+
+    def of(self, settings: Settings) -> Settings:
+        """The settings that this cell obeys."""
+        return settings._replace(
+            max_processes=self.max_processes, disk_bytes=self.disk_bytes, max_file_bytes=self.max_file_bytes
+        )
 
 
 class MachineLimits(NamedTuple):

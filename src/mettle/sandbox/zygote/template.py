@@ -21,8 +21,8 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import cell, jail, kernel, landlock, machine, rootfs, seccomp
-from mettle.sandbox.zygote.settings import MachineLimits, Settings
+from mettle.sandbox.zygote import cell, child, jail, kernel, landlock, machine, rootfs, seccomp
+from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
@@ -49,9 +49,11 @@ def main(settings_json: str) -> NoReturn:
     control.set_inheritable(False)
     _preload()
     hello = _set_up(settings)
+    hello["preload"] = _preload_packages(settings) if hello["is_ready"] else ""
     kernel.die_with_parent()
     if os.getppid() != settings.owner_pid:
         os._exit(0)  # the owner ended before the kernel knew to tell us
+    child.note_harness()
     program = seccomp.build_filter() if hello["layers"].get("seccomp") == "" else None
     gc.collect()
     gc.freeze()
@@ -69,6 +71,20 @@ def _preload() -> None:
     builtins: Any = importlib.import_module("builtins")
     for name in ("exit", "quit"):
         setattr(builtins, name, site_builtins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+
+
+def _preload_packages(settings: Settings) -> str:
+    """Let judged code import the chosen packages, and import some of them for all of it; "" or what went wrong."""
+    folders = [rootfs.PACKAGES] if settings.is_jailed else sorted({os.path.dirname(path) for path in settings.packages})
+    sys.path += folders if settings.packages else []
+    for name in settings.preload:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            return f"{name} cannot be imported: {type(error).__name__}: {error}"
+    if settings.preload and len(os.listdir("/proc/self/task")) > 1:
+        return f"importing {', '.join(settings.preload)} started threads, which no forked process would have"
+    return ""
 
 
 def _set_up(settings: Settings) -> dict[str, Any]:
@@ -108,7 +124,7 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     layers["namespaces"] = ""
     kernel.set_hostname("sandbox")
     if not is_root_built:
-        rootfs.build_root(settings.packages)
+        rootfs.build_root(settings.packages, settings.host_paths)
         layers["root"] = ""
 
 
@@ -117,7 +133,7 @@ def _build_root_as_root(settings: Settings, layers: dict[str, str]) -> bool:
         kernel.unshare(kernel.CLONE_NEWNS)
     except PermissionError:
         return False  # root of a container without the right; it goes the ordinary user's way
-    rootfs.build_root(settings.packages)
+    rootfs.build_root(settings.packages, settings.host_paths)
     layers["root"] = ""
     return True
 
@@ -181,7 +197,10 @@ def _obey(
     if pid == 0:
         control.detach()
         if not is_machine:
-            cell.live(channel, settings, program)
+            limits_of_cell = CellLimits(**order["cell"]) if "cell" in order else None
+            own = limits_of_cell.of(settings) if limits_of_cell else settings
+            has_files = limits_of_cell is not None and limits_of_cell.has_program
+            cell.live(channel, own, program, has_files=has_files)
         limits = MachineLimits(**order["machine"])
         entrance = descriptors[1] if len(descriptors) > 1 else None
         machine.live(channel, machine.Tools(settings, limits, programs, template_pid), entrance)

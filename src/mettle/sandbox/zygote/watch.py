@@ -35,10 +35,15 @@ def process_cpu_s(pid: int) -> float:
 def process_resident_bytes(pid: int) -> int:
     """Resident memory of one process; 0 if it is gone or /proc is not there."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+        file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # no file object: every waiting cell has done this once
+    except OSError:
+        return 0
+    try:
+        return int(os.read(file, 64).split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
+    finally:
+        os.close(file)
 
 
 def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
@@ -46,8 +51,12 @@ def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
     pids = cell_processes() if is_jailed else [first_pid, *descendants(first_pid)]
     cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
-    hidden_bytes = sum(unmapped.page_table_bytes(pid) for pid in pids) + unmapped.stream_bytes(pids)
-    return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes)
+    return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
+
+
+def hidden_bytes(pids: list[int]) -> int:
+    """What these processes hold without having it mapped."""
+    return sum(unmapped.page_table_bytes(pid) for pid in pids) + unmapped.stream_bytes(pids)
 
 
 def cell_processes() -> list[int]:

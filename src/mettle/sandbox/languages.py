@@ -1,0 +1,63 @@
+"""What the judge runs besides the Python that it keeps warm: a table of interpreters and compilers, open to a user's.
+
+Python needs no program: its solutions become a process that is already there. Every other language is a command: one
+that compiles, if need be, in a cell of its own, and one that runs, in the cells of the tests. Whether a host has them
+is found out in `toolchains.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mettle.sandbox.config import LanguageSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageReport:
+    """One language on this host: its version as code in a cell sees it, or what is missing."""
+
+    name: str
+    aliases: tuple[str, ...]
+    is_available: bool
+    version: str = ""
+    missing: str = ""
+
+
+PYTHON: Final = LanguageSpec(name="python", aliases=("python3", "py"), extension=".py", out_of_memory=("MemoryError",))
+BUILT_IN: Final = (
+    PYTHON,
+    LanguageSpec(
+        name="bash", aliases=("sh", "shell"), extension=".sh", run=("bash", "{source}"), version=("bash", "--version"),
+        out_of_memory=("cannot allocate",),
+    ),
+    LanguageSpec(
+        name="javascript", aliases=("js", "node", "nodejs"), extension=".js",
+        run=("node", "--max-old-space-size={memory_mb}", "{source}"), version=("node", "--version"),
+        max_processes=32, is_space_reserved=True,
+        out_of_memory=("heap out of memory", "Array buffer allocation failed"),
+    ),
+    LanguageSpec(
+        name="c", extension=".c", version=("gcc", "--version"),
+        compile=("gcc", "-O2", "-std=gnu17", "-pipe", "-o", "{output}", "{source}", "-lm"), run=("{program}",),
+        stack_mb=256, is_space_reserved=True,
+    ),
+    LanguageSpec(
+        name="cpp", aliases=("c++", "cc", "cxx"), extension=".cpp", version=("g++", "--version"),
+        compile=("g++", "-O2", "-std=gnu++20", "-pipe", "-o", "{output}", "{source}"), run=("{program}",),
+        stack_mb=256, is_space_reserved=True, out_of_memory=("std::bad_alloc",),
+    ),
+    LanguageSpec(
+        name="perl", aliases=("pl",), extension=".pl", run=("perl", "{source}"),
+        version=("perl", "-e", "print $^V"), out_of_memory=("Out of memory",),
+    ),
+    LanguageSpec(
+        name="java", extension=".java", stem="Main", version=("javac", "--version"),
+        # A class file for each class, so that the one file that a compilation makes is an archive of them.
+        compile=("sh", "-c", "javac -d classes {source} && jar -c -f {output} -C classes ."),
+        run=("java", "-Xmx{memory_mb}m", "-Xss64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+             "-Xshare:auto", "-cp", "{program}", "Main"),
+        host_paths=("/etc/java-*-openjdk",), memory_mb=1024, max_processes=64, is_space_reserved=True,
+        out_of_memory=("java.lang.OutOfMemoryError",),
+    ),
+)  # fmt: skip
