@@ -188,7 +188,7 @@ def explain(top: Path, own: Path, *, can_divide: bool) -> Absence:
         fix = f"start it by `{scope} -p Delegate=yes mettle ...`, or in a service with Delegate=yes"
         reasons.append(Absence(f"user {os.geteuid()} may not divide {own} nor the cgroup above it", fix))
     if absent:
-        why = f"version 2 has no {', '.join(absent)} on this host (version 1 holds them, or the kernel has none)"
+        why = f"cgroup version 2 has no {', '.join(absent)} on this host"
         reasons.append(Absence(why, "boot with systemd.unified_cgroup_hierarchy=1 or cgroup_no_v1=all"))
     if not reasons:
         fix = f"start it by `{scope} -p Delegate=yes mettle ...`, where all of {', '.join(CONTROLLERS)} are delegated"

@@ -42,9 +42,18 @@ class HostReport:
             "",
             "  tests machines",
         ]
+        fixes: dict[str, list[str]] = {}
         for layer_id in dict.fromkeys(layer.id for layer in (*head.layers, *self.machines.layers)):
-            lines += _layer_lines(layer_id, self.judge, self.machines)
-        return [*lines, "", *(f"not met: {text}" for text in self.unmet)] if self.unmet else lines
+            found = [_own_layer(report, layer_id) for report in (self.judge, self.machines)]
+            lines.append(_layer_line(found))
+            for layer in found:
+                if layer is not None and layer.fix and layer.name not in fixes.get(layer.fix, []):
+                    fixes.setdefault(layer.fix, []).append(layer.name)
+        for fix, names in fixes.items():
+            lines += ["", f"to have {', '.join(names)}: {fix}"]
+        for text in self.unmet:
+            lines += ["", f"not met: {text}"]
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data: that of tests, with that of machines in `machines`."""
@@ -52,14 +61,12 @@ class HostReport:
         return {**both, "grade": self.grade, "unmet": list(self.unmet)}
 
 
-def _layer_lines(layer_id: str, judge: IsolationReport, machines: IsolationReport) -> list[str]:
-    found = [_own_layer(report, layer_id) for report in (judge, machines)]
+def _layer_line(found: list[Layer | None]) -> str:
+    """Whether tests have it, whether machines have it, and what was seen of the one that lacks it, if any."""
     marks = ["-" if layer is None else "yes" if layer.is_in_force else "NO" for layer in found]
     known = [layer for layer in found if layer is not None]
     shown = next((layer for layer in known if not layer.is_in_force and layer.fix), known[-1])
-    lines = [f"  {marks[0]:5} {marks[1]:8} {shown.name}: {shown.detail}"]
-    fixes = dict.fromkeys(layer.fix for layer in known if layer.fix)
-    return lines + [f"{'':18}to have it: {fix}" for fix in fixes]
+    return f"  {marks[0]:5} {marks[1]:8} {shown.name}: {shown.detail}"
 
 
 def _own_layer(report: IsolationReport, layer_id: str) -> Layer | None:

@@ -30,10 +30,10 @@ _CONTAINER_FIX: Final = (
 )
 _LANDLOCK_FIX: Final = "Linux 5.19 or later with CONFIG_SECURITY_LANDLOCK and `landlock` in the boot option lsm="
 _WITHOUT_CGROUP: Final = {
-    "memory": "process 1 watches what all its processes hold instead, and memory that no process maps is refused",
-    "pids": "the user namespace counts processes and threads instead",
-    "cpu": "processor time is limited, its share is not",
-    "kill": "the kernel ends a pid namespace with its process 1 instead",
+    "memory": "process 1 watches what all processes hold, and what no process maps is refused or counted",
+    "pids": "the user namespace counts processes and threads",
+    "cpu": "processor time is limited, the share of it is not",
+    "kill": "the pid namespace ends with its process 1",
 }
 _NOT_FOR_TESTS: Final = "only machines get cgroups"
 _WITH_CGROUP: Final = {
@@ -172,7 +172,7 @@ def with_cgroups(report: IsolationReport, given: Collection[str], why_not: str, 
     found = [
         Layer(f"cgroup {name}", True, _WITH_CGROUP[name])
         if name in given
-        else Layer(f"cgroup {name}", False, f"{why_not}; {instead}", fix)
+        else Layer(f"cgroup {name}", False, f"{instead} ({why_not})", fix)
         for name, instead in _WITHOUT_CGROUP.items()
     ]
     return replace(report, layers=(*others, *found))
