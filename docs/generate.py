@@ -1,8 +1,9 @@
 """Writes the reference pages that can be read off the code: `python docs/generate.py` (or `make docs`).
 
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config.py, read and not
-imported), `hub_api_page` (from the Hub's OpenAPI document), `rules_markdown`
-(from the table of lint rules), `catalogue_markdown` (from the shipped environments and their quality cards).
+imported), `hub_api_page` (from the Hub's OpenAPI document), `sandbox_api_page` (from the sandbox service's routes),
+`rules_markdown` (from the table of lint rules), `catalogue_markdown` (from the shipped environments and their quality
+cards).
 `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
 the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
@@ -69,6 +70,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "config.md": config_page(),
         REFERENCE / "hub-api.md": hub_api_page(),
+        REFERENCE / "sandbox-api.md": sandbox_api_page(),
         REFERENCE / "lint-rules.md": rules_markdown(NOTE),
         REFERENCE / "environments.md": catalogue_markdown(ROOT / "environments", NOTE, "../../environments"),
     }
@@ -115,6 +117,32 @@ def hub_api_page() -> str:
         for field, schema in model.get("properties", {}).items():
             lines.append(f"| `{field}` | {_api_type(schema)} | {schema.get('description', '')} |")
         lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def sandbox_api_page() -> str:
+    """Every route of the sandbox service, from its handlers, and every error, from the table of them."""
+    from mettle.sandbox.service import app, commands, faults, prime
+
+    lines = [NOTE, "", "# The sandbox service's API", ""]
+    lines += [
+        "Answered by `mettle sandbox serve`; [how to run one](../how-to/serve-sandboxes.md). Every route but `/health`",
+        "needs `Authorization: Bearer TOKEN`, except on a Unix socket. Bodies and answers are JSON unless it says",
+        "otherwise; the fields of a request are those of `MachineConfig`, `Machine.exec` and `Judge.judge`, and values",
+        'that JSON has no form for are written as in `mettle.sandbox.service.wire` (`{"$bytes": base64}`, ...).',
+        "Two headers: `Idempotency-Key` (of a creation, a job or a judgement: the same key gives the same answer) and",
+        "`Mettle-Client` (machines of a client end when it has not been heard of for the lease).",
+        "",
+    ]
+    own = [route for route in app.ROUTES if route not in prime.ROUTES]
+    for title, routes in (("Routes", own), ("As the `prime` clients ask", prime.ROUTES)):
+        lines += [f"## {title}", "", "| call | what it does |", "|---|---|"]
+        lines += [f"| `{method} {path}` | {_words(handler.__doc__)} |" for method, path, handler in routes]
+        lines.append("")
+    lines += ["## Streamed output", "", *(commands.__doc__ or "").strip().splitlines()[2:], ""]
+    lines += ["## Errors", "", '`{"error": {"type", "message"}}`, one line, with', ""]
+    lines += ["| type | status | in Python |", "|---|---|---|"]
+    lines += [f"| `{name}` | {status} | `{kind.__name__}` |" for name, (status, kind) in faults.KINDS.items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -203,7 +231,8 @@ def _meaning(option: click.Option) -> str:
 
 
 def _rooms() -> dict[str, list[ConfigClass]]:
-    found = {path.parent.name: _classes(path) for path in sorted(SOURCE.glob("*/config.py"))}
+    paths = sorted([*SOURCE.glob("*/config.py"), *SOURCE.glob("sandbox/service/config.py")])
+    found = {path.parent.relative_to(SOURCE).as_posix(): _classes(path) for path in paths}
     ordered = [room for room in FIRST_ROOMS if room in found] + [room for room in found if room not in FIRST_ROOMS]
     return {room: found[room] for room in ordered if found[room]}
 

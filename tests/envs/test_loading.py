@@ -146,6 +146,28 @@ def test_an_installed_package_comes_first(folder, tmp_path, monkeypatch):
     assert (entry.version, entry.module, entry.origin, entry.description) == ("9.9", "mine", "installed", "Mine.")
 
 
+def test_an_editable_installation_knows_its_folder_and_one_that_ships_yields_to_a_named_folder(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    site, mine = tmp_path / "site", tmp_path / "mine"
+    mine.mkdir()
+    shipped = Path(__file__).resolve().parents[2] / "environments" / "reverse_text"
+    for name, source in (("mine", mine), ("reverse-text", shipped)):
+        info = site / f"{name.replace('-', '_')}-9.9.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+        (info / "entry_points.txt").write_text(f"[mettle.envs]\n{name} = module:load_environment\n")
+        origin = {"url": source.as_uri(), "dir_info": {"editable": True}}
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(str(site))
+    assert find_environment("mine").folder == mine.resolve()
+    assert find_environment("reverse-text").folder == shipped
+    (folder / "reverse_text").mkdir()
+    (folder / "reverse_text" / "pyproject.toml").write_text('[project]\nname = "reverse-text"\n')
+    assert find_environment("reverse-text").folder == (folder / "reverse_text").resolve()
+
+
 def test_a_new_package_loads_and_passes_its_own_test(tmp_path):
     package = create_environment("My_Task", tmp_path / "environments")
     code = (

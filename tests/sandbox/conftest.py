@@ -6,12 +6,16 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
 from mettle.sandbox import IsolationReport, MachinePool, SandboxConfig, SandboxPool, probe
 
+pytest.register_assert_rewrite("mettle.sandbox.testing")
 sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
+
+from serving import Desk, make_token, serving  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +51,12 @@ async def machines(_needs_isolation: None) -> AsyncIterator[MachinePool]:
 async def unsafe_machines() -> AsyncIterator[MachinePool]:
     async with MachinePool(SandboxConfig(backend="unsafe")) as started:
         yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+    home = tmp_path_factory.mktemp("service")
+    make_token(home, "other")
+    quick = {"max_body_mb": 8, "max_json_mb": 4, "max_output_mb": 2, "stall_s": 1.0}
+    async with serving(home, **quick) as (service, url), aiohttp.ClientSession() as session:
+        yield Desk(session, url, service, home)

@@ -25,7 +25,7 @@ from mettle.errors import SandboxError
 from mettle.records.messages import Messages
 
 if TYPE_CHECKING:
-    from mettle.sandbox import Job, Machine
+    from mettle.sandbox.protocols import Job, Machine
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,14 @@
     machines/       machines to work in: commands, jobs, files, ports
     zygote/         the process tree in which the code runs; standard library only
 
-Other places to run (containers, another host) belong beside `templates.py`; they share verdicts, orders and the
-isolation report.
+    protocols.py    what all backends offer; backends/ finds them by name, and holds those that are not in here
+    testing/        the contract that every backend keeps, as test classes
+    service/        pools behind HTTP; remote/, the backend that uses them
+
+`open_judge(config)` and `open_machines(config)` give the pool of whichever backend the config names.
 """
 
+from mettle.sandbox.backends import backend_names, open_judge, open_machines
 from mettle.sandbox.checkers import CheckerError
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
@@ -75,5 +79,8 @@ __all__ = [
     "Stream",
     "TestResult",
     "Verdict",
+    "backend_names",
+    "open_judge",
+    "open_machines",
     "probe",
 ]

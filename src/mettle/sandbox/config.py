@@ -7,11 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import Final, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mettle.errors import UserError
+from mettle.sandbox.backends import BUILT_IN, backend_names
 
-Backend = Literal["zygote", "unsafe"]
+Backend = str
 Grade = Literal["none", "ns-noseccomp", "ns"]
 RequiredGrade = Literal["ns-noseccomp", "ns"]
 RequiredLayer = Literal[
@@ -33,6 +34,7 @@ RequiredLayer = Literal[
     "cgroup-cpu",
     "cgroup-kill",
 ]
+Requirement = RequiredGrade | tuple[RequiredGrade | RequiredLayer, ...]
 
 
 _COVERED: Final = ("/tmp", "/work", "/dev", "/proc", "/program", "/packages")
@@ -140,9 +142,16 @@ class SandboxConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     backend: Backend = "zygote"
-    """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same processes with no isolation at all."""
+    """`zygote`: pre-warmed processes in namespaces. `unsafe`: the same with no isolation at all. `remote`: services
+    started by `mettle sandbox serve`, at `urls`. Others by the entry point group `mettle.sandboxes`."""
 
-    require: RequiredGrade | tuple[RequiredGrade | RequiredLayer, ...] = "ns"
+    urls: tuple[str, ...] = ()
+    """Of `remote`: the services, as `http://host:port` or `unix:/path`; work goes to the least loaded."""
+
+    token_env: str = "METTLE_SANDBOX_TOKEN"
+    """Of `remote`: the environment variable that holds the token, if the services ask for one."""
+
+    require: Requirement = "ns"
     """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A
     host that gives less is refused. Nothing is asked of `unsafe`."""
 
@@ -190,6 +199,19 @@ class SandboxConfig(BaseModel):
 
     start_timeout_s: float = Field(default=20.0, gt=0)
     """How long the template process may take to start."""
+
+    @field_validator("backend")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in BUILT_IN and name not in (known := backend_names()):
+            raise ValueError(f"there is no sandbox backend {name!r}; there are {', '.join(known)}")
+        return name
+
+    @model_validator(mode="after")
+    def _has_services(self) -> Self:
+        if (self.backend == "remote") != bool(self.urls):
+            raise ValueError("sandbox.urls and sandbox.backend 'remote' go together: give both, or neither")
+        return self
 
 
 def read_requirement(names: Sequence[str]) -> SandboxConfig:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.sandbox.config import Backend, Grade, SandboxConfig
+from mettle.sandbox.config import Backend, Grade, Requirement, SandboxConfig
 from mettle.sandbox.zygote import landlock
 
 _ORDER: Final[tuple[Grade, ...]] = ("none", "ns-noseccomp", "ns")
@@ -106,22 +106,33 @@ class IsolationReport:
         found = next((layer for layer in self.layers if layer.id == layer_id), None)
         return found or Layer(layer_id, False, "this backend does not have it here")
 
+    def meets(self, required: Requirement) -> bool:
+        """Whether all that is required is in force."""
+        return not missing(self, required)
+
     def is_at_least(self, grade: Grade) -> bool:
         return _ORDER.index(self.grade) >= _ORDER.index(grade)
+
+
+def missing(report: IsolationReport, required: Requirement) -> list[Layer]:
+    """The layers that keep a report from what is required; none if it is met."""
+    names = (required,) if isinstance(required, str) else required
+    found: dict[str, Layer] = {}
+    for name in names:
+        found |= {layer.id: layer for layer in _missing(report, name)}
+    return list(found.values())
 
 
 def check(report: IsolationReport, config: SandboxConfig) -> None:
     """Refuse a host that gives less than the config requires, naming what is missing and what would help."""
     if config.backend == "unsafe":
         return
-    wanted = (config.require,) if isinstance(config.require, str) else config.require
-    missing: dict[str, Layer] = {}
-    for name in wanted:
-        missing |= {layer.id: layer for layer in _missing(report, name)}
-    if not missing:
+    lacking = missing(report, config.require)
+    if not lacking:
         return
-    reasons = "; ".join(f"{layer.name}: {layer.detail}" for layer in missing.values())
-    fixes = "; ".join(dict.fromkeys(layer.fix for layer in missing.values() if layer.fix)) or "nothing that is known"
+    wanted = (config.require,) if isinstance(config.require, str) else config.require
+    reasons = "; ".join(f"{layer.name}: {layer.detail}" for layer in lacking)
+    fixes = "; ".join(dict.fromkeys(layer.fix for layer in lacking if layer.fix)) or "nothing that is known"
     raise UserError(
         f"the sandbox must have isolation {' and '.join(map(repr, wanted))} and this host gives {report.grade!r} "
         f"({reasons}). To have it: {fixes}. To run code with no isolation, set sandbox.backend to 'unsafe'"

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from mettle.errors import SandboxError
+from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.templates import Template
 
@@ -17,12 +17,17 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS: Final = 5
 _DEATHS_WINDOW_S: Final = 10.0
+_BACKENDS: Final = ("zygote", "unsafe")
 
 
 class TemplateKeeper:
     """`living` is the template of the moment; `on_death` lets the pool forget what died with the last one."""
 
     def __init__(self, config: SandboxConfig, on_death: Callable[[], None]) -> None:
+        if config.backend not in _BACKENDS:
+            raise UserError(
+                f"backend {config.backend!r} is not one of this process; use open_judge(config), open_machines(config)"
+            )
         self._config = config
         self._on_death = on_death
         self._lock = asyncio.Lock()

@@ -2,8 +2,8 @@
 
 Parts: `EnvironmentEntry`, `list_environments`, `find_environment`, `search_path`. Searched in this order: installed
 packages (the entry point group `mettle.envs`, then a distribution of that name), the folder that one is in,
-`./environments`, the folders in METTLE_ENVIRONMENTS, the `environments` folder of a source checkout, any module
-that can be imported.
+`./environments`, the folders in METTLE_ENVIRONMENTS, the `environments` folder of a source checkout (whether those are
+installed from there or not), any module that can be imported.
 Invariant: reading an entry runs no code of it.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import os
 import sys
 import tomllib
@@ -18,15 +19,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from mettle.errors import UserError
 
 ENTRY_POINT_GROUP = "mettle.envs"
+SHIPPED = Path(__file__).resolve().parents[4] / "environments"
+"""The environments of a source checkout."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentEntry:
-    """An environment that can be loaded. `folder` is None for an installed one; `module` holds `load_environment`."""
+    """An environment that can be loaded; `module` holds `load_environment`.
+
+    `folder` is where its source lies; None for one that is installed, but not from a folder that can be edited.
+    """
 
     name: str
     version: str
@@ -42,10 +50,9 @@ class EnvironmentEntry:
 
 def search_path() -> list[Path]:
     """The folders that hold environment packages, each once."""
-    checkout = Path(__file__).resolve().parents[4] / "environments"
     given = [Path(part) for part in os.environ.get("METTLE_ENVIRONMENTS", "").split(os.pathsep) if part]
     found: list[Path] = []
-    for folder in (Path.cwd() / "environments", *given, checkout):
+    for folder in (Path.cwd() / "environments", *given, SHIPPED):
         resolved = folder.expanduser().resolve()
         if resolved not in found:
             found.append(resolved)
@@ -109,10 +116,9 @@ def _not_found(wanted: str) -> str:
 
 def _installed() -> Iterator[EnvironmentEntry]:
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        distribution = point.dist
-        version = distribution.version if distribution else ""
-        summary = (distribution.metadata["Summary"] or "") if distribution else ""
-        yield EnvironmentEntry(normalized(point.name), version, point.value.partition(":")[0], summary)
+        entry = _entry_of(point.dist, normalized(point.name), point.value.partition(":")[0])
+        if entry is not None:
+            yield entry
 
 
 def _distribution(name: str) -> EnvironmentEntry | None:
@@ -121,8 +127,28 @@ def _distribution(name: str) -> EnvironmentEntry | None:
         distribution = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    summary = distribution.metadata["Summary"] or ""
-    return EnvironmentEntry(name, distribution.version, name.replace("-", "_"), summary)
+    return _entry_of(distribution, name, name.replace("-", "_"))
+
+
+def _entry_of(distribution: metadata.Distribution | None, name: str, module: str) -> EnvironmentEntry | None:
+    """An installed environment; None for one that ships, which is found in its folder, after those that were named."""
+    if distribution is None:
+        return EnvironmentEntry(name, "", module)
+    folder = _editable_folder(distribution)
+    if folder is not None and folder.parent == SHIPPED:
+        return None
+    return EnvironmentEntry(name, distribution.version, module, distribution.metadata["Summary"] or "", folder)
+
+
+def _editable_folder(distribution: metadata.Distribution) -> Path | None:
+    """Where the source of an editable installation lies (PEP 610)."""
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        parts = urlsplit(str(origin.get("url", "")))
+        is_editable = bool((origin.get("dir_info") or {}).get("editable")) and parts.scheme == "file"
+    except (ValueError, AttributeError):
+        return None
+    return Path(url2pathname(parts.path)).resolve() if is_editable else None
 
 
 def _in_folder(folder: Path) -> Iterator[EnvironmentEntry]:

@@ -16,9 +16,10 @@ from mettle.envs.packages.prime_sandboxes.depot import Depot, depot
 from mettle.errors import SandboxError
 
 if TYPE_CHECKING:
-    from mettle.sandbox import ExecResult, Job, Machine
+    from mettle.sandbox import ExecResult
     from mettle.sandbox.machines.execution import Output
     from mettle.sandbox.machines.files import Entry, Snapshot
+    from mettle.sandbox.protocols import Job, Machine
 
 
 class AgentJob:

@@ -33,7 +33,9 @@ from mettle.sandbox import (
     SandboxConfig,
     SandboxPool,
     StdioTest,
+    open_judge,
 )
+from mettle.sandbox.protocols import Judge
 from mettle.sandbox.toolchains import find_language
 
 Test = StdioTest | CallTest
@@ -62,7 +64,7 @@ class CodeRubric(Rubric):
         self.sandbox = sandbox or SandboxConfig()
         super().__init__(funcs, weights, parser or CodeParser(find_language(self.sandbox, language).names))
         self.timeout_s, self.memory_mb, self.language = timeout_s, memory_mb, language
-        self._pool: SandboxPool | None = None
+        self._pool: Judge | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self.partial_credit = partial_credit
@@ -117,19 +119,19 @@ class CodeRubric(Rubric):
             return self.parser
         return CodeParser(find_language(self.sandbox, language).names)
 
-    async def _started(self) -> SandboxPool:
+    async def _started(self) -> Judge:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a pool belongs to a loop; `evaluate_sync` brings a new one each time
             self._abandon()
             self._loop, self._starting = loop, asyncio.Lock()
         async with self._starting:
             if self._pool is None:
-                self._pool = await SandboxPool(self.sandbox).__aenter__()
+                self._pool = await open_judge(self.sandbox).__aenter__()
         return self._pool
 
     def _abandon(self) -> None:
         """End the pool of a loop that has ended: with its template process, every cell goes."""
-        pid = self._pool.template_pid if self._pool is not None else None
+        pid = self._pool.template_pid if isinstance(self._pool, SandboxPool) else None
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

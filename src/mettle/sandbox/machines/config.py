@@ -59,7 +59,6 @@ class MachineConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"a machine's {name} is {value}; it must be more than 0, or None")
-
         self.reach()
 
     def reach(self) -> Network | None:

@@ -31,7 +31,7 @@ from mettle.envs.packages.prime_sandboxes.models import (
 )
 
 if TYPE_CHECKING:
-    from mettle.sandbox import Job, Machine
+    from mettle.sandbox.protocols import Job, Machine
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from mettle.sandbox import Machine, MachineConfig, MachinePool, SandboxConfig
+    from mettle.sandbox import MachineConfig, SandboxConfig
+    from mettle.sandbox.protocols import Machine, Machines
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Depot:
     config: DepotConfig = field(default_factory=DepotConfig)
     boxes: dict[str, Any] = field(default_factory=dict)
     """What clients know by id; touched in the depot's loop only."""
-    _pools: dict[SandboxConfig, asyncio.Task[MachinePool]] = field(default_factory=dict)
+    _pools: dict[SandboxConfig, asyncio.Task[Machines]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
@@ -73,14 +74,14 @@ class Depot:
         pool = await self._pool(packages, backend)
         return await pool.create(config)
 
-    async def _pool(self, packages: tuple[str, ...], backend: str | None) -> MachinePool:
+    async def _pool(self, packages: tuple[str, ...], backend: str | None) -> Machines:
         from mettle.sandbox import SandboxConfig
 
         config = self.config.sandbox or SandboxConfig()
         changes: dict[str, Any] = {"python_packages": tuple(sorted({*config.python_packages, *packages}))}
-        config = SandboxConfig.model_validate(
-            {**config.model_dump(), **changes, **({"backend": backend} if backend else {})}
-        )
+        if backend and backend != config.backend:
+            changes |= {"backend": backend, "urls": ()}
+        config = SandboxConfig.model_validate({**config.model_dump(), **changes})
         starting = self._pools.get(config)
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception())):
             starting = self._pools[config] = asyncio.create_task(_start_pool(config), name="sandbox pool")
@@ -105,10 +106,10 @@ class Depot:
         self._pools.clear()
 
 
-async def _start_pool(config: SandboxConfig) -> MachinePool:
-    from mettle.sandbox import MachinePool
+async def _start_pool(config: SandboxConfig) -> Machines:
+    from mettle.sandbox import open_machines
 
-    return await MachinePool(config).__aenter__()
+    return await open_machines(config).__aenter__()
 
 
 _lock = threading.Lock()

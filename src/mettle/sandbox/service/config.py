@@ -1,0 +1,85 @@
+"""Settings of the sandbox service: where it listens, what it runs on, and how much each token may have."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mettle.sandbox.config import SandboxConfig
+
+
+class QuotaConfig(BaseModel):
+    """The most that one token may have at a time. A token in the tokens file may have figures of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_machines: int = Field(default=500, ge=0)
+    """Machines that exist."""
+
+    max_memory_mb: int = Field(default=256 << 10, ge=0)
+    """Their memory limits, together."""
+
+    max_disk_mb: int = Field(default=128 << 10, ge=0)
+    """Their disk limits, together; the embedded backend keeps them in memory."""
+
+    max_judging: int = Field(default=256, ge=0)
+    """Judgements asked for and not yet answered; more are told to come back."""
+
+    max_requests: int = Field(default=1024, ge=1)
+    """Requests being answered, long ones (commands, streams, ports) included."""
+
+    max_requests_per_s: float = Field(default=2000.0, gt=0)
+    """Requests begun per second, after a burst of as many."""
+
+
+class ServiceConfig(BaseModel):
+    """What `mettle sandbox serve` does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = Field(default=8300, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+    unix: Path | None = None
+    """Listen on this Unix socket instead, for its own user only; no token is needed there."""
+
+    tokens_file: Path | None = None
+    """The hashes of tokens that `mettle sandbox token` has made; read again whenever it changes."""
+
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    """The pools that it serves, with `max_running` as the number of judgements at a time."""
+
+    quota: QuotaConfig = Field(default_factory=QuotaConfig)
+    """What a token gets that has no quota of its own."""
+
+    lease_s: float = Field(default=60.0, gt=0)
+    """A client that has not been heard of for so long has gone, and its machines end."""
+
+    max_body_mb: int = Field(default=1024, ge=1)
+    """The longest upload, snapshots included."""
+
+    max_json_mb: int = Field(default=192, ge=1)
+    """The longest JSON body: a judgement with its tests, a command with its input."""
+
+    max_output_mb: int = Field(default=64, ge=1)
+    """The most output of a command that its result may ask to keep."""
+
+    max_transfers: int = Field(default=8, ge=1)
+    """Snapshots and files of machines that are held in memory at a time on their way; others wait."""
+
+    stall_s: float = Field(default=60.0, gt=0)
+    """A client that takes or sends nothing for so long in the middle of a transfer is hung up on."""
+
+    spool_dir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
+    """Where uploads wait until they are complete."""
+
+    idle_exit_s: float | None = Field(default=None, gt=0)
+    """End when there has been no machine and no request for so long; never, if left out."""
+
+    grace_s: float = Field(default=10.0, ge=0)
+    """How long requests may go on after the signal to end."""

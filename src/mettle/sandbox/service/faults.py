@@ -1,0 +1,154 @@
+"""Errors as they travel: `{"error": {"type": ..., "message": one line}}` with a status that fits, and back.
+
+    type           status  raised by the client as
+    user           400     UserError: the request can never work as it is
+    token          401     TokenRefused
+    no_machine     404     SandboxError: there is no such machine, and this service remembers none
+    no_route       404     UserError
+    machine_ended  410     MachineLost, saying why
+    too_large      413     UserError, naming the limit
+    os             422     OSError with the `errno` met inside the machine
+    quota          429     QuotaExceeded, naming the quota
+    checker        422  CheckerError: a task's checker failed, so that there is no verdict
+    busy           429     ServiceBusy: the same request will do later, or elsewhere
+    sandbox        500     SandboxError: the sandbox failed, the code is not to blame
+    internal       500     SandboxError
+    closing        503     ServiceBusy
+    no_space       507     SandboxError: the service's own disk is full
+
+Invariant: a message is one line, without a traceback; a wrong token is told nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from typing import Any, Final
+
+from aiohttp import web
+
+from mettle.errors import MettleError, SandboxError, UserError
+from mettle.sandbox.checkers import CheckerError
+from mettle.sandbox.machines.channel import MachineLost
+
+logger = logging.getLogger(__name__)
+
+HEADER: Final = "Mettle-Error"
+"""Repeats the body where a client cannot read it: in the refusal of a websocket."""
+_MAX_MESSAGE: Final = 2000
+
+
+class TokenRefused(UserError):
+    """The service does not know the token, or was given none."""
+
+
+class QuotaExceeded(SandboxError):
+    """The token has as much as it may have."""
+
+
+class ServiceBusy(SandboxError):
+    """The service takes no more at the moment; the same request will do later, or elsewhere."""
+
+
+class ServiceLost(SandboxError):
+    """The service cannot be reached, or ended while it was at work."""
+
+
+class NoMachine(SandboxError):
+    """There is no such machine."""
+
+
+class TooLarge(UserError):
+    """A body or a file over its limit."""
+
+
+class NoSpace(SandboxError):
+    """The service's own disk is full."""
+
+
+KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
+    "user": (400, UserError),
+    "token": (401, TokenRefused),
+    "no_machine": (404, NoMachine),
+    "no_route": (404, UserError),
+    "machine_ended": (410, MachineLost),
+    "too_large": (413, TooLarge),
+    "os": (422, OSError),
+    "checker": (422, CheckerError),
+    "quota": (429, QuotaExceeded),
+    "busy": (429, ServiceBusy),
+    "sandbox": (500, SandboxError),
+    "internal": (500, SandboxError),
+    "closing": (503, ServiceBusy),
+    "no_space": (507, NoSpace),
+}
+_TYPES: Final = [(kind, name) for name, (_, kind) in KINDS.items() if name not in ("no_route", "internal", "closing")]
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    """The error as data."""
+    body: dict[str, Any] = {"type": _type_of(error), "message": _one_line(error)}
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        body["message"] = "the body is longer than this service takes; see max_body_mb"
+    elif isinstance(error, web.HTTPException):
+        body["message"] = f"{error.reason}: see docs/reference/sandbox-api.md"
+    elif isinstance(error, OSError):
+        number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
+        body |= {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
+    elif body["type"] == "internal":
+        logger.error("a handler failed", exc_info=error)
+    return body
+
+
+def status_of(body: dict[str, Any]) -> int:
+    """The HTTP status of an error described."""
+    return KINDS[body["type"]][0]
+
+
+def response(error: Exception, *, is_websocket: bool = False) -> web.Response:
+    """The answer to an error that a handler raised."""
+    body = describe(error)
+    headers: dict[str, str] = {"Retry-After": "1"} if status_of(body) in (429, 503) else {}
+    if is_websocket:
+        headers[HEADER] = json.dumps({"error": body})
+    if status_of(body) == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response({"error": body}, status=status_of(body), headers=headers)
+
+
+def rebuild(status: int, text: bytes) -> Exception:
+    """The exception that an answer stands for, as the client raises it."""
+    try:
+        body = json.loads(text)["error"]
+        name, message = str(body["type"]), str(body["message"])
+        kind = KINDS[name][1]
+        if kind is OSError:
+            return OSError(int(body["errno"]), str(body["strerror"]), body.get("what"))
+    except (ValueError, TypeError, KeyError):
+        return ServiceLost(f"the answer is not one of a sandbox service (status {status})")
+    return kind(message)
+
+
+def _type_of(error: Exception) -> str:
+    if isinstance(error, web.HTTPException):
+        return {404: "no_route", 405: "no_route", 413: "too_large"}.get(error.status, "user")
+    # The most special type first: those that are derived from others stand before them here.
+    ranked = sorted(_TYPES, key=lambda pair: -len(pair[0].__mro__))
+    for kind, name in ranked:
+        if isinstance(error, kind):
+            return name
+    return "sandbox" if isinstance(error, MettleError) else "internal"
+
+
+def own_disk(error: OSError) -> Exception:
+    """What an error of the service's own files is, as opposed to one inside a machine."""
+    if error.errno in _FULL:
+        return NoSpace(f"the disk of the sandbox service is full ({error.strerror}); nothing was changed")
+    return SandboxError(f"the sandbox service could not keep a file: {error.strerror}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_MESSAGE] or type(error).__name__

@@ -1,0 +1,99 @@
+"""Judgements: code and tests in, verdicts out, with the name of the isolation report that was in force."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from aiohttp import web
+
+from mettle.errors import UserError
+from mettle.sandbox.protocols import Judge
+from mettle.sandbox.service.bodies import read_json
+from mettle.sandbox.service.state import KEY_HEADER, Service, holder_of, service_of
+from mettle.sandbox.service.wire import pack, unpack
+from mettle.sandbox.verdicts import CallTest, JudgeResult, StdioTest
+
+_ALWAYS: Final = {"code", "tests"}
+
+
+async def judge(request: web.Request) -> web.StreamResponse:
+    """Judge `code` on `tests`; the other fields are the arguments of `Judge.judge`.
+
+    A test is `{"stdin", "expected"}` or `{"function", "args", "expected"}`, with the other fields of `StdioTest` and
+    `CallTest`.
+    """
+    service, holder = service_of(request), holder_of(request)
+    if service.judge is None:
+        raise UserError(f"the backend {service.config.sandbox.backend!r} of this service judges nothing")
+    with service.quotas.judging(holder):
+        body = await read_json(request, service.config.max_json_mb, service.config.stall_s)
+        key = request.headers.get(KEY_HEADER)
+        service.num_judging += 1
+        try:
+            return web.json_response(
+                await service.once.run(
+                    f"{holder.name}/judge/{key}" if key else None,
+                    hashlib.sha256(repr(body).encode("utf-8", "surrogateescape")).hexdigest() if key else "",
+                    lambda: _judge(service, body),
+                )
+            )
+        finally:
+            service.num_judging -= 1
+
+
+async def languages(request: web.Request) -> web.StreamResponse:
+    """What can be judged: each language's version, or what is missing."""
+    ask = getattr(service_of(request).judge, "languages", None)
+    return web.json_response({"languages": pack(list(await ask())) if ask is not None else []})
+
+
+async def _judge(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    assert service.judge is not None, "asked for before"
+    order = unpack(body)
+    unknown = set(order) - _ALWAYS - _options(service.judge)
+    if unknown or "code" not in order:
+        raise UserError(f"a judgement has code, tests and options; it must not have {sorted(unknown) or 'no code'}")
+    tests = order.pop("tests", [])
+    if not isinstance(tests, list | tuple):
+        raise UserError(f"tests must be a list, not {type(tests).__name__}")
+    started = time.monotonic()
+    result = await service.judge.judge(order.pop("code"), [_test(test) for test in tests], **order)
+    metrics = service.metrics
+    metrics.times["judge_queue_seconds"].add(result.queue_s)
+    metrics.times["judge_seconds"].add(max(0.0, time.monotonic() - started - result.queue_s))
+    for test in result.tests:
+        metrics.count("verdicts_total", verdict=str(test.verdict))
+    return _answer(service, result)
+
+
+def _answer(service: Service, result: JudgeResult) -> dict[str, Any]:
+    bare: Any = replace(result, isolation=None)  # type: ignore[arg-type]
+    return {
+        "result": pack(bare),
+        "isolation": service.seen(result.isolation),
+        "grade": result.isolation.grade,
+        "has_passed": result.has_passed,
+    }
+
+
+def _options(judge: Judge) -> set[str]:
+    return set(inspect.signature(judge.judge).parameters) - _ALWAYS
+
+
+def _test(test: Any) -> Any:
+    """A test as a person writes it in JSON; one that came as a record is one already."""
+    if not isinstance(test, Mapping):
+        return test
+    kind: type[StdioTest | CallTest] = CallTest if "function" in test else StdioTest
+    unknown = set(test) - {field.name for field in fields(kind)}
+    if unknown:
+        raise UserError(f"a {kind.__name__} has no {sorted(unknown)}")
+    held = dict(test)
+    if isinstance(held.get("args"), list):
+        held["args"] = tuple(held["args"])
+    return kind(**held)

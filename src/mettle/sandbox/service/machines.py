@@ -1,0 +1,256 @@
+"""The machines of all clients: whose they are, what they are called, and when they end.
+
+Parts: `Record`, one machine with its jobs; `Register`, all of them. Invariant: a machine belongs to one token and is
+unknown to others; its share of the quota is given back when it ends, however it ends; one that has ended is remembered
+for a while, so that whoever asks is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox.machines.channel import MachineLost
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.protocols import Job, Machine, Machines
+from mettle.sandbox.service.faults import NoMachine
+from mettle.sandbox.service.metrics import Metrics
+from mettle.sandbox.service.quotas import Quotas
+from mettle.sandbox.service.tokens import Holder
+
+logger = logging.getLogger(__name__)
+
+_MAX_ENDED: Final = 10_000
+_MAX_JOBS: Final = 1000
+MAX_PAGE: Final = 1000
+
+
+@dataclass
+class Record:
+    """One machine and what its client has said about it."""
+
+    number: int
+    machine: Machine
+    owner: str
+    client: str
+    give_back: Callable[[], None]
+    name: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    created: float = field(default_factory=time.time)
+    jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
+    ended: float | None = None
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.machine.id
+
+    @property
+    def status(self) -> str:
+        return "running" if self.ended is None else "ended"
+
+    def add_job(self, job: Job) -> str:
+        """Keep a job under the last part of its id; of many, the oldest that have ended are forgotten."""
+        name = job.id.rpartition("/")[2]
+        self.jobs[name] = job
+        if len(self.jobs) > _MAX_JOBS:
+            done = [known for known, held in self.jobs.items() if held.poll() is not None]
+            for known in done[: len(self.jobs) - _MAX_JOBS]:
+                del self.jobs[known]
+        return name
+
+    def job(self, name: str) -> Job:
+        known = self.jobs.get(name)
+        if known is None:
+            raise NoMachine(
+                f"machine {self.id} has no job {name!r}; it has {', '.join(list(self.jobs)[-5:]) or 'none'}"
+            )
+        return known
+
+    def as_dict(self) -> dict[str, Any]:
+        """What clients see."""
+        config = self.machine.config
+        return {
+            "id": self.id,
+            "name": self.name,
+            "status": self.status,
+            "why_ended": self.why,
+            "labels": dict(config.labels),
+            "memory_mb": config.memory_mb,
+            "disk_mb": config.disk_mb,
+            "created": self.created,
+            "age_s": round((self.ended or time.time()) - self.created, 3),
+            "lifetime_s": config.lifetime_s,
+            "idle_s": config.idle_s,
+            "grade": self.machine.isolation.grade,
+            "jobs": list(self.jobs),
+        }
+
+
+class Register:
+    """All machines of a service."""
+
+    def __init__(self, pool: Machines, quotas: Quotas, metrics: Metrics) -> None:
+        self.pool = pool
+        self._quotas = quotas
+        self._metrics = metrics
+        self._records: dict[str, Record] = {}
+        self._ended: OrderedDict[str, Record] = OrderedDict()
+        self._num_made = 0
+        self._num_making = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_making(self) -> int:
+        return self._num_making
+
+    async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> Record:
+        """A new machine of this token. Raises: QuotaExceeded; SandboxError if it cannot be made."""
+        give_back = self._quotas.take_machine(holder, config)
+        started = time.monotonic()
+        self._num_making += 1
+        try:
+            machine = await self.pool.create(config)
+        except BaseException:
+            give_back()
+            raise
+        finally:
+            self._num_making -= 1
+        self._metrics.times["create_seconds"].add(time.monotonic() - started)
+        self._num_made += 1
+        record = Record(self._num_made, machine, holder.name, client, give_back, **about)
+        self._records[record.id] = record
+        return record
+
+    def find(self, holder: Holder, machine_id: str) -> Record:
+        """A machine of this token that may have ended. Raises: NoMachine."""
+        record = self._records.get(machine_id) or self._ended.get(machine_id)
+        if record is None or record.owner != holder.name:
+            raise NoMachine(f"there is no machine {machine_id!r}; it has ended, or never was")
+        if record.ended is None and not record.machine.is_alive:
+            self._bury(record)
+        return record
+
+    def running(self, holder: Holder, machine_id: str) -> Record:
+        """A machine of this token. Raises: NoMachine; MachineLost, which says why it has ended."""
+        record = self.find(holder, machine_id)
+        if record.ended is not None:
+            raise MachineLost(f"machine {record.id} has ended: {record.why}")
+        return record
+
+    def select(self, holder: Holder, labels: Mapping[str, str], status: str | None = None) -> list[Record]:
+        """Those of a token that have all the labels, oldest first; a label without a value asks for its name."""
+        if status not in (None, "running", "ended"):
+            raise UserError(f"status is {status!r}; it must be running or ended")
+        sources: list[Iterable[Record]] = []
+        if status != "running":
+            sources.append(self._ended.values())
+        if status != "ended":
+            sources.append(self._records.values())
+        found = [
+            record
+            for source in sources
+            for record in source
+            if record.owner == holder.name and _has_labels(record.machine.config.labels, labels)
+        ]
+        return sorted(found, key=lambda record: record.number)
+
+    def page(
+        self, holder: Holder, labels: Mapping[str, str], status: str | None, limit: int, cursor: str | None
+    ) -> tuple[list[Record], str | None]:
+        """At most `limit` of them after the cursor, and the cursor of the rest (None when there is none)."""
+        try:
+            after = int(cursor, 36) if cursor else 0
+        except ValueError:
+            raise UserError(f"{cursor!r} is not a cursor; give back `next_cursor` as it came") from None
+        if not 1 <= limit <= MAX_PAGE:
+            raise UserError(f"limit is {limit}; it must be from 1 to {MAX_PAGE}")
+        found = [record for record in self.select(holder, labels, status) if record.number > after]
+        is_more = len(found) > limit
+        found = found[:limit]
+        return found, _base36(found[-1].number) if is_more else None
+
+    def of_client(self, owner: str, client: str) -> list[Record]:
+        return [record for record in self._records.values() if (record.owner, record.client) == (owner, client)]
+
+    def ended_of_client(self, owner: str, client: str) -> dict[str, str]:
+        """Why the client's machines have ended, by id, as far as is remembered."""
+        return {r.id: r.why for r in self._ended.values() if (r.owner, r.client) == (owner, client)}
+
+    async def delete(self, record: Record, why: str = "it was deleted") -> None:
+        """End a machine; doing it twice is harmless."""
+        if record.ended is not None:
+            return
+        self._bury(record, why)
+        await record.machine.delete(why)
+
+    async def delete_all(self, records: Iterable[Record], why: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            for record in records:
+                group.create_task(self._delete_quietly(record, why))
+
+    def sweep(self) -> None:
+        """Notice those that have ended by themselves."""
+        for record in [record for record in self._records.values() if not record.machine.is_alive]:
+            self._bury(record)
+
+    async def close(self) -> None:
+        await self.delete_all(list(self._records.values()), "the sandbox service was shut down")
+
+    async def _delete_quietly(self, record: Record, why: str) -> None:
+        try:
+            await self.delete(record, why)
+        except (SandboxError, OSError) as error:
+            logger.warning("a machine could not be deleted", extra={"machine": record.id, "why": str(error)})
+
+    def _bury(self, record: Record, why: str = "") -> None:
+        record.why = why or getattr(record.machine, "why_ended", "") or "its process 1 ended"
+        record.ended = time.time()
+        record.give_back()
+        record.jobs = OrderedDict((name, job) for name, job in record.jobs.items() if _has_result(job))
+        self._records.pop(record.id, None)
+        self._ended[record.id] = record
+        self._metrics.count("machines_ended_total", cause=_cause(record.why))
+        while len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+
+def _has_result(job: Job) -> bool:
+    with contextlib.suppress(SandboxError):
+        return job.poll() is not None
+    return False
+
+
+def _has_labels(held: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(name in held and value in ("", held[name]) for name, value in wanted.items())
+
+
+def _cause(why: str) -> str:
+    for words, cause in (
+        ("deleted", "deleted"),
+        ("lifetime", "lifetime"),
+        ("nothing was asked", "idle"),
+        ("has not been heard of", "lease"),
+        ("shut down", "shutdown"),
+    ):
+        if words in why:
+            return cause
+    return "failure"
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number:
+        number, last = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[last] + digits
+    return digits or "0"
