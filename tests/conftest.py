@@ -7,7 +7,7 @@ import signal
 from hypothesis import HealthCheck, settings
 
 # Other work on the same cores makes an example slow, which says nothing of the code.
-settings.register_profile("mettle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("mettle", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("mettle")
 
 
