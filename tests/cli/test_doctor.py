@@ -86,7 +86,7 @@ def test_the_sandbox_report_is_shown_and_graded(mettle):
     ended = mettle("sandbox", "doctor", "--json")
     report = ended.json
     assert ended.code == (0 if report["grade"] == "ns" else 1)
-    assert {"name", "in_force", "detail", "fix"} == set(report["layers"][0])
+    assert {"id", "name", "in_force", "detail", "fix"} == set(report["layers"][0])
     assert preflight.CHECKS["sandbox"]().level == ("ok" if report["grade"] == "ns" else "warn")
 
 

@@ -50,6 +50,7 @@ async def test_the_environments_reward_what_they_say(scripted, example, said, re
 async def test_the_programs_print_what_they_say():
     assert await load(2)["main"]() == "Linux\n"
     assert await load(3)["main"]() == "42\nmain.py\n"
+    assert await load(4)["main"]() == "example.com:443 is not in network.allow"
 
 
 def test_every_name_that_the_guide_uses_is_there():

@@ -30,6 +30,9 @@ class Planted:
         described = {
             "directory": str(self.directory),
             "secret_file": str(self.directory / "secret"),
+            "socket_file": str(self.directory / "socket"),
+            "straggler": self.straggler,
+            "nodename": os.uname().nodename,
             "leftover": str(self.leftover),
             "token_name": TOKEN_NAME,
             "decoy_pid": self.decoy.pid,
@@ -40,6 +43,11 @@ class Planted:
         return json.dumps(described) + "\n"
 
     @property
+    def straggler(self) -> str:
+        """A name for processes that is these tests' own: others may run beside them."""
+        return f"mettle-{self.decoy.pid}-"
+
+    @property
     def leftover(self) -> Path:
         return Path(f"/tmp/{self.abstract}-leftover")
 
@@ -48,24 +56,24 @@ class Planted:
         found = []
         if self.decoy.poll() is not None:
             found.append("the decoy process was killed")
-        if sorted(path.name for path in self.directory.iterdir()) != ["secret"]:
+        if sorted(path.name for path in self.directory.iterdir()) != ["secret", "socket"]:
             found.append("the planted directory was changed")
         if self.leftover.exists():
             found.append("a file was left in /tmp")
         found += [
             f"a connection reached {listener.getsockname()}" for listener in self.listeners if _was_reached(listener)
         ]
-        found += [f"process {pid} was left behind" for pid in stragglers()]
+        found += [f"process {pid} was left behind" for pid in stragglers(self.straggler)]
         return found
 
 
-def stragglers() -> list[int]:
-    """Processes that an attack gave a telltale name."""
+def stragglers(name: str = "mettle-straggle") -> list[int]:
+    """Processes that an attack gave a telltale name, which the kernel cuts at 15 letters."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            name, _, rest = Path(f"/proc/{entry}/stat").read_text().rpartition(")")
-            if "(mettle-straggle" in name and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
+            before, _, rest = Path(f"/proc/{entry}/stat").read_text().rpartition(")")
+            if f"({name}" in before and rest.split()[0] not in "ZX":  # the dead wait for whoever adopted them
                 found.append(int(entry))
     return found
 
@@ -87,15 +95,20 @@ def plant(directory: Path) -> Iterator[Planted]:
     directory.chmod(0o777)
     (directory / "secret").write_text(SECRET)
     abstract = f"mettle-attack-{os.getpid()}-{directory.name}"
-    tcp, stream, datagram = (
+    tcp, stream, named, datagram = (
         socket.socket(),
+        socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
     )
+    here = os.open(directory, os.O_PATH)  # the name of a socket is short, and that of a test's directory is not
+    named.bind(f"/proc/self/fd/{here}/socket")
+    os.close(here)
+    (directory / "socket").chmod(0o777)
     tcp.bind(("127.0.0.1", 0))
     stream.bind("\0" + abstract)
     datagram.bind(f"\0{abstract}-datagram")
-    for listener in (tcp, stream, datagram):
+    for listener in (tcp, stream, named, datagram):
         listener.setblocking(False)
         if listener is not datagram:
             listener.listen()
@@ -103,7 +116,7 @@ def plant(directory: Path) -> Iterator[Planted]:
         [sys.executable, "-S", "-c", "import time; time.sleep(600)", "mettle-decoy"],
         env={TOKEN_NAME: SECRET},
     )
-    planted = Planted(directory, decoy, [tcp, stream, datagram], abstract)
+    planted = Planted(directory, decoy, [tcp, stream, named, datagram], abstract)
     try:
         yield planted
     finally:

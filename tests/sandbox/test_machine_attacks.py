@@ -3,132 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from attacks import PRELUDE, Attack
+from arena import MACHINE_LIMITS as LIMITS
+from arena import attack_from_machine, broken, open_plant, traces_of_machine
+from attack import Attack
 from machine_attacks import NEIGHBOUR, OWN, SHARED
-from planted import SECRET, Planted, plant
+from neighbours import Neighbour
+from planted import Planted
 
-from mettle.sandbox import ExecResult, Machine, MachineConfig, MachinePool
+from mettle.sandbox import MachinePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LIMITS = MachineConfig(memory_mb=256, disk_mb=32, max_processes=16)
-CAN_FAIL = [
-    attack
-    for attack in OWN
-    if not attack.is_harmful and (attack.opens == "any" or (attack.opens == "root" and os.geteuid() == 0))
-]
-NEIGHBOUR_PROGRAM = """
-import os, socket, sys, time
-name = sys.argv[1]
-open(name + ".secret", "w").close(); open("/dev/shm/" + name, "w").close()
-server = socket.create_server(("127.0.0.1", 0))
-abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + name); abstract.listen()
-print(server.getsockname()[1], flush=True)
-server.accept() if len(sys.argv) > 2 else time.sleep(60)
-"""
+CAN_FAIL = [attack for attack in OWN if attack.gets_through(is_root=os.geteuid() == 0)]
 
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Iterator[Planted]:
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.geteuid() and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
-    with plant(tmp_path) as things:
+    with open_plant(tmp_path) as things:
         yield things
-
-
-async def attack_from(machine: Machine, attack: Attack, described: str) -> ExecResult:
-    await machine.upload("attack.py", PRELUDE + attack.code)
-    return await machine.exec(["python3", "attack.py"], stdin=described, timeout_s=8)
-
-
-def assert_sound(attack: Attack, result: ExecResult) -> None:
-    assert "NameError" not in result.stderr, "the attack's own code is broken"
-    assert "SyntaxError" not in result.stderr, "the attack's own code is broken"
 
 
 @pytest.mark.parametrize("attack", [*SHARED, *OWN], ids=lambda attack: attack.name)
 async def test_the_host_feels_nothing(machines: MachinePool, planted: Planted, attack: Attack) -> None:
-    if attack.first:
-        other = await machines.create(LIMITS)
-        await other.upload("first.py", PRELUDE + attack.first)
-        await other.exec(["python3", "first.py"], stdin=planted.describe())
-        await other.delete()
-    machine = await machines.create(LIMITS)
-    result = await attack_from(machine, attack, planted.describe())
-    still = await machine.exec("echo still here", timeout_s=10)
-    await machine.delete()
-    assert "BREACH" not in result.stdout, result.stdout
-    assert SECRET not in result.stdout + result.stderr
-    assert_sound(attack, result)
-    assert still.stdout == "still here\n", still
-    await asyncio.sleep(0.02)
-    assert planted.damage() == []
+    assert await traces_of_machine(machines, attack, planted) == []
 
 
 @pytest.mark.parametrize("attack", CAN_FAIL, ids=lambda attack: attack.name)
 async def test_gets_through_without_isolation(unsafe_machines: MachinePool, planted: Planted, attack: Attack) -> None:
     """Proof that each check above can fail; those on cells have theirs beside the judge's."""
-    machine = await unsafe_machines.create(LIMITS)
-    result = await attack_from(machine, attack, planted.describe())
-    await machine.delete()
-    assert "BREACH" in result.stdout or planted.damage(), result
-
-
-@dataclass
-class Neighbour:
-    """Another machine with something in it to find."""
-
-    machine: Machine
-    described: str
-
-    @classmethod
-    async def move_in(cls, machine: Machine) -> Neighbour:
-        name = f"mettle-neighbour-{machine.id}"
-        await machine.upload("neighbour.py", NEIGHBOUR_PROGRAM)
-        job = await machine.start(["python3", "neighbour.py", name])
-        while not (port := (await job.output()).stdout):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        described = {"file": f"{name}.secret", "process": name, "name": name, "server": int(port)}
-        return cls(machine, json.dumps(described) + "\n")
-
-    async def is_unharmed(self) -> bool:
-        found = await self.machine.exec("ls *.secret && pgrep -f neighbour.py || ps -ef")
-        return found.exit_code == 0 and ".secret" in found.stdout
+    assert await traces_of_machine(unsafe_machines, attack, planted) != []
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def neighbour(machines: MachinePool) -> AsyncIterator[Neighbour]:
-    machine = await machines.create()
-    yield await Neighbour.move_in(machine)
-    await machine.delete()
+    found = await Neighbour.move_in(await machines.create())
+    yield found
+    await found.move_out()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def unsafe_neighbour(unsafe_machines: MachinePool) -> AsyncIterator[Neighbour]:
-    machine = await unsafe_machines.create()
-    found = await Neighbour.move_in(machine)
+    found = await Neighbour.move_in(await unsafe_machines.create())
     yield found
-    await machine.delete()
-    Path("/dev/shm", json.loads(found.described)["name"]).unlink(missing_ok=True)  # noqa: ASYNC240
+    await found.move_out()
 
 
 @pytest.mark.parametrize("attack", NEIGHBOUR, ids=lambda attack: attack.name)
 async def test_another_machine_feels_nothing(machines: MachinePool, neighbour: Neighbour, attack: Attack) -> None:
     machine = await machines.create(LIMITS)
-    result = await attack_from(machine, attack, neighbour.described)
+    result = await attack_from_machine(machine, attack, neighbour.described)
     await machine.delete()
     assert "BREACH" not in result.stdout, result.stdout
-    assert_sound(attack, result)
+    assert broken(result.stderr) == []
     assert await neighbour.is_unharmed()
 
 
@@ -137,7 +70,7 @@ async def test_another_machine_is_reached_without_isolation(
     unsafe_machines: MachinePool, unsafe_neighbour: Neighbour, attack: Attack
 ) -> None:
     machine = await unsafe_machines.create(LIMITS)
-    result = await attack_from(machine, attack, unsafe_neighbour.described)
+    result = await attack_from_machine(machine, attack, unsafe_neighbour.described)
     await machine.delete()
     assert "BREACH" in result.stdout, result
 

@@ -236,12 +236,36 @@ def test_numbers_that_nobody_knows_do_not_exist(number: int) -> None:
         ("setpriority", (0, 1), EPERM),
         ("setpriority", (2, 0), EPERM),
         ("sched_setaffinity", (1,), EPERM),
+        ("mmap", (0, 4096, 3, 0x22), seccomp.ALLOW),  # private memory
+        ("mmap", (0, 4096, 1, 0x1, 3), seccomp.ALLOW),  # a file, shared
+        ("mmap", (0, 4096, 3, 0x21), seccomp.refusal(12)),  # shared memory without a file
+        ("mmap", (0, 4096, 3, 0x23), seccomp.refusal(12)),  # the same, validated
+        ("mmap", (0, 4096, 3, 0x40022), seccomp.refusal(12)),  # huge pages
+        ("mmap", (0, 4096, 3, 0x40001, 3), seccomp.refusal(12)),
+        ("fcntl", (0, 2), seccomp.ALLOW),
+        ("fcntl", (0, 1030), seccomp.ALLOW),
+        ("fcntl", (0, 1032), seccomp.ALLOW),
+        *(("fcntl", (0, command), EPERM) for command in (1024, 1026, 1031, 99)),
+        ("setsockopt", (0, 1, 2), seccomp.ALLOW),
+        ("setsockopt", (0, 6, 1), seccomp.ALLOW),
+        ("setsockopt", (0, 41, 26), seccomp.ALLOW),  # IPV6_V6ONLY, which has the number of ATTACH_FILTER
+        *(("setsockopt", (0, 1, option), EPERM) for option in (26, 50, 51, 52)),
+        *(("setsockopt", (0, 1, option), seccomp.refusal(0)) for option in (7, 8)),
+        ("setsockopt", (0, 6, 31), EPERM),
         ("prctl", (15,), seccomp.ALLOW),
         ("prctl", (22,), EPERM),
     ],
 )
 def test_checked_calls_depend_on_their_argument(name: str, arguments: tuple[int, ...], answer: int) -> None:
     assert run_filter(FILTER, syscalls.CHECKED[name], arguments) == answer
+
+
+def test_where_a_cgroup_counts_memory_it_may_be_shared_and_sockets_may_grow() -> None:
+    program = seccomp.build_filter(is_machine=True, is_memory_counted=True)
+    assert run_filter(program, 9, (0, 4096, 3, 0x21)) == seccomp.ALLOW
+    assert run_filter(program, 9, (0, 4096, 3, 0x40022)) == seccomp.refusal(12)
+    assert run_filter(program, 54, (0, 1, 7)) == seccomp.ALLOW
+    assert run_filter(program, 54, (0, 1, 26)) == EPERM
 
 
 def test_without_forks_there_are_threads_and_nothing_else() -> None:

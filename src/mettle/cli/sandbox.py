@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from mettle.cli import sandbox_machines as machines
 from mettle.cli.groups import NounGroup
 from mettle.cli.sandbox_machines import run_with_client, url_option
 from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
+
+if TYPE_CHECKING:
+    from mettle.sandbox.config import Requirement
 
 
 @click.group(cls=NounGroup)
@@ -32,25 +35,37 @@ for verb in (
 
 
 @sandbox.command()
+@click.option(
+    "--require",
+    "required",
+    multiple=True,
+    metavar="NAME",
+    help="A grade (ns) or a layer (landlock, cgroup-memory, ...) that there must be; may be given more than once.",
+)
 @url_option
 @json_option
-def doctor(url: str | None, is_json: bool) -> int:
-    """Show which isolation is really in force, as code inside finds it. The exit code is 1 when it is not whole."""
-    if url is not None:
-        return _doctor_of_service(url, is_json)
-    from mettle.sandbox import probe
+def doctor(required: tuple[str, ...], url: str | None, is_json: bool) -> int:
+    """Show each layer of isolation that is in force, as code inside finds it. The exit code is 1 if one is missing.
 
-    report = probe()
+    Without --require that is a layer of the grade ns; with it, any that is named.
+    """
+    from mettle.sandbox.config import read_requirement
+    from mettle.sandbox.doctor import examine_host
+
+    config = read_requirement(required)
+    if url is not None:
+        return _doctor_of_service(url, config.require, is_json)
+    report = examine_host(config)
     if is_json:
         print_json(report.as_dict())
     else:
         click.echo("\n".join(report.lines()))
-        if report.grade == "ns":
+        if not report.unmet:
             print_next("mettle sandbox run -- uname -a")
-    return 0 if report.grade == "ns" else 1
+    return 1 if report.unmet else 0
 
 
-def _doctor_of_service(url: str, is_json: bool) -> int:
+def _doctor_of_service(url: str, required: Requirement, is_json: bool) -> int:
     reports = run_with_client(url, lambda client: client.isolation())
     if is_json:
         print_json({use: report.as_dict() for use, report in reports.items()})
@@ -58,7 +73,7 @@ def _doctor_of_service(url: str, is_json: bool) -> int:
         for use, report in reports.items():
             click.echo("\n".join([f"{use}:", *report.lines()]))
         print_next(f"mettle sandbox run --url {url} -- uname -a")
-    return 0 if all(report.grade == "ns" for report in reports.values()) else 1
+    return 0 if all(report.meets(required) for report in reports.values()) else 1
 
 
 @sandbox.command()

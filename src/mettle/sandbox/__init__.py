@@ -15,7 +15,8 @@
     verdicts.py, comparators.py   tests, results, and when an output is the expected one
     checkers.py, checking.py      where a task's own code decides, in a cell of its own
     templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
-    cgroups.py      a memory cgroup for each machine, where the host delegates one
+    cgroups.py      a cgroup for each machine, where the host lets this user divide one
+    doctor.py       every layer of this host, for tests and for machines
     machines/       machines to work in: commands, jobs, files, ports
     zygote/         the process tree in which the code runs; standard library only
 

@@ -1,9 +1,10 @@
-"""A memory cgroup for each machine, where version 2 is delegated to this user: a limit that nothing inside can pass.
+"""A cgroup for each machine, where version 2 may be divided by this user: limits that nothing inside can pass.
 
-The watch of process 1 counts what processes map; memory that only the kernel knows of (a shared mapping that has been
-unmapped in part, full pipes and socket buffers) is counted by a cgroup alone. Parts: `CgroupHome` (a pool's directory),
-`MachineCgroup`. Invariant: nothing is moved that was there before; where a step fails there is no cgroup, and the
-watch goes on as it does beside one.
+The watch of process 1 counts what processes map, and sockets; a cgroup counts everything, pipes and page tables too,
+and ends all that is in it by one write. Parts: `find_home`, `CgroupHome` (a pool's directory), `MachineCgroup`,
+`Absence` (why there is none). Which limits there are is up to the host: `controllers` are those that it passes on.
+Invariant: nothing is moved that was there before; where a step fails there is no cgroup, and the watch goes on as it
+does beside one. What a killed owner leaves is ended and removed by its warden, and by the next home beside it.
 """
 
 from __future__ import annotations
@@ -12,30 +13,54 @@ import contextlib
 import itertools
 import logging
 import os
+import subprocess
+from collections.abc import Collection
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple
 
 from mettle.sandbox.zygote.settings import MachineLimits
 
 logger = logging.getLogger(__name__)
 
+CONTROLLERS: Final = ("memory", "pids", "cpu")
 _PREFIX: Final = "mettle-"
 _SPARE_PROCESSES: Final = 80
+_CPU_PERIOD_US: Final = 100_000
+# Waits for the end of its input, which is the end of the owner, then ends and removes what is left. $1: the directory.
+_WARDEN: Final = """
+exec 3<&0
+( read -r _ <&3
+  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    [ -d "$1" ] || exit 0
+    echo 1 >"$1/cgroup.kill"; rmdir "$1"/*/ "$1"; sleep 0.1
+  done ) >/dev/null 2>&1 &
+"""
 _homes = itertools.count()
+
+
+class Absence(NamedTuple):
+    """Why there are no cgroups for machines, or not all of their limits, and what would help."""
+
+    why: str
+    fix: str
 
 
 class MachineCgroup:
     """The cgroup of one machine. Its process 1 enters through `procs`, which the owner has opened for it."""
 
-    def __init__(self, path: Path, limits: MachineLimits) -> None:
+    def __init__(self, path: Path, limits: MachineLimits, controllers: Collection[str] = CONTROLLERS) -> None:
         self._path = path
         path.mkdir()
         try:
-            # Files of a machine live in memory, and are counted with it.
-            (path / "memory.max").write_text(str(limits.memory_bytes + limits.disk_bytes))
-            (path / "pids.max").write_text(str(limits.max_processes + _SPARE_PROCESSES))
-            if (path / "memory.swap.max").exists():
-                (path / "memory.swap.max").write_text("0")
+            if "memory" in controllers:
+                # Files of a machine live in memory, and are counted with it.
+                (path / "memory.max").write_text(str(limits.memory_bytes + limits.disk_bytes))
+                if (path / "memory.swap.max").exists():
+                    (path / "memory.swap.max").write_text("0")
+            if "pids" in controllers:
+                (path / "pids.max").write_text(str(limits.max_processes + _SPARE_PROCESSES))
+            if "cpu" in controllers and limits.num_cpus:
+                (path / "cpu.max").write_text(f"{int(limits.num_cpus * _CPU_PERIOD_US)} {_CPU_PERIOD_US}")
             self.procs = os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         except OSError:
             self.remove()
@@ -53,6 +78,11 @@ class MachineCgroup:
             return bool((self._path / "cgroup.procs").read_text().strip())
         except OSError:
             return False
+
+    def kill(self) -> None:
+        """End everything in it at once, whatever it is doing."""
+        with contextlib.suppress(OSError):
+            (self._path / "cgroup.kill").write_text("1")
 
     def num_killed(self) -> int:
         """How many processes the kernel has ended in it for lack of memory."""
@@ -74,40 +104,32 @@ class MachineCgroup:
 
 
 class CgroupHome:
-    """A pool's directory, in which each machine has its own."""
+    """A pool's directory, in which each machine has its own. Raises: OSError if it cannot be made."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, controllers: Collection[str]) -> None:
         self._path = path
         self._leaving: list[MachineCgroup] = []
-
-    @classmethod
-    def find(cls, mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/self/cgroup") -> Self | None:
-        """A new directory below the first cgroup that this process may divide, with memory and processes limited."""
-        for parent in _candidates(Path(mountinfo), Path(membership)):
-            _sweep(parent)
-            path = parent / f"{_PREFIX}{os.getpid()}-{next(_homes)}"
-            try:
-                path.mkdir()
-            except OSError:
-                continue
-            try:
-                (path / "cgroup.subtree_control").write_text("+memory +pids")
-                return cls(path)
-            except OSError as error:
-                logger.debug("no memory cgroup below %s: %s", parent, error)
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-        return None
+        self.controllers = frozenset(controllers)
+        path.mkdir()
+        try:
+            if controllers:
+                (path / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(controllers)))
+            self._lifeline = _post_warden(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            raise
 
     def make(self, name: str, limits: MachineLimits) -> MachineCgroup:
         """One machine's cgroup. Raises: OSError."""
         self._leaving = [left for left in self._leaving if not left.remove()]
-        return MachineCgroup(self._path / name, limits)
+        return MachineCgroup(self._path / name, limits, self.controllers)
 
     def let_go(self, cgroup: MachineCgroup) -> None:
-        """Delete a machine's cgroup, now or when its last process has gone."""
+        """End and delete a machine's cgroup, now or when its last process has gone."""
         cgroup.close_entrance()
         if not cgroup.remove():
+            cgroup.kill()
             self._leaving.append(cgroup)
 
     def close(self) -> bool:
@@ -115,34 +137,93 @@ class CgroupHome:
         self._leaving = [left for left in self._leaving if not left.remove()]
         with contextlib.suppress(OSError):
             self._path.rmdir()
-        return not self._path.exists()
+        if self._path.exists():
+            return False
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        return True
 
 
-def _candidates(mountinfo: Path, membership: Path) -> list[Path]:
-    """This process's own cgroup and the one above, as far as they pass memory on and let this user move processes."""
-    mounted = [line.split() for line in mountinfo.read_text().splitlines() if " - cgroup2 " in line]
-    joined = [line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")]
-    if not mounted or not joined:
-        return []
-    own = Path(mounted[0][4]) / os.path.relpath(joined[0], mounted[0][3])
-    return [path for path in (own, own.parent) if path.is_relative_to(mounted[0][4]) and _is_delegated(path)]
-
-
-def _is_delegated(path: Path) -> bool:
+def _post_warden(path: Path) -> int:
+    """Start a process that outlives this one and tidies up after it; its life hangs on the descriptor returned."""
+    waits, lifeline = os.pipe()
+    command = ["/bin/sh", "-c", _WARDEN, "sh", str(path)]
+    environment = {"PATH": "/usr/bin:/bin"}
     try:
-        passed_on = (path / "cgroup.subtree_control").read_text().split()
+        subprocess.run(command, stdin=waits, check=True, start_new_session=True, env=environment)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("nobody will tidy up %s should this process be killed: %s", path, error)
+    finally:
+        os.close(waits)
+    return lifeline
+
+
+def find_home(mountinfo: str = "/proc/self/mountinfo", membership: str = "/proc/self/cgroup") -> CgroupHome | Absence:
+    """A new directory in the cgroup that this process may divide and that passes on most of the controllers.
+
+    That is its own or the one above. Without any controller there is still the one write that ends a whole machine.
+    """
+    mounts = [line.split() for line in Path(mountinfo).read_text().splitlines() if " - cgroup2 " in line]
+    joined = [line[3:] for line in Path(membership).read_text().splitlines() if line.startswith("0::")]
+    if not mounts or not joined:
+        return Absence("cgroup version 2 is not mounted here", "boot with systemd.unified_cgroup_hierarchy=1")
+    top = Path(mounts[0][4])
+    own = top / os.path.relpath(joined[0], mounts[0][3])
+    candidates = [path for path in (own, own.parent) if path.is_relative_to(top)]
+    open_ones = [path for path in candidates if _may_divide(path)]
+    for parent in sorted(open_ones, key=lambda path: -len(_passed_on(path))):
+        _sweep(parent)
+        with contextlib.suppress(OSError):
+            return CgroupHome(parent / f"{_PREFIX}{os.getpid()}-{next(_homes)}", _passed_on(parent))
+    return explain(top, own, can_divide=bool(open_ones))
+
+
+def explain(top: Path, own: Path, *, can_divide: bool) -> Absence:
+    """Why the kernel holds machines to fewer limits than it could, from the directories that decide it."""
+    absent = [name for name in CONTROLLERS if name not in _words(top / "cgroup.controllers")]
+    scope = "systemd-run --scope" if os.geteuid() == 0 else "systemd-run --user --scope"
+    reasons: list[Absence] = []
+    if not can_divide:
+        fix = f"start it by `{scope} -p Delegate=yes mettle ...`, or in a service with Delegate=yes"
+        reasons.append(Absence(f"user {os.geteuid()} may not divide {own} nor the cgroup above it", fix))
+    if absent:
+        why = f"cgroup version 2 has no {', '.join(absent)} on this host"
+        reasons.append(Absence(why, "boot with systemd.unified_cgroup_hierarchy=1 or cgroup_no_v1=all"))
+    if not reasons:
+        fix = f"start it by `{scope} -p Delegate=yes mettle ...`, where all of {', '.join(CONTROLLERS)} are delegated"
+        reasons.append(Absence(f"neither {own} nor the cgroup above it passes on {', '.join(CONTROLLERS)}", fix))
+    return Absence("; ".join(reason.why for reason in reasons), ", and ".join(reason.fix for reason in reasons))
+
+
+def why_incomplete(home: CgroupHome, mountinfo: str = "/proc/self/mountinfo") -> Absence:
+    """Why a home lacks some of the controllers."""
+    mounts = [line.split() for line in Path(mountinfo).read_text().splitlines() if " - cgroup2 " in line]
+    return explain(Path(mounts[0][4]), home._path.parent, can_divide=True)
+
+
+def _passed_on(path: Path) -> list[str]:
+    return [name for name in CONTROLLERS if name in _words(path / "cgroup.subtree_control")]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
     except OSError:
-        return False
-    return {"memory", "pids"} <= set(passed_on) and all(
-        os.access(place, os.W_OK) for place in (path, path / "cgroup.procs")
-    )
+        return []
+
+
+def _may_divide(path: Path) -> bool:
+    return all(os.access(place, os.W_OK) for place in (path, path / "cgroup.procs"))
 
 
 def _sweep(parent: Path) -> None:
-    """Delete what owners that were killed have left: directories without a process."""
+    """End and delete what owners that were killed have left."""
     for home in parent.glob(f"{_PREFIX}*"):
         owner = home.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            with contextlib.suppress(OSError):
+                (home / "cgroup.kill").write_text("1")
             for path in (*home.glob("*/"), home):
                 with contextlib.suppress(OSError):
                     path.rmdir()

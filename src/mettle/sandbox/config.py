@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from typing import Final, Literal, Self
+from collections.abc import Sequence
+from typing import Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mettle.errors import UserError
 from mettle.sandbox.backends import BUILT_IN, backend_names
 from mettle.sandbox.backends.docker_config import DockerConfig
 from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
@@ -14,6 +17,29 @@ from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
 Backend = str
 Grade = Literal["none", "ns-noseccomp", "ns", "kernel"]
 RequiredGrade = Literal["ns-noseccomp", "ns", "kernel"]
+RequiredLayer = Literal[
+    "user-namespace",
+    "mount-namespace",
+    "pid-namespace",
+    "network-namespace",
+    "network",
+    "ipc-namespace",
+    "uts-namespace",
+    "cgroup-namespace",
+    "read-only-root",
+    "private-proc",
+    "no-privileges",
+    "resource-limits",
+    "seccomp",
+    "own-kernel",
+    "own-users",
+    "landlock",
+    "cgroup-memory",
+    "cgroup-pids",
+    "cgroup-cpu",
+    "cgroup-kill",
+]
+Requirement = RequiredGrade | tuple[RequiredGrade | RequiredLayer, ...]
 
 
 _COVERED: Final = ("/tmp", "/work", "/dev", "/proc", "/program", "/packages")
@@ -136,8 +162,9 @@ class SandboxConfig(BaseModel):
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Of `kubernetes`."""
 
-    require: RequiredGrade = "ns"
-    """The least isolation that will do; a host that gives less is refused. Nothing is asked of `unsafe`."""
+    require: Requirement = "ns"
+    """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A
+    host that gives less is refused. Nothing is asked of `unsafe`."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""
@@ -196,3 +223,14 @@ class SandboxConfig(BaseModel):
         if (self.backend == "remote") != bool(self.urls):
             raise ValueError("sandbox.urls and sandbox.backend 'remote' go together: give both, or neither")
         return self
+
+
+def read_requirement(names: Sequence[str]) -> SandboxConfig:
+    """A config that requires these grades and layers, or the default's. Raises: UserError for an unknown name."""
+    known = (*get_args(RequiredGrade), *get_args(RequiredLayer))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"there is no grade and no layer of isolation {name!r}; {hint}")
+    return SandboxConfig.model_validate({"require": tuple(names)} if names else {})

@@ -12,7 +12,7 @@ import resource
 import sys
 from collections.abc import Callable
 
-NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 # In a machine (where this file runs as a script with that argument) /work and the root around it are the code's own,
 # and the data segment is limited rather than the address space, which some interpreters reserve by the terabyte.
 IS_MACHINE = sys.argv[1:] == ["machine"]
@@ -30,7 +30,16 @@ CALLS: dict[str, tuple[int, ...]] = {
     "io_uring_setup": (425, 0, 0),
     "userfaultfd": (323, 1),
     "shmget": (29, 0, 4096, 0o1600),
+    "perf_event_open": (298, 0, 0, -1, -1, 0),
+    "process_vm_readv": (310, 0, 0, 0, 0, 0, 0),
+    "kexec_load": (246, 0, 0, 0, 0),
+    "fsopen": (430, 0, 0),
+    "personality": (135, 0xFFFFFFFF),
 }
+# What tells about the host or steers it; in a private /proc it is not there, or empty.
+HOST_FILES = ("kallsyms", "keys", "kmsg", "kcore", "timer_list", "cmdline", "sys/kernel/core_pattern", "interrupts")
+PR_CAPBSET_READ = 23
+NUM_CAPABILITIES = 64
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -69,6 +78,29 @@ def is_answered(arguments: tuple[int, ...]) -> bool:
     return result >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
 
 
+def can_read(path: str) -> bool:
+    """Whether anything comes out of a file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return bool(os.read(descriptor, 1))
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def can_make_whiteout() -> bool:
+    """Whether a device can be made that needs no privilege: nothing but Landlock refuses it."""
+    path = "/tmp/.mettle-explorer"
+    if not succeeds(lambda: os.mknod(path, 0o20600, 0)):
+        return False
+    os.unlink(path)
+    return True
+
+
 def privileges() -> list[str]:
     """What only root can do, and this code can."""
     attempts: dict[str, Callable[[], None]] = {
@@ -77,6 +109,8 @@ def privileges() -> list[str]:
         "change an owner": lambda: os.chown("/work", 0, 0),
     }
     held = [name for name, attempt in attempts.items() if succeeds(attempt)]
+    if any(libc.prctl(PR_CAPBSET_READ, number, 0, 0, 0) == 1 for number in range(NUM_CAPABILITIES)):
+        held.append("regain a capability")
     return [*held, "mount"] if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0 else held
 
 
@@ -95,6 +129,8 @@ def findings() -> dict[str, object]:
         "writable": [path for path in READ_ONLY if can_write(path)],
         "is_machine": IS_MACHINE,
         "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+        "host_files": [name for name in HOST_FILES if can_read(f"/proc/{name}")],
+        "makes_whiteouts": can_make_whiteout(),
         "privileges": privileges(),
         "unlimited": [name for name in LIMITS if is_unlimited[name]],
         "calls": [name for name, arguments in CALLS.items() if is_answered(arguments)],

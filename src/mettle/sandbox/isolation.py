@@ -9,21 +9,42 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.sandbox.config import Backend, Grade, SandboxConfig
+from mettle.sandbox.config import Backend, Grade, Requirement, SandboxConfig
+from mettle.sandbox.zygote import landlock
 
 _ORDER: Final[tuple[Grade, ...]] = ("none", "ns-noseccomp", "ns", "kernel")
-_NAMESPACES: Final = {"user": "user", "mount": "mnt", "pid": "pid", "network": "net", "ipc": "ipc", "uts": "uts"}
+_NAMESPACES: Final = {
+    **{"user": "user", "mount": "mnt", "pid": "pid", "network": "net", "ipc": "ipc", "uts": "uts"},
+    "cgroup": "cgroup",
+}
 _CONTAINER_FIX: Final = (
     "in a container, run with a seccomp profile that allows clone, unshare, mount, umount2, pivot_root and setns; "
     "on Ubuntu 23.10 or later, load an AppArmor profile with `userns,` for this interpreter "
     "or set sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 )
-_CGROUP: Final = "memory cgroup"
-_NO_CGROUP: Final = "none; process 1 watches the memory of all its processes instead"
+_LANDLOCK_FIX: Final = "Linux 5.19 or later with CONFIG_SECURITY_LANDLOCK and `landlock` in the boot option lsm="
+_WITHOUT_CGROUP: Final = {
+    "memory": "process 1 watches what all processes hold, and what no process maps is refused or counted",
+    "pids": "the user namespace counts processes and threads",
+    "cpu": "processor time is limited, the share of it is not",
+    "kill": "the pid namespace ends with its process 1",
+}
+_NOT_FOR_TESTS: Final = "only machines get cgroups"
+_WITH_CGROUP: Final = {
+    "memory": "the kernel limits all memory, that of files in memory and of sockets included",
+    "pids": "the kernel limits processes and threads",
+    "cpu": "the kernel limits the share of the processors where a machine asks for one",
+    "kill": "one write ends everything in it",
+}
+_NOT_CGROUPS: Final = ("cgroup-namespace",)
+OPTIONAL_LAYERS: Final = ("landlock", "own-kernel", "own-users", *(f"cgroup-{name}" for name in _WITHOUT_CGROUP))
+"""What no grade asks for (but `kernel` for its own); a config that does names them."""
 _SYSCTL_FIX: Final = "raise sysctl user.max_user_namespaces"
 
 
@@ -35,6 +56,11 @@ class Layer:
     is_in_force: bool
     detail: str
     fix: str = ""
+
+    @property
+    def id(self) -> str:
+        """The name that `SandboxConfig.require` takes: `private /proc` is `private-proc`."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +93,71 @@ class IsolationReport:
             "machine": self.machine,
             "user": self.user,
             "layers": [
-                {"name": layer.name, "in_force": layer.is_in_force, "detail": layer.detail, "fix": layer.fix}
+                {
+                    **{"id": layer.id, "name": layer.name, "in_force": layer.is_in_force},
+                    **{"detail": layer.detail, "fix": layer.fix},
+                }
                 for layer in self.layers
             ],
         }
+
+    def layer(self, layer_id: str) -> Layer:
+        """The layer of that id; one that this backend does not have is not in force."""
+        found = next((layer for layer in self.layers if layer.id == layer_id), None)
+        return found or Layer(layer_id, False, "this backend does not have it here")
+
+    def meets(self, required: Requirement) -> bool:
+        """Whether all that is required is in force."""
+        return not missing(self, required)
 
     def is_at_least(self, grade: Grade) -> bool:
         return _ORDER.index(self.grade) >= _ORDER.index(grade)
 
 
+def missing(report: IsolationReport, required: Requirement) -> list[Layer]:
+    """The layers that keep a report from what is required; none if it is met."""
+    names = (required,) if isinstance(required, str) else required
+    found: dict[str, Layer] = {}
+    for name in names:
+        found |= {layer.id: layer for layer in _missing(report, name)}
+    return list(found.values())
+
+
 def check(report: IsolationReport, config: SandboxConfig) -> None:
     """Refuse a host that gives less than the config requires, naming what is missing and what would help."""
-    if config.backend == "unsafe" or report.is_at_least(config.require):
+    if config.backend == "unsafe":
         return
-    missing = [layer for layer in report.layers if not layer.is_in_force and layer.fix]
-    reasons = "; ".join(f"{layer.name}: {layer.detail}" for layer in missing)
-    fixes = "; ".join(dict.fromkeys(layer.fix for layer in missing))
+    lacking = missing(report, config.require)
+    if not lacking:
+        return
+    wanted = (config.require,) if isinstance(config.require, str) else config.require
+    reasons = "; ".join(f"{layer.name}: {layer.detail}" for layer in lacking)
+    fixes = "; ".join(dict.fromkeys(layer.fix for layer in lacking if layer.fix)) or "nothing that is known"
     raise UserError(
-        f"the sandbox must have isolation {config.require!r} and this host gives {report.grade!r} ({reasons}). "
-        f"To have it: {fixes}. To run code with no isolation, set sandbox.backend to 'unsafe'"
+        f"the sandbox must have isolation {' and '.join(map(repr, wanted))} and this host gives {report.grade!r} "
+        f"({reasons}). To have it: {fixes}. To run code with no isolation, set sandbox.backend to 'unsafe'"
     )
+
+
+def _missing(report: IsolationReport, name: str) -> list[Layer]:
+    """The layers that keep the host from giving this grade, or this layer, if any."""
+    if name not in _ORDER:
+        layer = report.layer(name)
+        return [] if layer.is_in_force else [layer]
+    if report.is_at_least(name):
+        return []
+    optional = set(OPTIONAL_LAYERS) - ({"own-kernel"} if name == "kernel" else set())
+    found = [layer for layer in report.layers if not layer.is_in_force and layer.id not in optional]
+    return found or [Layer(name, False, "a layer is missing that nothing was said about")]
 
 
 def refused(config: SandboxConfig, layers: dict[str, str]) -> IsolationReport:
     """The report of a host where no cell could be made; `layers` says why, by stage."""
-    reasons = [(stage, why) for stage, why in layers.items() if why and stage != "seccomp"]
+    reasons = [(stage, why) for stage, why in layers.items() if why and stage not in ("seccomp", "landlock")]
     found = [Layer(f"{stage} namespace" if stage == "user" else stage, False, why, _fix(why)) for stage, why in reasons]
     seccomp = layers.get("seccomp", "not tried")
     found.append(Layer("seccomp", False, seccomp or "the kernel takes the filter", _seccomp_fix(seccomp)))
+    found.append(_untried_landlock(layers.get("landlock", "not tried")))
     return _report(config, "none", found)
 
 
@@ -110,24 +173,21 @@ def examine(config: SandboxConfig, findings: dict[str, Any], layers: dict[str, s
     found += [_root_layer(findings), _proc_layer(findings), _privilege_layer(findings), _limits_layer(findings)]
     is_contained = all(layer.is_in_force for layer in found)
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
-    found.append(seccomp)
-    found.append(Layer(_CGROUP, False, _NO_CGROUP))
+    found += [seccomp, _landlock_layer(findings, layers.get("landlock", "not tried"))]
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
-    return _report(config, grade, found)
+    return with_cgroups(_report(config, grade, found), frozenset(), _NOT_FOR_TESTS)
 
 
-def with_memory_cgroup(report: IsolationReport) -> IsolationReport:
-    """The report of a pool whose machines were seen to be in cgroups of their own."""
-    return _with_layer(report, Layer(_CGROUP, True, "the kernel limits memory, files in memory, and processes"))
-
-
-def without_memory_cgroup(report: IsolationReport) -> IsolationReport:
-    """The report of a pool whose machines turned out not to be in one."""
-    return _with_layer(report, Layer(_CGROUP, False, _NO_CGROUP))
-
-
-def _with_layer(report: IsolationReport, layer: Layer) -> IsolationReport:
-    return replace(report, layers=tuple(layer if old.name == layer.name else old for old in report.layers))
+def with_cgroups(report: IsolationReport, given: Collection[str], why_not: str, fix: str = "") -> IsolationReport:
+    """The report with what cgroups do there: `given` of memory, pids, cpu and kill; `why_not` of the others."""
+    others = tuple(layer for layer in report.layers if not layer.id.startswith("cgroup-") or layer.id in _NOT_CGROUPS)
+    found = [
+        Layer(f"cgroup {name}", True, _WITH_CGROUP[name])
+        if name in given
+        else Layer(f"cgroup {name}", False, f"{instead} ({why_not})", fix)
+        for name, instead in _WITHOUT_CGROUP.items()
+    ]
+    return replace(report, layers=(*others, *found))
 
 
 def _report(config: SandboxConfig, grade: Grade, layers: list[Layer]) -> IsolationReport:
@@ -166,16 +226,21 @@ def _root_layer(findings: dict[str, Any]) -> Layer:
 
 
 def _proc_layer(findings: dict[str, Any]) -> Layer:
-    seen = findings["processes"]
-    is_private = len(seen) <= (3 if findings["is_machine"] else 2)  # process 1, in a machine a hand, and the code
+    seen, told = findings["processes"], findings["host_files"]
+    is_private = not told and len(seen) <= (
+        3 if findings["is_machine"] else 2
+    )  # process 1, in a machine a hand, itself
     detail = f"code sees processes {seen}" if seen else "there is no /proc inside; tests cannot start processes"
+    detail += f", and reads {', '.join(told)}" if told else "" if not seen else ", and nothing of the host's kernel"
     return Layer("private /proc", is_private, detail, "" if is_private else _CONTAINER_FIX)
 
 
 def _privilege_layer(findings: dict[str, Any]) -> Layer:
     held = findings["privileges"]
     return Layer(
-        "no privileges", not held, f"code could: {', '.join(held)}" if held else "no mount, no chown, no uid 0"
+        "no privileges",
+        not held,
+        f"code could: {', '.join(held)}" if held else "all capability sets empty; no mount, chown, uid 0",
     )
 
 
@@ -190,3 +255,16 @@ def _seccomp_layer(findings: dict[str, Any], why_not: str) -> Layer:
     is_in_force = not why_not and not answered
     detail = why_not or (f"the kernel answered {', '.join(answered)}" if answered else "an allow-list of system calls")
     return Layer("seccomp", is_in_force, detail, "" if is_in_force else _seccomp_fix(detail))
+
+
+def _landlock_layer(findings: dict[str, Any], why_not: str) -> Layer:
+    """By its effect: making a device that needs no privilege is what nothing else refuses."""
+    if why_not:
+        return _untried_landlock(why_not)
+    is_in_force = not findings["makes_whiteouts"]
+    detail = landlock.describe() if is_in_force else "code could make a device that it refuses"
+    return Layer("landlock", is_in_force, detail, "" if is_in_force else _LANDLOCK_FIX)
+
+
+def _untried_landlock(why_not: str) -> Layer:
+    return Layer("landlock", False, why_not or "the kernel has it", _LANDLOCK_FIX if why_not else "")

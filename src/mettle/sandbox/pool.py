@@ -61,13 +61,13 @@ class PoolStats:
 class SandboxPool:
     """Judges untrusted code. Use as `async with SandboxPool(config) as pool`."""
 
-    def __init__(self, config: SandboxConfig | None = None) -> None:
+    def __init__(self, config: SandboxConfig | None = None, keeper: TemplateKeeper | None = None) -> None:
         self.config = config or SandboxConfig()
         self._slots = asyncio.Semaphore(self.config.max_running)
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
         self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
         self._builder = Builder(self)
-        self._keeper = TemplateKeeper(self.config, self._forget_warm)
+        self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
         self._isolation: IsolationReport | None = None

@@ -56,9 +56,7 @@ def examine(
         _limits(doors, place),
     ]
     seccomp, kernel = _seccomp(doors, place), _kernel(place)
-    asked_for = [*must_hold, seccomp, *([kernel] if config.require == "kernel" else [])]
-    others = [*([] if kernel in asked_for else [kernel]), _users(place), *_cgroups(place)]
-    found = [*(_with_fix(layer, around) for layer in asked_for), *others]
+    found = [_with_fix(layer, around) for layer in (*must_hold, seccomp, kernel, _users(place), *_cgroups(place))]
     grade: Grade = "none"
     if all(layer.is_in_force for layer in must_hold):
         grade = "kernel" if kernel.is_in_force else "ns" if seccomp.is_in_force else "ns-noseccomp"
@@ -129,7 +127,7 @@ def _kernel(place: dict[str, Any]) -> Layer:
 
 def _users(place: dict[str, Any]) -> Layer:
     is_own = place["user_map"] != _ALL_USERS
-    return Layer("user namespace", is_own, "its users are nobody else's" if is_own else "its users are the host's")
+    return Layer("own users", is_own, "its users are nobody else's" if is_own else "its users are the host's")
 
 
 def _cgroups(place: dict[str, Any]) -> list[Layer]:

@@ -19,15 +19,13 @@ from mettle.errors import SandboxError, UserError
 from mettle.sandbox.agent.cells import PROGRAMS
 from mettle.sandbox.backends.containers import ContainerHost, ContainerMachine, ContainerPool
 from mettle.sandbox.cells import Cell, CellLost
-from mettle.sandbox.checkers import Checker, ProgramChecker
-from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.keeper import TemplateKeeper
-from mettle.sandbox.languages import LanguageSpec
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.pool import SandboxPool
 from mettle.sandbox.toolchains import find_language, known_languages
-from mettle.sandbox.verdicts import JudgeResult, Test
+from mettle.sandbox.verdicts import Checker, JudgeResult, ProgramChecker, Test
 from mettle.sandbox.zygote.settings import CellLimits, Settings
 
 _READY_S: Final = 60.0
@@ -52,8 +50,9 @@ class FarCell(Cell):
 class FarKeeper(TemplateKeeper):
     """There is no template process elsewhere: a cell is lost when its own container is."""
 
-    def __init__(self, config: SandboxConfig) -> None:
-        super().__init__(config, lambda: None)
+    def __init__(self) -> None:
+        self.template = None
+        self.num_templates = 0
         self.cells: dict[int, FarCell] = {}
 
     def has_lost(self, generation: int) -> bool:
@@ -69,10 +68,9 @@ class ContainerJudge(SandboxPool):
     """Judges code in containers. Use as `async with`."""
 
     def __init__(self, config: SandboxConfig, host: ContainerHost) -> None:
-        super().__init__(config)
+        self._far = FarKeeper()
+        super().__init__(config, self._far)
         self._machines = ContainerPool(config, host)
-        self._far = FarKeeper(config)
-        self._keeper = self._far
         self._numbers = itertools.count(1)
         self._missing: dict[str, str | None] = {}
 

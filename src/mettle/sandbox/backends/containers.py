@@ -50,6 +50,7 @@ class Shape:
     memory_mb: int
     disk_mb: int
     max_processes: int
+    cpus: float
 
 
 class Container(Protocol):
@@ -175,9 +176,15 @@ class ContainerPool:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
         config, report = config or MachineConfig(), self.isolation
         config.limits()  # says what is wrong with it before anything is made
+        if config.network is not None and self.host.surroundings().has_network:
+            raise UserError(
+                "a machine's network is an allow-list, and these containers have a network of their own beside it; "
+                f"set sandbox.{self.config.backend}.network to 'none'"
+            )
         machine = await self.make(config, report)
         try:
             await self._begin(machine)
+            await machine.open_egress()
             if snapshot is not None:
                 await machine.restore(snapshot)
             if config.files:

@@ -60,7 +60,7 @@ def _host_config(config: DockerConfig, shape: Shape, runtime: str | None, volume
         "IpcMode": "private",
         "Memory": memory,
         "MemorySwap": memory,
-        "NanoCpus": int(config.cpus * 1e9),
+        "NanoCpus": int(shape.cpus * 1e9),
         "PidsLimit": shape.max_processes + _AGENT_PROCESSES,
         "OomScoreAdj": 500,
         "Ulimits": [

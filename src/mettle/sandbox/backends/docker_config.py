@@ -42,7 +42,7 @@ class DockerConfig(BaseModel):
     """Docker network of the machines. Other than `none` it lets code out, and the report says so."""
 
     cpus: float = Field(default=1.0, gt=0, le=1024)
-    """Processors that one machine may keep busy."""
+    """Processors that a machine may keep busy when it does not say."""
 
     warm: int = Field(default=2, ge=0, le=4096)
     """Containers of the default shape kept ready ahead of time, about 15 MB each."""

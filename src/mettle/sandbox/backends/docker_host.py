@@ -116,7 +116,9 @@ class DockerHost:
         self._warm.start()
 
     def shape_of(self, config: MachineConfig) -> Shape:
-        return Shape(config.image or self._config.image, config.memory_mb, config.disk_mb, config.max_processes)
+        own = self._config
+        image, cpus = config.image or own.image, config.cpus or own.cpus
+        return Shape(image, config.memory_mb, config.disk_mb, config.max_processes, cpus)
 
     async def make(self, shape: Shape, config: MachineConfig) -> DockerContainer:
         if shape == self.shape_of(MachineConfig()) and (ready := await self._warm.take()) is not None:

@@ -42,7 +42,7 @@ def selector(pool: str) -> str:
 
 def shape_key(config: KubernetesConfig, shape: Shape, bundle: Bundle, runtime_class: str | None) -> str:
     """The same for pods that can stand for each other."""
-    own = (config.interpreter, config.user, config.port, config.cpus, config.network, config.pull)
+    own = (config.interpreter, config.user, config.port, config.network, config.pull)
     told = json.dumps([repr(shape), own, bundle.digest, runtime_class, config.node_selector, config.tolerations])
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -167,9 +167,9 @@ def _container(config: KubernetesConfig, shape: Shape, token: str) -> dict[str, 
         "ports": [{"name": "agent", "containerPort": config.port, "protocol": "TCP"}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": {
-            "limits": {"cpu": f"{math.ceil(config.cpus * 1000)}m", "memory": f"{memory_mb}Mi"},
+            "limits": {"cpu": f"{math.ceil(shape.cpus * 1000)}m", "memory": f"{memory_mb}Mi"},
             "requests": {
-                "cpu": f"{math.ceil(config.cpus * share * 1000)}m",
+                "cpu": f"{math.ceil(shape.cpus * share * 1000)}m",
                 "memory": f"{math.ceil(memory_mb * share)}Mi",
             },
         },

@@ -56,7 +56,7 @@ class KubernetesConfig(BaseModel):
     """Port of the agent in each pod."""
 
     cpus: float = Field(default=1.0, gt=0, le=1024)
-    """Processors that one machine may keep busy."""
+    """Processors that a machine may keep busy when it does not say."""
 
     requested_share: float = Field(default=0.25, gt=0, le=1)
     """Share of a machine's memory and processors that the scheduler sets aside for it; 1 is all, and packs least."""

@@ -109,7 +109,9 @@ class KubernetesHost:
             self._filler = asyncio.create_task(self._keep_warm(), name="kubernetes warm pods")
 
     def shape_of(self, config: MachineConfig) -> Shape:
-        return Shape(config.image or self._config.image, config.memory_mb, config.disk_mb, config.max_processes)
+        own = self._config
+        image, cpus = config.image or own.image, config.cpus or own.cpus
+        return Shape(image, config.memory_mb, config.disk_mb, config.max_processes, cpus)
 
     async def make(self, shape: Shape, config: MachineConfig) -> PodContainer:
         name = await self._adopt(shape, config.lifetime_s)

@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mettle.errors import UserError
+from mettle.sandbox.machines.egress import proxy_environment
+from mettle.sandbox.machines.network import Network
 from mettle.sandbox.zygote.rootfs import PROGRAMS
 from mettle.sandbox.zygote.settings import MachineLimits
 
@@ -29,33 +32,44 @@ _ENVIRONMENT = {
 class MachineConfig:
     """One machine's limits, lifetime and first contents.
 
-    `memory_mb` is of all its processes together, `disk_mb` of all its files (they live in memory, too). `lifetime_s`
-    counts from its making, `idle_s` from the end of the last order; None is without end. `files` maps paths (relative
-    ones are below /work) to contents. `labels` are the caller's own. `image` is of
-    backends of containers; None is the backend's.
+    `memory_mb` is of all its processes together, `disk_mb` of all its files (they live in memory, too). `cpus` is how
+    many processors its processes may keep busy, all together; only a cgroup can hold them to it, so that a host without
+    the cpu controller refuses the machine; None is without limit. `lifetime_s` counts from its making, `idle_s` from
+    the end of the last order; None is without end. `files` maps paths (relative ones are below /work) to contents.
+    `labels` are the caller's own. `network` is None for none at all, or `{"allow": ["host:port", ...]}` (see
+    `network.py`): an HTTP proxy that the machine's environment names lets these through. `image` is of backends of
+    containers; None is the backend's own.
     """
 
     memory_mb: int = 512
     disk_mb: int = 256
     max_processes: int = 64
+    cpus: float | None = None
     lifetime_s: float | None = 3600.0
     idle_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes | str | Path] = field(default_factory=dict)
+    network: Mapping[str, Any] | None = None
     image: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("memory_mb", 16), ("disk_mb", 1), ("max_processes", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"a machine's {name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("lifetime_s", "idle_s"):
+        for name in ("lifetime_s", "idle_s", "cpus"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UserError(f"a machine's {name} is {value}; it must be more than 0, or None")
+        self.reach()
+
+    def reach(self) -> Network | None:
+        """What it may reach; None for nothing. Raises: UserError for rules that cannot be read."""
+        return None if self.network is None else Network.read(self.network)
 
     def limits(self) -> MachineLimits:
         """What process 1 of the machine is told."""
+        environment = {**_ENVIRONMENT, **(proxy_environment() if self.network else {})}
         return MachineLimits(
             memory_bytes=self.memory_mb << 20,
             disk_bytes=self.disk_mb << 20,
@@ -63,7 +77,8 @@ class MachineConfig:
             max_processes=self.max_processes,
             max_open_files=_MAX_OPEN_FILES,
             cpu_s=math.ceil(self.lifetime_s or _DAY_S),
-            environment={**_ENVIRONMENT, **check_environment(self.env)},
+            environment={**environment, **check_environment(self.env)},
+            num_cpus=self.cpus or 0.0,
         )
 
 

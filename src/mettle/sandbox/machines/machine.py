@@ -21,6 +21,7 @@ from mettle.errors import SandboxError, UserError
 from mettle.sandbox.cgroups import MachineCgroup
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig, check_environment
+from mettle.sandbox.machines.egress import PORT, Egress
 from mettle.sandbox.machines.execution import Command, ExecResult, Execution
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
 from mettle.sandbox.machines.jobs import Job, Stream
@@ -60,6 +61,8 @@ class Machine:
         self.why_ended = ""
         self.lost_as: type[MachineLost] = MachineLost
         self.cgroup: MachineCgroup | None = None
+        self.egress: Egress | None = None
+        """Its way out, if it was given one: what it was refused, and how much passed."""
         self.on_end: Callable[[Machine], None] = lambda _: None
 
     @property
@@ -183,6 +186,13 @@ class Machine:
             raise
         return connection
 
+    async def open_egress(self) -> None:
+        """Answer as the proxy that its environment names, if its config lets it reach anything."""
+        network = self.config.reach()
+        if network is not None:
+            self.egress = Egress(network)
+            await self.egress.open(await self.listen(PORT))
+
     async def delete(self, why: str = "it was deleted") -> None:
         """End it, and everything in it. Doing it twice is harmless."""
         self.why_ended = self.why_ended or why
@@ -203,6 +213,8 @@ class Machine:
     def close(self) -> None:
         """Let go of everything on this side."""
         self.on_end(self)
+        if self.egress is not None:
+            self.egress.close()
         self.channel.close()
         while self._drained:
             self._drained.popleft().close()

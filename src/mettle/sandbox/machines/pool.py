@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
-from mettle.sandbox.cgroups import CgroupHome, MachineCgroup
+from mettle.sandbox.cgroups import Absence, CgroupHome, MachineCgroup, find_home, why_incomplete
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
@@ -91,7 +91,8 @@ class MachinePool:
             return unmeasured
         if not template.is_ready:
             return isolation.refused(self.config, template.layers)
-        self._cgroups = CgroupHome.find()
+        found = await asyncio.to_thread(find_home)
+        self._cgroups = found if isinstance(found, CgroupHome) else None
         try:
             machine = await self._make("measure", MachineConfig(), unmeasured)
         except SandboxError as error:
@@ -104,7 +105,12 @@ class MachinePool:
         if result.exit_code != 0:
             raise SandboxError(f"the look at a machine's isolation failed: {result.stderr[-500:]}")
         report = isolation.examine(self.config, json.loads(result.stdout), template.layers)
-        return isolation.with_memory_cgroup(report) if self._cgroups is not None else report
+        if self._cgroups is not None:
+            given = {*self._cgroups.controllers, "kill"}
+            missing = why_incomplete(self._cgroups)
+            return isolation.with_cgroups(report, given, missing.why, missing.fix)
+        absence = found if isinstance(found, Absence) else Absence("a machine could not enter a cgroup of its own", "")
+        return isolation.with_cgroups(report, (), absence.why, absence.fix)
 
     async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
@@ -114,8 +120,14 @@ class MachinePool:
                 f"the backend {self.config.backend!r} has no images, and a machine of {config.image!r} was asked for; "
                 "set sandbox.backend to 'docker' or 'kubernetes'"
             )
+        if config.network is not None and not report.layer("network-namespace").is_in_force:
+            raise UserError(
+                "a machine's network is an allow-list, and this pool cannot hold it to that: its machines share the "
+                "network of this host. Leave `network` out, or use an isolated backend"
+            )
         machine = await self._make(f"m-{secrets.token_hex(6)}", config, report)
         try:
+            await machine.open_egress()
             if snapshot is not None:
                 await machine.restore(snapshot)
             if config.files:
@@ -138,7 +150,10 @@ class MachinePool:
         if not template.is_ready:
             raise SandboxError(f"no machine can be made: {why_not_ready(template)}")
         limits = self._with_packages(config.limits())
+        self._check_cpus(config)
         cgroup = self._make_cgroup(machine_id, limits)
+        is_counted = cgroup is not None and self._cgroups is not None and "memory" in self._cgroups.controllers
+        limits = limits._replace(is_memory_counted=is_counted)
         try:
             clone = await template.spawn_machine(limits, cgroup.procs if cgroup else None)
         except BaseException:
@@ -178,11 +193,18 @@ class MachinePool:
         if not (has_cgroup and machine.cgroup.is_occupied()):
             self._give_up_cgroups("a machine could not enter its own")
 
+    def _check_cpus(self, config: MachineConfig) -> None:
+        if config.cpus is not None and not (self._cgroups is not None and "cpu" in self._cgroups.controllers):
+            raise UserError(
+                f"a machine's cpus is {config.cpus:g}, and this host cannot hold it to that: it has no cgroup with the "
+                "cpu controller for machines. `mettle sandbox doctor` says what would help; None is without limit"
+            )
+
     def _give_up_cgroups(self, why: str) -> None:
-        logger.warning("machines have no memory cgroup: %s", why)
+        logger.warning("machines have no cgroup: %s", why)
         self._cgroups = None
         if self._isolation is not None:
-            self._isolation = isolation.without_memory_cgroup(self._isolation)
+            self._isolation = isolation.with_cgroups(self._isolation, (), why)
 
     async def _close_cgroups(self) -> None:
         home, self._cgroups = self._cgroups, None

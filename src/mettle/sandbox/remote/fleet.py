@@ -72,7 +72,7 @@ class Fleet:
         reports = [member.isolation for member in self.members if member.isolation is not None]
         if not reports:
             raise UserError("the remote sandbox pool has not been started; use `async with`")
-        return next((report for report in reports if not report.is_at_least(self.config.require)), reports[0])
+        return next((report for report in reports if not report.meets(self.config.require)), reports[0])
 
     async def start(self) -> None:
         """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
@@ -174,7 +174,7 @@ class Fleet:
         except (ServiceLost, ServiceBusy) as error:
             member.why_not = str(error)
             raise
-        if not report.is_at_least(self.config.require):
+        if not report.meets(self.config.require):
             raise UserError(
                 f"sandbox service {member.connection.url} gives isolation {report.grade!r} (backend {report.backend}) "
                 f"and sandbox.require is {self.config.require!r}"

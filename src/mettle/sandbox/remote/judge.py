@@ -57,7 +57,7 @@ class RemoteJudge:
             return result
 
         result = await self._fleet.run(ask)
-        if not result.isolation.is_at_least(self.config.require):
+        if not result.isolation.meets(self.config.require):
             raise SandboxError(
                 f"a sandbox service judged with isolation {result.isolation.grade!r} "
                 f"and sandbox.require is {self.config.require!r}"

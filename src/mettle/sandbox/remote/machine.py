@@ -231,11 +231,14 @@ def _order(
 
 
 def machine_request(config: MachineConfig) -> dict[str, Any]:
-    """What is asked for when a machine is made; its files follow."""
+    """What is asked for when a machine is made; its files follow. Raises: UserError for a network, which none has."""
+    if config.network is not None:
+        raise UserError("a machine of a service has no network, not even to an allow-list; leave `network` out")
     return {
         "memory_mb": config.memory_mb,
         "disk_mb": config.disk_mb,
         "max_processes": config.max_processes,
+        "cpus": config.cpus,
         "lifetime_s": config.lifetime_s,
         "idle_s": config.idle_s,
         "env": dict(config.env),

@@ -16,7 +16,9 @@ from mettle.sandbox.service.machines import Record
 from mettle.sandbox.service.state import KEY_HEADER, Service, client_of, holder_of, service_of
 from mettle.sandbox.service.wire import pack
 
-_CONFIG_FIELDS = {"memory_mb", "disk_mb", "max_processes", "lifetime_s", "idle_s", "env", "labels", "name", "files"}
+_CONFIG_FIELDS = {
+    *("memory_mb", "disk_mb", "max_processes", "cpus", "lifetime_s", "idle_s", "env", "labels", "name", "files"),
+}
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -45,6 +47,7 @@ def machine_config(body: dict[str, Any]) -> MachineConfig:
         memory_mb=take(body, "memory_mb", int, default.memory_mb),
         disk_mb=take(body, "disk_mb", int, default.disk_mb),
         max_processes=take(body, "max_processes", int, default.max_processes),
+        cpus=seconds(body, "cpus", default.cpus),
         lifetime_s=seconds(body, "lifetime_s", default.lifetime_s),
         idle_s=seconds(body, "idle_s", default.idle_s),
         env=texts(body, "env"),

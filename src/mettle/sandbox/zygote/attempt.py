@@ -145,4 +145,4 @@ class Attempt:
         if not self._is_program:
             return True
         pids = watch.cell_processes() if self._is_jailed else watch.descendants(os.getpid())
-        return sum(watch.proportional_bytes(pid) for pid in pids) > self._memory_bytes
+        return sum(watch.proportional_bytes(pid) for pid in pids) + watch.hidden_bytes(pids) > self._memory_bytes

@@ -13,7 +13,17 @@ import signal
 import socket
 from typing import Final
 
-from mettle.sandbox.zygote import kernel, rootfs, watch
+from mettle.sandbox.zygote import kernel, landlock, rootfs, watch
+
+# Of this user namespace, by its own counters: what a filter forbids is also impossible. A cell that could make no user
+# namespace has no capability with which to make any other. Inotify is counted per user of the host as well, so that
+# without limits here one sandbox would leave none for the others.
+_KERNEL_LIMITS: Final = {
+    "user/max_user_namespaces": "0",
+    "user/max_inotify_instances": "32",
+    "user/max_inotify_watches": "16384",
+}
+_MAX_PENDING_SIGNALS: Final = 1024
 
 NOTHING_FD: Final = 3  # like the template's standard input, at its end from the start
 CHANNEL_FD: Final = 5
@@ -41,6 +51,8 @@ def own_user() -> None:
     map_user(rootfs.SANDBOX_UID, rootfs.SANDBOX_UID)
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("500")
+    for name, text in _KERNEL_LIMITS.items():
+        kernel.set_control(name, text)
 
 
 def map_user(inside: int, outside: int) -> None:
@@ -62,13 +74,18 @@ def limit(*, file_bytes: int, open_files: int) -> None:
     lower(resource.RLIMIT_CORE, 1)  # 1 and not 0: a core_pattern that is a pipe ignores 0
 
 
-def confine(program: bytes | None, num_processes: int) -> None:
+def confine(program: bytes | None, num_processes: int, grants: landlock.Grants = landlock.CELL) -> None:
     """Give up everything that process 1 does not need; `num_processes` counts all of its user namespace."""
     lower(resource.RLIMIT_NPROC, num_processes)
+    lower(resource.RLIMIT_MSGQUEUE, 0)
+    lower(resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS)
+    lower(resource.RLIMIT_RTPRIO, 0)
+    lower(resource.RLIMIT_NICE, 0)
     kernel.set_dumpable(False)
     kernel.drop_capabilities()
     kernel.renounce_new_privileges()
     kernel.die_with_parent()
+    landlock.restrict(grants)
     if program is not None:
         kernel.install_filter(program)
 

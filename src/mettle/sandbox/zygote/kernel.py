@@ -6,7 +6,9 @@ The library is loaded with the interpreter lock held, because `clone` returns tw
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -35,8 +37,12 @@ MNT_DETACH: Final = 2
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_SECCOMP: Final = 22
+_PR_CAPBSET_DROP: Final = 24
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+_MAX_CAPABILITIES: Final = 64
 _SECCOMP_MODE_FILTER: Final = 2
 _AT_FDCWD: Final = -100
 _AT_RECURSIVE: Final = 0x8000
@@ -140,6 +146,15 @@ def pivot_into(path: str) -> None:
     os.chdir("/")
 
 
+def set_control(name: str, text: str) -> None:
+    """Write a control of one of this process's namespaces; where the kernel has none or forbids it, it stays.
+
+    Each is a second line behind the filter or a limit.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
+        file.write(text)
+
+
 def set_hostname(name: str) -> None:
     """Name the machine that this UTS namespace shows."""
     encoded = name.encode()
@@ -147,7 +162,13 @@ def set_hostname(name: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Empty this thread's effective, permitted and inheritable capability sets."""
+    """Empty all five capability sets: bounding and ambient first, while there is still the right to."""
+    for capability in range(_MAX_CAPABILITIES):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            if ctypes.get_errno() == errno.EINVAL:  # past the last that this kernel has
+                break
+            _checked(-1, f"prctl(PR_CAPBSET_DROP, {capability})")
+    _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl(PR_CAP_AMBIENT)")
     header = _CapHeader(0x20080522, 0)
     nothing = (ctypes.c_uint32 * 6)()
     _checked(_libc.capset(ctypes.byref(header), nothing), "capset")

@@ -20,29 +20,39 @@ import socket
 import sys
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import frames, jail, kernel, rootfs, watch
+from mettle.sandbox.zygote import frames, jail, kernel, landlock, rootfs, unmapped, watch
 from mettle.sandbox.zygote.overseer import Overseer
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 _MAX_DESCRIPTORS: Final = 4
 _RESERVED_PROCESSES: Final = 64  # for hands, when the code inside has used up its own
 _BACKLOG: Final = 128
+_TCP_BUFFER_BYTES: Final = f"4096 65536 {1 << 20}"  # least, first, most: of a connection to the same machine
+
+
+class Programs(NamedTuple):
+    """The filter of a machine, and the one of a machine whose memory a cgroup counts."""
+
+    usual: bytes
+    in_cgroup: bytes
 
 
 class Tools(NamedTuple):
-    """What a machine's process 1 is given: where it stands, its limits, its filter."""
+    """What a machine's process 1 is given: where it stands, its limits, its filters."""
 
     settings: Settings
     limits: MachineLimits
-    program: bytes | None
+    programs: Programs | None
     template_pid: int
 
 
 class Machine(Overseer):
     """The loop of process 1."""
 
-    def __init__(self, channel: socket.socket, tools: Tools, root: str) -> None:
-        super().__init__(tools.settings, tools.limits, root)
+    def __init__(
+        self, channel: socket.socket, tools: Tools, root: str, sockets: unmapped.Sockets | None = None
+    ) -> None:
+        super().__init__(tools.settings, tools.limits, root, sockets)
         self.channel = channel
 
     def serve(self) -> None:
@@ -137,16 +147,17 @@ def _enter_cgroup(entrance: int) -> bool:
 
 def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) -> None:
     try:
-        _enter(tools, root)
+        sockets = None if root else unmapped.Sockets()
+        _enter(tools, root, has_cgroup=has_cgroup)
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
     channel.sendall(frames.encode({"ready": True, "has_cgroup": has_cgroup}))
     gc.enable()
-    Machine(channel, tools, root).serve()
+    Machine(channel, tools, root, sockets).serve()
 
 
-def _enter(tools: Tools, root: str) -> None:
+def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> None:
     limits = tools.limits
     jail.forget_signals()
     sys.path.clear()  # from here on no module is loaded: the code may put other files where they are looked for
@@ -159,10 +170,14 @@ def _enter(tools: Tools, root: str) -> None:
         return
     jail.own_user()
     kernel.raise_loopback()
+    for name in ("rmem", "wmem"):
+        kernel.set_control(f"net/ipv4/tcp_{name}", _TCP_BUFFER_BYTES)
     rootfs.enter_machine_root(limits.disk_bytes, limits.max_files)
     os.chdir("/work")
     jail.lower(resource.RLIMIT_CPU, limits.cpu_s)
-    jail.confine(tools.program, limits.max_processes + _RESERVED_PROCESSES)
+    is_counted = has_cgroup and limits.is_memory_counted
+    program = tools.programs and (tools.programs.in_cgroup if is_counted else tools.programs.usual)
+    jail.confine(program, limits.max_processes + _RESERVED_PROCESSES, landlock.MACHINE)
 
 
 def _clear(root: str, tools: Tools) -> None:

@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mettle.sandbox.zygote import hands, jail, watch
+from mettle.sandbox.zygote import hands, jail, unmapped, watch
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
+_URGENT_LOOK_S: Final = 0.004  # while memory grows fast or is nearly used up
 _BUSY_LOOK_S: Final = 0.02
 _IDLE_LOOK_S: Final = 0.25
 _HUNT_S: Final = 0.002
@@ -39,8 +40,10 @@ class Overseer:
     settings: Settings
     limits: MachineLimits
     root: str
+    sockets: unmapped.Sockets | None = None  # of its own network
     hands: dict[int, Hand] = field(default_factory=dict)
     next_look: float = 0.0
+    last_total: int = 0
 
     def answer(self, order: int, answer: dict[str, Any]) -> None:
         """Say how an order has ended."""
@@ -114,13 +117,17 @@ class Overseer:
         if self.next_look == 0.0 or time.monotonic() < self.next_look:
             return
         pids = self._processes()
-        sizes = {pid: watch.process_resident_bytes(pid) for pid in pids}
+        page_tables = {pid: unmapped.page_table_bytes(pid) for pid in pids}
+        sizes = {pid: watch.process_resident_bytes(pid) + page_tables[pid] for pid in pids}
         limit = self.limits.memory_bytes
-        is_near = 2 * sum(sizes.values()) > limit
-        if sum(sizes.values()) > limit:
-            sizes = {pid: watch.proportional_bytes(pid) for pid in pids}
-            self._relieve(sizes, sum(sizes.values()) - limit)
-        pause = _BUSY_LOOK_S if is_near else _IDLE_LOOK_S if not self.hands else 2 * _BUSY_LOOK_S
+        in_buffers = self._buffer_bytes(pids) if pids else 0
+        total = sum(sizes.values()) + in_buffers
+        is_urgent = 4 * total > 3 * limit or total - self.last_total > limit // 16
+        self.last_total = total
+        if total > limit:
+            sizes = {pid: watch.proportional_bytes(pid) + page_tables[pid] for pid in pids}
+            self._relieve(sizes, in_buffers, sum(sizes.values()) + in_buffers - limit)
+        pause = _URGENT_LOOK_S if is_urgent else _BUSY_LOOK_S if self.hands else _IDLE_LOOK_S
         self.next_look = time.monotonic() + pause if pids or self.hands else 0.0
 
     def _processes(self) -> list[int]:
@@ -128,7 +135,16 @@ class Overseer:
         known = watch.cell_processes() if self.settings.is_jailed else watch.descendants(os.getpid())
         return [pid for pid in known if pid not in self.hands]
 
-    def _relieve(self, sizes: dict[int, int], excess_bytes: int) -> None:
+    def _buffer_bytes(self, pids: list[int]) -> int:
+        """What sockets and pipes hold: what they belong to may be in any process, or between two."""
+        if self.sockets is None:
+            return unmapped.stream_bytes(pids)
+        return self.sockets.num_bytes() + unmapped.pipe_bytes(pids)
+
+    def _relieve(self, sizes: dict[int, int], in_buffers: int, excess_bytes: int) -> None:
+        """End the largest. Nobody knows whose the buffers are: each process has a part of them by its descriptors."""
+        parts = unmapped.parts(in_buffers, list(sizes))
+        sizes = {pid: num_bytes + parts[pid] for pid, num_bytes in sizes.items()}
         for pid, num_bytes in sorted(sizes.items(), key=lambda entry: -entry[1]):
             if excess_bytes <= 0:
                 return

@@ -24,7 +24,30 @@ PACKAGES: Final = "/packages"
 WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
 _changed_ns: dict[str, int] = {}  # of this cell's own directories
 _bound: list[str] = []  # what the template bound read-only, so that a machine can bind it again
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+# /dev/zero is the host's /dev/full: it reads as zeros just the same, and a mapping of it, which would be memory that
+# belongs to no process and that no watch counts, is refused.
+_DEVICES: Final = {"null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom"}
+# Parts of a machine's /proc that tell about the host's kernel, hardware and other users, or steer them. What is masked
+# is an empty file or an empty directory; /proc/sys stays readable, as all of /proc is mounted read-only.
+_MASKED_PROC: Final = (
+    *("acpi", "asound", "bus", "driver", "fs", "irq", "pressure", "scsi", "sysvipc", "tty", "dynamic_debug"),
+    *("buddyinfo", "cgroups", "cmdline", "config.gz", "consoles", "diskstats", "dma", "interrupts", "iomem", "ioports"),
+    *(
+        "kallsyms",
+        "kcore",
+        "key-users",
+        "keys",
+        "kmsg",
+        "kpagecgroup",
+        "kpagecount",
+        "kpageflags",
+        "latency_stats",
+        "locks",
+    ),
+    *("mdstat", "modules", "mtrr", "pagetypeinfo", "partitions", "sched_debug", "schedstat", "slabinfo", "softirqs"),
+    *("swaps", "sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo", "vmstat", "zoneinfo"),
+    *("sys/kernel/core_pattern", "sys/kernel/random/boot_id", "sys/fs/binfmt_misc"),
+)
 _LINKS: Final = {
     "dev/fd": "/proc/self/fd",
     "dev/stdin": "/proc/self/fd/0",
@@ -37,6 +60,7 @@ _FILES: Final = {
     "etc/group": f"root:x:0:\ncode:x:{SANDBOX_UID}:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "etc/hosts": "127.0.0.1 localhost\n",
+    "etc/.nothing": "",  # what a masked file shows; read-only like all of /etc
 }
 
 
@@ -69,16 +93,33 @@ def mount_private_directories(disk_bytes: int, max_files: int) -> None:
         _changed_ns[path] = os.stat(path).st_ctime_ns
 
 
-def mount_proc(path: str) -> bool:
-    """A fresh /proc of this pid namespace, or an empty directory and False where the host forbids one."""
+def mount_proc(path: str, *, has_system: bool = False) -> bool:
+    """A fresh /proc of this pid namespace, or an empty directory and False where the host forbids one.
+
+    It shows the processes inside and, only if it `has_system`, some of what there is to know about the host: its
+    memory, processors and version, the network namespace. Processes are not hidden from each other, because process 1
+    has no privileges either, and what could hide from it would not be watched.
+    """
     flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     try:
-        kernel.mount("proc", path, "proc", flags)
+        kernel.mount("proc", path, "proc", flags, None if has_system else "subset=pid")
     except PermissionError:
         # Containers that mask parts of /proc forbid a fresh one; then there is none.
         kernel.mount("tmpfs", path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=0555")
         return False
+    if has_system:
+        _mask(path)
     return True
+
+
+def _mask(proc: str) -> None:
+    for name in _MASKED_PROC:
+        path = f"{proc}/{name}"
+        if os.path.isdir(path):
+            flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+            kernel.mount("tmpfs", path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=0555")
+        elif os.path.exists(path):
+            kernel.mount("/etc/.nothing", path, None, kernel.MS_BIND)
 
 
 def enter_machine_root(disk_bytes: int, max_files: int) -> None:
@@ -103,7 +144,7 @@ def enter_machine_root(disk_bytes: int, max_files: int) -> None:
     _link_interpreter(root)
     kernel.mount(f"{root}/run/shm", f"{root}/dev/shm", None, kernel.MS_BIND)
     _mount_terminals(f"{root}/dev/pts")
-    if not mount_proc(f"{root}/proc"):
+    if not mount_proc(f"{root}/proc", has_system=True):
         raise PermissionError(1, "a machine needs a /proc of its own, and this host masks parts of /proc")
     kernel.pivot_into(root)
 
@@ -196,10 +237,10 @@ def _add_devices(root: str) -> None:
     kernel.mount("tmpfs", f"{root}/dev", "tmpfs", kernel.MS_NOSUID, "mode=0755,size=64k,nr_inodes=64")
     for name in ("shm", "pts"):
         os.mkdir(f"{root}/dev/{name}")
-    for name in _DEVICES:
+    for name, source in _DEVICES.items():
         with open(f"{root}/dev/{name}", "w", encoding="utf-8"):
             pass
-        kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
+        kernel.mount(f"/dev/{source}", f"{root}/dev/{name}", None, kernel.MS_BIND)
     for link, target in _LINKS.items():
         os.symlink(target, f"{root}/{link}")
     kernel.lock_mounts(f"{root}/dev", is_device=True)

@@ -34,6 +34,27 @@ _AF_UNIX: Final = 1
 _INTERNET_FAMILIES: Final = (2, 10)
 _PROTOCOLS: Final = (0, 1, 6, 17, 58)  # the default, ICMP, TCP, UDP, ICMPv6: no other that a kernel could load
 _NEW_NAMESPACE_FLAGS: Final = 0x7E020000
+_MAP_SHARED: Final = 0x1
+_MAP_ANONYMOUS: Final = 0x20
+_MAP_HUGETLB: Final = 0x40000
+# DUPFD, GETFD, SETFD, GETFL, SETFL, locks of processes and of files, owner and signal, GETLEASE, DUPFD_QUERY,
+# DUPFD_CLOEXEC, GETPIPE_SZ, seals, write-life hints. Not SETPIPE_SZ, SETLEASE and NOTIFY: larger pipes and directory
+# watches are memory of the kernel's that no limit counts, and a lease holds up the hand that opens the file.
+_FCNTLS: Final = (
+    *(1, 3, 2, 4, 1030, 0, 5, 6, 7, 36, 37, 38, 8, 9, 10, 11, 15, 16),
+    *range(1033, 1041),
+    1025,
+    1027,
+    1032,
+)
+_SOL_SOCKET: Final = 1
+_SOL_TCP: Final = 6
+# Programs for the kernel (ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF), and TCP_ULP, which loads modules.
+_REFUSED_SOCKET_OPTIONS: Final = (26, 50, 51, 52)
+_REFUSED_TCP_OPTIONS: Final = (31,)
+# SNDBUF, RCVBUF. The kernel gives less than is asked for when it likes; here it gives nothing more and says it did, so
+# that what sockets hold goes by their number, and grows no faster than process 1 looks.
+_SIZING_SOCKET_OPTIONS: Final = (7, 8)
 _CLONE_THREAD: Final = 0x00010000
 _IOCTLS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
 # Terminals: the TCSET, TCSBRK, TCXONC and TCFLSH families, controlling terminal, process group, size, pseudo-terminals.
@@ -62,12 +83,16 @@ def refusal(number: int) -> int:
     return _ERRNO | number
 
 
-def build_filter(*, allow_fork: bool = True, is_machine: bool = False) -> bytes:
+def build_filter(*, allow_fork: bool = True, is_machine: bool = False, is_memory_counted: bool = False) -> bytes:
     """The whole program. Without `allow_fork` the code can start threads but no process.
 
-    `is_machine`: with sockets and terminals, for processes in a network and a root of their own.
+    `is_machine`: with sockets and terminals, for processes in a network and a root of their own. `is_memory_counted`:
+    a cgroup counts all memory, so that mappings which outlive their processes are allowed.
     """
     blocks = _blocks(allow_fork) | (_machine_blocks() if is_machine else {})
+    if is_memory_counted:
+        blocks[syscalls.CHECKED["mmap"]] = _refuse_bits(3, _MAP_HUGETLB, errno.ENOMEM)
+        blocks[syscalls.CHECKED["setsockopt"]] = _allow_option(())
     bounds = [0]
     for number in sorted(blocks):
         bounds += [number, number + 1]
@@ -94,6 +119,9 @@ def _blocks(allow_fork: bool) -> dict[int, Block]:
     if allow_fork:
         blocks |= {number: _finish(ALLOW) for number in syscalls.FORKS.values()}
     checked = syscalls.CHECKED
+    blocks[checked["mmap"]] = _allow_counted_mapping()
+    blocks[checked["fcntl"]] = _allow_argument(1, _FCNTLS, errno.EPERM)
+    blocks[checked["setsockopt"]] = _allow_option(_SIZING_SOCKET_OPTIONS)
     blocks[checked["ioctl"]] = _allow_argument(1, _IOCTLS, errno.ENOTTY)
     blocks[checked["socketpair"]] = _allow_argument(0, (_AF_UNIX,), errno.EPERM)
     blocks[checked["prctl"]] = _allow_argument(0, _PRCTLS, errno.EPERM)
@@ -139,6 +167,52 @@ def _allow_argument(index: int, values: tuple[int, ...], otherwise: int) -> Bloc
     for position, value in enumerate(values):
         block.append((_JUMP_IF_EQUAL, len(values) - position, 0, value))
     return block + _finish(refusal(otherwise)) + _finish(ALLOW)
+
+
+def _refuse_bits(index: int, bits: int, otherwise: int) -> Block:
+    return [_load_argument(index), (_JUMP_IF_ANY_BIT, 0, 1, bits), *_finish(refusal(otherwise)), *_finish(ALLOW)]
+
+
+def _allow_counted_mapping() -> Block:
+    """mmap(): no huge pages of the host's, and no shared memory without a file.
+
+    Such memory lives as long as a page of it is mapped anywhere, and counts for nobody while it is not touched: only a
+    cgroup limits it. Shared memory with a file is counted by the size of its file system.
+    """
+    return [
+        _load_argument(3),
+        (_JUMP_IF_ANY_BIT, 2, 0, _MAP_HUGETLB),
+        (_JUMP_IF_ANY_BIT, 0, 2, _MAP_ANONYMOUS),
+        (_JUMP_IF_ANY_BIT, 0, 1, _MAP_SHARED),
+        *_finish(refusal(errno.ENOMEM)),
+        *_finish(ALLOW),
+    ]
+
+
+def _allow_option(ignored: tuple[int, ...]) -> Block:
+    """setsockopt(): `ignored` options of sockets succeed and do nothing; refused are those that hand the kernel a
+    program, and those of TCP that make it load a module.
+    """
+    refuse = _refuse_argument(2, _REFUSED_SOCKET_OPTIONS, errno.EPERM)
+    ignore: Block = []
+    for option in ignored:
+        ignore += [(_JUMP_IF_EQUAL, 0, 1, option), *_finish(refusal(0))]
+    of_socket: Block = [_load_argument(2), *ignore, *refuse] if ignored else refuse
+    return [
+        _load_argument(1),
+        (_JUMP_IF_EQUAL, 0, len(of_socket), _SOL_SOCKET),
+        *of_socket,
+        (_JUMP_IF_EQUAL, 1, 0, _SOL_TCP),
+        *_finish(ALLOW),
+        *_refuse_argument(2, _REFUSED_TCP_OPTIONS, errno.EPERM),
+    ]
+
+
+def _refuse_argument(index: int, values: tuple[int, ...], otherwise: int) -> Block:
+    block = [_load_argument(index)]
+    for position, value in enumerate(values):
+        block.append((_JUMP_IF_EQUAL, len(values) - position, 0, value))
+    return block + _finish(ALLOW) + _finish(refusal(otherwise))
 
 
 def _allow_own_priority() -> Block:

@@ -58,3 +58,5 @@ class MachineLimits(NamedTuple):
     max_open_files: int
     cpu_s: int  # of each process
     environment: dict[str, str]
+    num_cpus: float = 0.0  # of all its processes together, where a cgroup can hold them to it; 0 is without limit
+    is_memory_counted: bool = False  # by the cgroup that it is to enter

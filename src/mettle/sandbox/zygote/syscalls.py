@@ -13,7 +13,7 @@ LAST_KNOWN: Final = 450
 
 _FILES: Final = (
     "read:0 write:1 open:2 close:3 stat:4 fstat:5 lstat:6 poll:7 lseek:8 pread64:17 pwrite64:18 readv:19 writev:20 "
-    "access:21 pipe:22 select:23 dup:32 dup2:33 sendfile:40 fcntl:72 flock:73 fsync:74 fdatasync:75 truncate:76 "
+    "access:21 pipe:22 select:23 dup:32 dup2:33 sendfile:40 flock:73 fsync:74 fdatasync:75 truncate:76 "
     "ftruncate:77 getdents:78 getcwd:79 chdir:80 fchdir:81 rename:82 mkdir:83 rmdir:84 creat:85 link:86 unlink:87 "
     "symlink:88 readlink:89 chmod:90 fchmod:91 chown:92 fchown:93 lchown:94 umask:95 utime:132 mknod:133 statfs:137 "
     "fstatfs:138 readahead:187 getxattr:191 lgetxattr:192 fgetxattr:193 listxattr:194 llistxattr:195 flistxattr:196 "
@@ -24,7 +24,7 @@ _FILES: Final = (
     "preadv2:327 pwritev2:328 statx:332 close_range:436 openat2:437 faccessat2:439"
 )
 _MEMORY: Final = (
-    "mmap:9 mprotect:10 munmap:11 brk:12 mremap:25 msync:26 mincore:27 madvise:28 mlock:149 munlock:150 mlockall:151 "
+    "mprotect:10 munmap:11 brk:12 mremap:25 msync:26 mincore:27 madvise:28 mlock:149 munlock:150 mlockall:151 "
     "munlockall:152 get_mempolicy:239 mlock2:325 pkey_mprotect:329 pkey_alloc:330 pkey_free:331"
 )
 _PROCESSES: Final = (
@@ -46,7 +46,7 @@ _CLOCKS_AND_EVENTS: Final = (
 )
 # Ends of a socket pair can talk to each other; nothing can be bound, connected or listened on.
 _SOCKET_PAIRS: Final = (
-    "sendto:44 recvfrom:45 sendmsg:46 recvmsg:47 shutdown:48 getsockname:51 getpeername:52 setsockopt:54 "
+    "sendto:44 recvfrom:45 sendmsg:46 recvmsg:47 shutdown:48 getsockname:51 getpeername:52 "
     "getsockopt:55 recvmmsg:299 sendmmsg:307"
 )
 # What a machine's shells, compilers and servers also need. Its sockets are in a network of its own.
@@ -65,6 +65,7 @@ MACHINES: Final = _numbers(_MACHINES)
 SOCKET: Final = 41  # for a machine, of some families and protocols
 FORKS: Final = _numbers("fork:57 vfork:58")
 CHECKED: Final = _numbers(
-    "ioctl:16 socketpair:53 clone:56 setpriority:141 prctl:157 sched_setaffinity:203 prlimit64:302"
+    "mmap:9 ioctl:16 socketpair:53 setsockopt:54 clone:56 fcntl:72 setpriority:141 prctl:157 sched_setaffinity:203 "
+    "prlimit64:302"
 )
 PRETEND_MISSING: Final = _numbers("clone3:435")

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import cell, child, jail, kernel, machine, rootfs, seccomp
+from mettle.sandbox.zygote import cell, child, jail, kernel, landlock, machine, rootfs, seccomp
 from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 MAX_MESSAGE_BYTES: Final = 1 << 16
@@ -99,6 +99,7 @@ def _set_up(settings: Settings) -> dict[str, Any]:
         failed = next(name for name in ("root", "user", "namespaces") if name not in layers)
         layers[failed] = f"{error.strerror} [{errno.errorcode.get(error.errno or 0, '?')}]"
         is_ready = False
+    layers["landlock"] = landlock.why_unsupported() or ""
     layers["seccomp"] = seccomp.why_unsupported() or _try_filter()
     return {"is_ready": is_ready, "layers": layers}
 
@@ -185,7 +186,7 @@ def _obey(
         return
     channel = socket.socket(fileno=descriptors[0])
     template_pid, is_machine = os.getpid(), "machine" in order
-    machine_program = _machine_program() if is_machine and program is not None else None
+    programs = _machine_programs() if is_machine and program is not None else None
     try:
         # Without the filter a test can open sockets, so that each cell needs a network of its own.
         pid = _clone(settings, has_network=is_machine or program is None)
@@ -202,7 +203,7 @@ def _obey(
             cell.live(channel, own, program, has_files=has_files)
         limits = MachineLimits(**order["machine"])
         entrance = descriptors[1] if len(descriptors) > 1 else None
-        machine.live(channel, machine.Tools(settings, limits, machine_program, template_pid), entrance)
+        machine.live(channel, machine.Tools(settings, limits, programs, template_pid), entrance)
     cells[order["spawn"]] = pid
     channel.close()
     for descriptor in descriptors[1:]:
@@ -210,8 +211,9 @@ def _obey(
 
 
 @functools.cache
-def _machine_program() -> bytes:
-    return seccomp.build_filter(is_machine=True)
+def _machine_programs() -> machine.Programs:
+    counted = seccomp.build_filter(is_machine=True, is_memory_counted=True)
+    return machine.Programs(seccomp.build_filter(is_machine=True), counted)
 
 
 def _clone(settings: Settings, *, has_network: bool) -> int:

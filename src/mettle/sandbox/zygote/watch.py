@@ -1,7 +1,8 @@
 """What the processes of one test have used so far, asked by process 1 while they run.
 
 In a cell every process but process 1 belongs to the test. Without a jail the test is the tree below its first process.
-Invariant: memory that a process shares with the template it was forked from is counted once.
+Invariant: memory that a process shares with the template it was forked from is counted once; memory that no process
+maps (`unmapped.py`) is counted too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 from typing import Final, NamedTuple
+
+from mettle.sandbox.zygote import unmapped
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
@@ -48,7 +51,12 @@ def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
     pids = cell_processes() if is_jailed else descendants(os.getpid())  # orphans come to this process
     cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
-    return Usage(cpu_s, inherited_bytes + sum(own_bytes))
+    return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
+
+
+def hidden_bytes(pids: list[int]) -> int:
+    """What these processes hold without having it mapped."""
+    return sum(unmapped.page_table_bytes(pid) for pid in pids) + unmapped.stream_bytes(pids)
 
 
 def cell_processes() -> list[int]:
