@@ -164,7 +164,7 @@ async def test_a_lost_container_is_no_verdict_on_the_code_that_did_not_end_it(da
 
 async def test_a_cancelled_creation_leaves_nothing(daemon: FakeDocker) -> None:
     async with open_machines(config_for(daemon)) as machines:
-        for pause_s in (0.0, 0.002, 0.02, 0.1, 0.3):
+        for pause_s in (0.0, 0.002, 0.01, 0.05, 0.1):
             task = asyncio.create_task(machines.create())
             await asyncio.sleep(pause_s)
             task.cancel()

@@ -72,9 +72,9 @@ def _enter(spec: dict[str, Any]) -> None:
         kernel.mount("tmpfs", path, "tmpfs", FLAGS, options)
     kernel.mount("proc", "/proc", "proc", FLAGS | kernel.MS_NOEXEC | kernel.MS_RDONLY)
     os.chdir("/work" if os.path.isdir("/work") else "/")
-    for low in (resource.RLIMIT_CORE,):
-        resource.setrlimit(low, (1, 1))
-    resource.setrlimit(resource.RLIMIT_NPROC, (spec["processes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    if spec["processes"]:
+        resource.setrlimit(resource.RLIMIT_NPROC, (spec["processes"],) * 2)
     if not spec["capabilities"]:
         _drop_bounding()
         kernel.drop_capabilities()
