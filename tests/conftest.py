@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# Other work on the same cores makes an example slow, which says nothing of the code.
+settings.register_profile("mettle", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("mettle")
+
 
 def pytest_configure() -> None:
     """A shell that starts the tests in the background has them ignore Ctrl-C, and a child inherits that."""

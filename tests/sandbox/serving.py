@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,7 +44,7 @@ async def serving(tmp: Path, **changes: Any) -> AsyncIterator[tuple[Service, str
 async def service_process(tmp: Path, **changes: Any) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
     """A service in a process of its own, and its URL."""
     command = [sys.executable, "-m", "mettle.sandbox.service", json.dumps(settings(tmp, **changes))]
-    environment = {**ENVIRONMENT, "TMPDIR": str(tmp)}
+    environment = {**os.environ, "PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "TMPDIR": str(tmp)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:  # noqa: ASYNC220
         try:
             assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -85,7 +86,9 @@ async def test_a_killed_service_is_one_clear_error_and_leaves_no_process(tmp_pat
 async def test_machines_of_a_killed_client_end_with_its_lease(tmp_path: Path) -> None:
     async with serving(tmp_path, lease_s=1.5) as (service, url):
         client = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-c", CLIENT, url], stdout=subprocess.PIPE, env=ENVIRONMENT
+            [sys.executable, "-c", CLIENT, url],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": ENVIRONMENT["PYTHONPATH"]},
         )
         with client:
             assert client.stdout is not None

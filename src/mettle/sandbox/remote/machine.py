@@ -231,7 +231,7 @@ def _order(
 
 
 def machine_request(config: MachineConfig) -> dict[str, Any]:
-    """What is asked for when a machine is made; its files follow. Raises: UserError for a network."""
+    """What is asked for when a machine is made; its files follow. Raises: UserError for a network, which none has."""
     if config.network is not None:
         raise UserError("a machine of a service has no network, not even to an allow-list; leave `network` out")
     return {
