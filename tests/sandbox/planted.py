@@ -116,6 +116,8 @@ def plant(directory: Path) -> Iterator[Planted]:
         [sys.executable, "-S", "-c", "import time; time.sleep(600)", "mettle-decoy"],
         env={TOKEN_NAME: SECRET},
     )
+    while b"mettle-decoy" not in Path(f"/proc/{decoy.pid}/cmdline").read_bytes():
+        pass  # the kernel writes it down a moment after the program has begun
     planted = Planted(directory, decoy, [tcp, stream, named, datagram], abstract)
     try:
         yield planted

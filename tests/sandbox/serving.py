@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from test_faults import ENVIRONMENT
 
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.server import listening
 from mettle.sandbox.service.state import Service
 from mettle.sandbox.service.tokens import add_token
-
-SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 def settings(tmp: Path, **changes: Any) -> dict[str, Any]:
@@ -45,7 +44,7 @@ async def serving(tmp: Path, **changes: Any) -> AsyncIterator[tuple[Service, str
 async def service_process(tmp: Path, **changes: Any) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
     """A service in a process of its own, and its URL."""
     command = [sys.executable, "-m", "mettle.sandbox.service", json.dumps(settings(tmp, **changes))]
-    environment = {**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(tmp)}
+    environment = {**os.environ, "PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "TMPDIR": str(tmp)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:  # noqa: ASYNC220
         try:
             assert process.stdout is not None

@@ -105,6 +105,9 @@ def test_a_requirement_that_is_not_met_names_each_layer_and_what_would_help() ->
     for words in ("'ns' and 'landlock' and 'cgroup-pids'", "no Landlock", "not mounted", "Linux 5.19; mount it"):
         assert words in str(caught.value)
     check(report, SandboxConfig(backend="unsafe", require=("landlock",)))
+    assert report.meets("ns")
+    assert report.meets(("ns", "cgroup-memory"))
+    assert not report.meets(("ns", "landlock"))
 
 
 def test_a_layer_that_nobody_knows_is_refused_with_the_nearest_name() -> None:

@@ -13,6 +13,7 @@ from mettle.errors import UserError
 from mettle.sandbox import MachineConfig
 from mettle.sandbox.machines.http_heads import BadHead, Head, read_head
 from mettle.sandbox.machines.network import Network, is_public
+from mettle.sandbox.remote.machine import machine_request
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,9 @@ def test_whatever_a_machine_sends_is_a_sound_request_or_refused(data: bytes) -> 
         assert head.host == "example.com" or b"example.com" in head.host.encode()
         assert forwarded.count(b"\r\n\r\n") == 1
         assert forwarded.lower().count(b"\r\nhost:") == 1
+
+
+def test_a_service_is_not_asked_for_a_network_in_silence() -> None:
+    with pytest.raises(UserError, match="no network"):
+        machine_request(MachineConfig(network={"allow": ["example.com"]}))
+    assert machine_request(MachineConfig(cpus=1.5))["cpus"] == 1.5

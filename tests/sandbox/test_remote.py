@@ -35,15 +35,21 @@ def remote(*urls: str) -> SandboxConfig:
     return SandboxConfig(backend="remote", urls=urls, token_env="MSB_TOKEN")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def machines(served: tuple[Service, str]) -> AsyncIterator[Machines]:
+    async with open_machines(remote(served[1])) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judge(served: tuple[Service, str]) -> AsyncIterator[Judge]:
+    async with open_judge(remote(served[1])) as started:
+        yield started
+
+
 class TestRemoteMachines(MachineContract):
-    @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def machines(self, served: tuple[Service, str]) -> AsyncIterator[Machines]:
-        async with open_machines(remote(served[1])) as started:
-            yield started
+    pass
 
 
 class TestRemoteJudge(JudgeContract):
-    @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def judge(self, served: tuple[Service, str]) -> AsyncIterator[Judge]:
-        async with open_judge(remote(served[1])) as started:
-            yield started
+    pass

@@ -12,8 +12,8 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
-from serving import SOURCE, make_token, service_process, serving, wait_until
-from test_faults import is_alive
+from serving import make_token, service_process, serving, wait_until
+from test_faults import ENVIRONMENT, is_alive
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import Machine, MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
@@ -86,7 +86,9 @@ async def test_a_killed_service_is_one_clear_error_and_leaves_no_process(tmp_pat
 async def test_machines_of_a_killed_client_end_with_its_lease(tmp_path: Path) -> None:
     async with serving(tmp_path, lease_s=1.5) as (service, url):
         client = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-c", CLIENT, url], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE}
+            [sys.executable, "-c", CLIENT, url],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": ENVIRONMENT["PYTHONPATH"]},
         )
         with client:
             assert client.stdout is not None

@@ -164,7 +164,7 @@ class SandboxConfig(BaseModel):
 
     require: Requirement = "ns"
     """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A
-    host that gives less is refused. Nothing is asked of `unsafe`."""
+    host that gives less is refused. Names are ids of `mettle sandbox doctor --json`. Nothing is asked of `unsafe`."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""
