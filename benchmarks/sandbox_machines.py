@@ -3,7 +3,7 @@
 Samples of a command in a machine and of a plain subprocess are interleaved, so that a busy host slows both; the
 ratio is what to compare.
 
-    python benchmarks/sandbox_machines.py [--machines 300] [--samples 100] [--json FILE]
+    python benchmarks/sandbox_machines.py [--machines 500] [--samples 100] [--json FILE]
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def show(found: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--machines", type=int, default=300)
+    parser.add_argument("--machines", type=int, default=500)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()

@@ -116,10 +116,13 @@ class Browsing:
         return await self.press("enter")
 
     async def settle(self) -> None:
-        """Wait until nothing is being read and everything is drawn."""
+        """Wait until nothing is being read and everything is drawn: two looks in a row show the same."""
         await self.pilot.pause()
         await self.app.workers.wait_for_complete()
-        await self.pilot.pause()
+        seen = ""
+        while seen != self.text:
+            seen = self.text
+            await self.pilot.pause(0.01)
 
     @property
     def text(self) -> str:

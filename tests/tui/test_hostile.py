@@ -107,7 +107,8 @@ async def test_an_evaluation_without_readable_metadata_is_listed_with_the_reason
     (run_path / "metadata.json").write_text("{")
     async with browse() as at:
         await at.press("enter", "enter")
-        assert "cannot be read" in at.text
+        words = " ".join(at.text.replace("\N{LEFT ONE EIGHTH BLOCK}", " ").split())
+        assert "metadata.json cannot be read: Expecting" in words, "the folder's name may wrap"
         await at.press("enter")
         assert at.text.splitlines()[0].endswith("?"), "it is not opened"
 

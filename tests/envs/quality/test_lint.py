@@ -12,7 +12,7 @@ import pytest
 import mettle.envs as vf
 from mettle.envs.quality.lint.linter import lint_environment, lint_source
 from mettle.envs.quality.lint.rules import RULES
-from mettle.envs.quality.rewards.reward_test import run_reward_test
+from mettle.envs.quality.rewards.reward_test import RewardTestOptions, run_reward_test
 from mettle.errors import UserError
 
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ def test_a_sound_environment_has_no_findings():
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.name)
 def test_shipped_environments_have_no_findings(folder):
     env = vf.load_environment(folder.name.replace("_", "-"))
-    report = lint_environment(folder, env, [run_reward_test(env)])
+    report = lint_environment(folder, env, [run_reward_test(env, RewardTestOptions(num_rows=2))])
     assert [f"{f.rule.id} {f.file}:{f.line} {f.what}" for f in report.open_findings] == []
 
 
