@@ -13,25 +13,31 @@ from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
 from mettle.sandbox.protocols import Judge, Machines
 from mettle.sandbox.testing import JudgeContract, MachineContract
 
-pytestmark = pytest.mark.usefixtures("_needs_isolation")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def machines() -> AsyncIterator[Machines]:
+    async with FakeKubernetes() as cluster:
+        kubernetes = KubernetesConfig(kubeconfig=cluster.kubeconfig(), warm=1)
+        async with open_machines(SandboxConfig(backend="kubernetes", kubernetes=kubernetes)) as started:
+            yield started
+        assert not cluster.pods
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judge() -> AsyncIterator[Judge]:
+    async with FakeKubernetes() as cluster:
+        kubernetes = KubernetesConfig(kubeconfig=cluster.kubeconfig(), warm=0)
+        config = SandboxConfig(backend="kubernetes", kubernetes=kubernetes, warm=2, timeout_s=2.0, memory_mb=256)
+        async with open_judge(config) as started:
+            yield started
+        assert not cluster.pods
 
 
 class TestKubernetesMachines(MachineContract):
-    @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def machines(self) -> AsyncIterator[Machines]:
-        async with FakeKubernetes() as cluster:
-            kubernetes = KubernetesConfig(kubeconfig=cluster.kubeconfig(), warm=1)
-            async with open_machines(SandboxConfig(backend="kubernetes", kubernetes=kubernetes)) as started:
-                yield started
-            assert not cluster.pods
+    pass
 
 
 class TestKubernetesJudge(JudgeContract):
-    @pytest_asyncio.fixture(scope="module", loop_scope="module")
-    async def judge(self) -> AsyncIterator[Judge]:
-        async with FakeKubernetes() as cluster:
-            kubernetes = KubernetesConfig(kubeconfig=cluster.kubeconfig(), warm=0)
-            config = SandboxConfig(backend="kubernetes", kubernetes=kubernetes, warm=2, timeout_s=2.0, memory_mb=256)
-            async with open_judge(config) as started:
-                yield started
-            assert not cluster.pods
+    pass
