@@ -9,7 +9,7 @@ import pytest_asyncio
 from fakes.docker_daemon import FakeDocker
 
 from mettle.sandbox import SandboxConfig, open_judge, open_machines
-from mettle.sandbox.backends.docker_config import DockerConfig
+from mettle.sandbox.backends.docker.config import DockerConfig
 from mettle.sandbox.protocols import Judge, Machines
 from mettle.sandbox.testing import JudgeContract, MachineContract
 

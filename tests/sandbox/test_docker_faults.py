@@ -17,16 +17,16 @@ from pydantic import ValidationError
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
-from mettle.sandbox.backends.docker_api import find_address
-from mettle.sandbox.backends.docker_config import DockerConfig
-from mettle.sandbox.backends.faults import (
+from mettle.sandbox.backends.containers.faults import (
     ControlPlaneAway,
     ControlPlaneError,
     ImageMissing,
     MachineOutOfMemory,
     MachineRemoved,
 )
-from mettle.sandbox.backends.owners import EXPIRES, MARK, PROCESS, Owner, is_leftover
+from mettle.sandbox.backends.containers.owners import EXPIRES, MARK, PROCESS, Owner, is_leftover
+from mettle.sandbox.backends.docker.api import find_address
+from mettle.sandbox.backends.docker.config import DockerConfig
 
 pytestmark = [pytest.mark.usefixtures("_needs_isolation"), pytest.mark.asyncio]
 SOURCES = Path(__file__).parents[2] / "src"
@@ -228,7 +228,7 @@ async def test_warm_containers_are_used_once_and_made_again(daemon: FakeDocker) 
 OWNER_SCRIPT = """
 import asyncio, sys
 from mettle.sandbox import SandboxConfig, open_machines
-from mettle.sandbox.backends.docker_config import DockerConfig
+from mettle.sandbox.backends.docker.config import DockerConfig
 async def main():
     config = SandboxConfig(backend="docker", docker=DockerConfig(host=sys.argv[1], warm=1))
     async with open_machines(config) as machines:

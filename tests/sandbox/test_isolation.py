@@ -80,7 +80,7 @@ def test_a_namespace_that_is_the_hosts_is_no_layer() -> None:
 
 def test_every_layer_that_may_be_required_is_one_that_is_measured(host: HostReport) -> None:
     for report in (host.judge, host.machines):
-        assert {layer.id for layer in report.layers} == set(get_args(RequiredLayer))
+        assert {layer.id for layer in report.layers} == LAYERS
 
 
 @pytest.mark.usefixtures("_needs_isolation")
@@ -136,7 +136,7 @@ def test_the_doctor_fails_where_what_is_required_is_missing(capsys: pytest.Captu
     assert main.run(["sandbox", "doctor", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["grade"] == "ns"
-    assert {layer["id"] for layer in data["machines"]["layers"]} == set(get_args(RequiredLayer))
+    assert {layer["id"] for layer in data["machines"]["layers"]} == LAYERS
     assert main.run(["sandbox", "doctor", "--require", "ns", "--require", "cgroup-memory"]) == 1
     assert "not met: tests: " in capsys.readouterr().out
     assert main.run(["sandbox", "doctor", "--require", "lanlock"]) == 2

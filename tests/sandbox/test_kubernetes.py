@@ -9,7 +9,7 @@ import pytest_asyncio
 from fakes.kubernetes_api import FakeKubernetes
 
 from mettle.sandbox import SandboxConfig, open_judge, open_machines
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 from mettle.sandbox.protocols import Judge, Machines
 from mettle.sandbox.testing import JudgeContract, MachineContract
 

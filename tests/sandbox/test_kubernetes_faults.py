@@ -16,8 +16,7 @@ from fakes.kubernetes_api import TOKEN, FakeKubernetes
 
 from mettle.errors import UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, open_machines
-from mettle.sandbox.backends.containers import ContainerMachine, ContainerPool
-from mettle.sandbox.backends.faults import (
+from mettle.sandbox.backends.containers.faults import (
     ControlPlaneAway,
     ControlPlaneError,
     ImageMissing,
@@ -26,11 +25,12 @@ from mettle.sandbox.backends.faults import (
     MachineRemoved,
     NodeLost,
 )
-from mettle.sandbox.backends.kubernetes_access import find_access
-from mettle.sandbox.backends.kubernetes_bodies import STATE, TAKEN, WARM, token_of
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
-from mettle.sandbox.backends.kubernetes_host import KubernetesHost
-from mettle.sandbox.backends.transports import SealedTransport
+from mettle.sandbox.backends.containers.pool import ContainerMachine, ContainerPool
+from mettle.sandbox.backends.containers.transports import SealedTransport
+from mettle.sandbox.backends.kubernetes.access import find_access
+from mettle.sandbox.backends.kubernetes.bodies import STATE, TAKEN, WARM, token_of
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
+from mettle.sandbox.backends.kubernetes.host import KubernetesHost
 from mettle.sandbox.machines.machine import Machine
 
 pytestmark = [pytest.mark.usefixtures("_needs_isolation"), pytest.mark.asyncio]

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from mettle.errors import UserError
 from mettle.sandbox.backends import BUILT_IN, backend_names
-from mettle.sandbox.backends.docker_config import DockerConfig
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
+from mettle.sandbox.backends.docker.config import DockerConfig
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 
 Backend = str
 Grade = Literal["none", "ns-noseccomp", "ns", "kernel"]

@@ -50,9 +50,14 @@ class PrivateListener(FarListener):
             raise
         return made
 
-    def close(self) -> None:
-        super().close()
+    def retire(self) -> None:
+        """Let nobody new in; the socket itself is its owner's to close."""
+        self.on_close = None
         with contextlib.suppress(OSError):
             os.unlink(self.address)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(self.address))
+
+    def close(self) -> None:
+        super().close()
+        self.retire()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from mettle.sandbox.agent.wire import FrameReader
-from mettle.sandbox.backends.agent_streams import FarReader, FarWriter, carry
+from mettle.sandbox.backends.containers.streams import FarReader, FarWriter, carry
 from mettle.sandbox.machines.line import Answer, MachineLost, Reading, Sink, Writing
 from mettle.sandbox.machines.listeners import PrivateListener
 from mettle.sandbox.zygote import frames
@@ -143,8 +143,8 @@ class AgentLine:
         for writer in self._writers.values():
             writer.drop()
         for listener in self._listeners.values():
-            listener.on_close = None
-            listener.close()
+            listener.retire()  # it belongs to who listens, and may be watched by an event loop
+        self._listeners.clear()
         if not self.ready.done():
             self.ready.set_exception(lost)
             self.ready.exception()

@@ -11,13 +11,13 @@ import time
 from typing import Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.backends.agent_line import AgentLine
-from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.backends.kubernetes_api import KubernetesClient
-from mettle.sandbox.backends.kubernetes_bodies import token_of
-from mettle.sandbox.backends.kubernetes_fates import Pod, fate_of, is_running, what_it_waits_for, why_not_starting
-from mettle.sandbox.backends.kubernetes_pods import Pods
-from mettle.sandbox.backends.transports import SealedTransport, wait_ready
+from mettle.sandbox.backends.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.backends.containers.line import AgentLine
+from mettle.sandbox.backends.containers.transports import SealedTransport, wait_ready
+from mettle.sandbox.backends.kubernetes.api import KubernetesClient
+from mettle.sandbox.backends.kubernetes.bodies import token_of
+from mettle.sandbox.backends.kubernetes.fates import Pod, fate_of, is_running, what_it_waits_for, why_not_starting
+from mettle.sandbox.backends.kubernetes.pods import Pods
 from mettle.sandbox.machines.line import MachineLost
 
 _GONE: Final = 404

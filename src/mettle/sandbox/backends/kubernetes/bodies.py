@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from mettle.sandbox.agent.boot import TOKEN_VARIABLE
 from mettle.sandbox.agent.cells import PROGRAMS
-from mettle.sandbox.backends.bundle import ARCHIVE, FOLDER, Bundle, agent_command
-from mettle.sandbox.backends.containers import Shape
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
+from mettle.sandbox.backends.containers.bundle import ARCHIVE, FOLDER, Bundle, agent_command
+from mettle.sandbox.backends.containers.pool import Shape
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 
 SANDBOX: Final = "mettle.dev/sandbox"
 POOL: Final = "mettle.dev/pool"

@@ -15,21 +15,21 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.backends.agent_line import AgentLine
-from mettle.sandbox.backends.bundle import ARCHIVE, FOLDER, make_bundle
-from mettle.sandbox.backends.container_isolation import Surroundings
-from mettle.sandbox.backends.containers import Shape
-from mettle.sandbox.backends.creation import make_or_undo
-from mettle.sandbox.backends.docker_api import DockerClient
-from mettle.sandbox.backends.docker_bodies import container_body, filler_body
-from mettle.sandbox.backends.docker_config import DockerConfig
-from mettle.sandbox.backends.docker_images import Images
-from mettle.sandbox.backends.docker_stream import DockerTransport
-from mettle.sandbox.backends.docker_sweep import sweep
-from mettle.sandbox.backends.faults import ControlPlaneError, MachineOutOfMemory, MachineRemoved
-from mettle.sandbox.backends.owners import IMAGE, Owner
-from mettle.sandbox.backends.transports import wait_ready
-from mettle.sandbox.backends.warm import Warm
+from mettle.sandbox.backends.containers.bundle import ARCHIVE, FOLDER, make_bundle
+from mettle.sandbox.backends.containers.creation import make_or_undo
+from mettle.sandbox.backends.containers.faults import ControlPlaneError, MachineOutOfMemory, MachineRemoved
+from mettle.sandbox.backends.containers.grading import Surroundings
+from mettle.sandbox.backends.containers.line import AgentLine
+from mettle.sandbox.backends.containers.owners import IMAGE, Owner
+from mettle.sandbox.backends.containers.pool import Shape
+from mettle.sandbox.backends.containers.transports import wait_ready
+from mettle.sandbox.backends.containers.warm import Warm
+from mettle.sandbox.backends.docker.api import DockerClient
+from mettle.sandbox.backends.docker.bodies import container_body, filler_body
+from mettle.sandbox.backends.docker.config import DockerConfig
+from mettle.sandbox.backends.docker.images import Images
+from mettle.sandbox.backends.docker.stream import DockerTransport
+from mettle.sandbox.backends.docker.sweep import sweep
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.line import MachineLost
 

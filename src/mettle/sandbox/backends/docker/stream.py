@@ -14,11 +14,11 @@ import json
 import struct
 from typing import TYPE_CHECKING, Final
 
-from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.backends.transports import PlainTransport
+from mettle.sandbox.backends.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.backends.containers.transports import PlainTransport
 
 if TYPE_CHECKING:
-    from mettle.sandbox.backends.docker_api import Address
+    from mettle.sandbox.backends.docker.api import Address
 
 _HEAD: Final = struct.Struct(">BxxxI")
 _STDOUT: Final = 1

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mettle.errors import MettleError
-from mettle.sandbox.backends.agent_line import AgentLine
+from mettle.sandbox.backends.containers.line import AgentLine
 
 logger = logging.getLogger(__name__)
 

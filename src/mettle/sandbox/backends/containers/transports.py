@@ -1,7 +1,7 @@
 """Streams of bytes to agents, over a pair of asyncio streams.
 
 Parts: `PlainTransport`, bytes as they are; `SealedTransport`, records that both ends authenticate. Docker's, which
-carries two streams in one, is in `docker_stream.py`. Invariant: closing twice is harmless, and reading after it is the
+carries two streams in one, is in `docker/stream.py`. Invariant: closing twice is harmless, and reading after it is the
 end of the stream.
 """
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.backends.faults import ControlPlaneAway
-from mettle.sandbox.backends.kubernetes_api import Event, Gone, KubernetesClient
-from mettle.sandbox.backends.kubernetes_fates import Pod
-from mettle.sandbox.backends.patience import Patience
+from mettle.sandbox.backends.containers.faults import ControlPlaneAway
+from mettle.sandbox.backends.containers.patience import Patience
+from mettle.sandbox.backends.kubernetes.api import Event, Gone, KubernetesClient
+from mettle.sandbox.backends.kubernetes.fates import Pod
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 
 from mettle.errors import UserError
-from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.backends.kubernetes_access import find_access
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
-from mettle.sandbox.backends.lines import read_lines
-from mettle.sandbox.backends.patience import Patience, retry_after_s
+from mettle.sandbox.backends.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.backends.containers.http_lines import read_lines
+from mettle.sandbox.backends.containers.patience import Patience, retry_after_s
+from mettle.sandbox.backends.kubernetes.access import find_access
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 
 _REQUEST_S: Final = 30.0
 _PAGE: Final = 500

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.backends.faults import (
+from mettle.sandbox.backends.containers.faults import (
     ControlPlaneError,
     ImageMissing,
     MachineEvicted,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mettle.sandbox.agent.cells import PROGRAMS
-from mettle.sandbox.backends.bundle import FOLDER, agent_command
-from mettle.sandbox.backends.containers import Shape
-from mettle.sandbox.backends.docker_config import DockerConfig
+from mettle.sandbox.backends.containers.bundle import FOLDER, agent_command
+from mettle.sandbox.backends.containers.pool import Shape
+from mettle.sandbox.backends.docker.config import DockerConfig
 
 _AGENT_MB: Final = 64  # beside what the machine may use: the agent, and a hand at work
 _AGENT_PROCESSES: Final = 16

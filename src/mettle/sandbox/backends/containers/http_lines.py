@@ -7,7 +7,7 @@ from typing import Final
 
 import aiohttp
 
-from mettle.sandbox.backends.faults import ControlPlaneError
+from mettle.sandbox.backends.containers.faults import ControlPlaneError
 
 _MAX_LINE_BYTES: Final = 8 << 20
 

@@ -21,14 +21,14 @@ class KubernetesBackend:
     """Pools of pods of one cluster."""
 
     def judge(self, config: SandboxConfig) -> Judge:
-        from mettle.sandbox.backends.container_judge import ContainerJudge
-        from mettle.sandbox.backends.kubernetes_host import KubernetesHost
+        from mettle.sandbox.backends.containers.judge import ContainerJudge
+        from mettle.sandbox.backends.kubernetes.host import KubernetesHost
 
         return ContainerJudge(config, KubernetesHost(config.kubernetes))
 
     def machines(self, config: SandboxConfig) -> Machines:
-        from mettle.sandbox.backends.containers import ContainerPool
-        from mettle.sandbox.backends.kubernetes_host import KubernetesHost
+        from mettle.sandbox.backends.containers.pool import ContainerPool
+        from mettle.sandbox.backends.kubernetes.host import KubernetesHost
 
         return ContainerPool(config, KubernetesHost(config.kubernetes))
 

@@ -22,14 +22,14 @@ class DockerBackend:
     """Pools of containers of one daemon."""
 
     def judge(self, config: SandboxConfig) -> Judge:
-        from mettle.sandbox.backends.container_judge import ContainerJudge
-        from mettle.sandbox.backends.docker_host import DockerHost
+        from mettle.sandbox.backends.containers.judge import ContainerJudge
+        from mettle.sandbox.backends.docker.host import DockerHost
 
         return ContainerJudge(config, DockerHost(config.docker))
 
     def machines(self, config: SandboxConfig) -> Machines:
-        from mettle.sandbox.backends.containers import ContainerPool
-        from mettle.sandbox.backends.docker_host import DockerHost
+        from mettle.sandbox.backends.containers.pool import ContainerPool
+        from mettle.sandbox.backends.docker.host import DockerHost
 
         return ContainerPool(config, DockerHost(config.docker))
 

@@ -11,9 +11,9 @@ import logging
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from mettle.sandbox.backends.docker_api import DockerClient
-from mettle.sandbox.backends.docker_config import DockerConfig
-from mettle.sandbox.backends.faults import ControlPlaneError, ImageMissing
+from mettle.sandbox.backends.containers.faults import ControlPlaneError, ImageMissing
+from mettle.sandbox.backends.docker.api import DockerClient
+from mettle.sandbox.backends.docker.config import DockerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.agent.cells import PROGRAMS
-from mettle.sandbox.backends.containers import ContainerHost, ContainerMachine, ContainerPool
+from mettle.sandbox.backends.containers.pool import ContainerHost, ContainerMachine, ContainerPool
 from mettle.sandbox.cells import Cell, CellLost
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport

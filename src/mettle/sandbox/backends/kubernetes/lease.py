@@ -14,11 +14,11 @@ import time
 from typing import Any, Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.backends.faults import ControlPlaneError
-from mettle.sandbox.backends.kubernetes_api import MERGE, KubernetesClient
-from mettle.sandbox.backends.kubernetes_bodies import LEASES, lease_body, micro_time, read_time, selector
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
-from mettle.sandbox.backends.owners import Owner
+from mettle.sandbox.backends.containers.faults import ControlPlaneError
+from mettle.sandbox.backends.containers.owners import Owner
+from mettle.sandbox.backends.kubernetes.api import MERGE, KubernetesClient
+from mettle.sandbox.backends.kubernetes.bodies import LEASES, lease_body, micro_time, read_time, selector
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_AGE_S: Final = 60.0

@@ -21,13 +21,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mettle.errors import MettleError, SandboxError
-from mettle.sandbox.backends.bundle import make_bundle
-from mettle.sandbox.backends.container_isolation import Surroundings
-from mettle.sandbox.backends.containers import Shape
-from mettle.sandbox.backends.creation import make_or_undo
-from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.backends.kubernetes_api import MERGE, KubernetesClient
-from mettle.sandbox.backends.kubernetes_bodies import (
+from mettle.sandbox.backends.containers.bundle import make_bundle
+from mettle.sandbox.backends.containers.creation import make_or_undo
+from mettle.sandbox.backends.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.backends.containers.grading import Surroundings
+from mettle.sandbox.backends.containers.owners import Owner
+from mettle.sandbox.backends.containers.patience import Patience
+from mettle.sandbox.backends.containers.pool import Shape
+from mettle.sandbox.backends.kubernetes.api import MERGE, KubernetesClient
+from mettle.sandbox.backends.kubernetes.bodies import (
     OWNER,
     POLICIES,
     REQUEST,
@@ -43,13 +45,11 @@ from mettle.sandbox.backends.kubernetes_bodies import (
     selector,
     shape_key,
 )
-from mettle.sandbox.backends.kubernetes_config import KubernetesConfig
-from mettle.sandbox.backends.kubernetes_container import PodContainer, reach, remove_pod
-from mettle.sandbox.backends.kubernetes_fates import Pod, has_ended, is_going, is_running
-from mettle.sandbox.backends.kubernetes_lease import Lease
-from mettle.sandbox.backends.kubernetes_pods import Pods
-from mettle.sandbox.backends.owners import Owner
-from mettle.sandbox.backends.patience import Patience
+from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
+from mettle.sandbox.backends.kubernetes.fates import Pod, has_ended, is_going, is_running
+from mettle.sandbox.backends.kubernetes.lease import Lease
+from mettle.sandbox.backends.kubernetes.pod import PodContainer, reach, remove_pod
+from mettle.sandbox.backends.kubernetes.pods import Pods
 from mettle.sandbox.machines.config import MachineConfig
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol, Self
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
-from mettle.sandbox.backends import container_isolation
-from mettle.sandbox.backends.agent_line import AgentLine
-from mettle.sandbox.backends.container_isolation import Surroundings
+from mettle.sandbox.backends.containers import grading
+from mettle.sandbox.backends.containers.grading import Surroundings
+from mettle.sandbox.backends.containers.line import AgentLine
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
@@ -36,8 +36,8 @@ from mettle.sandbox.zygote.settings import MachineLimits
 logger = logging.getLogger(__name__)
 
 _ROOM: Final = Path(__file__).parent
-_EXPLORER: Final = _ROOM.with_name("explorer.py")
-_PROBE: Final = _ROOM / "container_probe.py"
+_EXPLORER: Final = _ROOM.parent.with_name("explorer.py")
+_PROBE: Final = _ROOM / "probe.py"
 _BEGIN_S: Final = 30.0
 _PROBE_S: Final = 30.0
 
@@ -163,14 +163,14 @@ class ContainerPool:
 
     async def measure(self) -> IsolationReport:
         """Find out what is in force, by programs in a machine that try the doors."""
-        machine = await self.make(MachineConfig(), container_isolation.unmeasured(self.config))
+        machine = await self.make(MachineConfig(), grading.unmeasured(self.config))
         try:
             await self._begin(machine)
             doors = await self._run(machine, _EXPLORER, "machine")
             place = await self._run(machine, _PROBE, json.dumps(self.host.surroundings().targets))
         finally:
             await machine.delete()
-        return container_isolation.examine(self.config, doors, place, self.host.surroundings())
+        return grading.examine(self.config, doors, place, self.host.surroundings())
 
     async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""

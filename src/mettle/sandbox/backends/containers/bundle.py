@@ -42,7 +42,7 @@ class Bundle(NamedTuple):
 @functools.cache
 def make_bundle() -> Bundle:
     """The archive of this installation."""
-    room = Path(__file__).resolve().parent.parent
+    room = Path(__file__).resolve().parents[2]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in _STUBS:

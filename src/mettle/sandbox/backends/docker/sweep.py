@@ -9,9 +9,9 @@ import json
 import logging
 import time
 
-from mettle.sandbox.backends.docker_api import DockerClient
-from mettle.sandbox.backends.faults import ControlPlaneError
-from mettle.sandbox.backends.owners import MARK, is_leftover
+from mettle.sandbox.backends.containers.faults import ControlPlaneError
+from mettle.sandbox.backends.containers.owners import MARK, is_leftover
+from mettle.sandbox.backends.docker.api import DockerClient
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
     requests    JSON in and out; what the daemon says about an error is in the error
     pull        the stream of progress, whose last words may be an error though the status was 200
-    attach      the hijacked connection, in `docker_stream.py`
+    attach      the hijacked connection, in `stream.py`
 
 Invariant: what changes nothing, or can be repeated under the same name, is tried again while the daemon is away or
 busy, and no longer than the patience; everything else is tried once.
@@ -26,11 +26,11 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 
 from mettle.errors import UserError
-from mettle.sandbox.backends.docker_config import DockerConfig
-from mettle.sandbox.backends.docker_stream import DockerTransport, attach
-from mettle.sandbox.backends.faults import ControlPlaneAway, ControlPlaneError, ImageMissing
-from mettle.sandbox.backends.lines import read_lines
-from mettle.sandbox.backends.patience import Patience, retry_after_s
+from mettle.sandbox.backends.containers.faults import ControlPlaneAway, ControlPlaneError, ImageMissing
+from mettle.sandbox.backends.containers.http_lines import read_lines
+from mettle.sandbox.backends.containers.patience import Patience, retry_after_s
+from mettle.sandbox.backends.docker.config import DockerConfig
+from mettle.sandbox.backends.docker.stream import DockerTransport, attach
 
 logger = logging.getLogger(__name__)
 
