@@ -18,6 +18,7 @@ from mettle.sandbox.config import RequiredLayer, read_requirement
 from mettle.sandbox.doctor import HostReport, examine_host
 from mettle.sandbox.isolation import check, examine, with_cgroups
 
+LAYERS = {*get_args(RequiredLayer)} - {"network", "own-kernel", "own-users"}  # those are of containers
 NESTING = """
 import os
 from mettle.sandbox.zygote import jail, kernel

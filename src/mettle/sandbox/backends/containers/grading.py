@@ -23,6 +23,7 @@ _TOLERATED: Final = frozenset(
 _ALL_USERS: Final = ["0", "0", "4294967295"]
 _V1_UNLIMITED_BYTES: Final = 1 << 60
 _FILTERED: Final = "2"
+_MOST_PROCESSES: Final = 4096  # a limit of a user above that is the host's own, for all containers together
 _CAPABILITIES: Final = ("CapEff", "CapPrm", "CapBnd", "CapAmb")
 
 
@@ -105,8 +106,9 @@ def _privileges(doors: dict[str, Any], place: dict[str, Any]) -> Layer:
 
 def _limits(doors: dict[str, Any], place: dict[str, Any]) -> Layer:
     unlimited = list(doors["unlimited"])
-    if _is_limited(place, "pids") and "NPROC" in unlimited:
-        unlimited.remove("NPROC")
+    unlimited = [name for name in unlimited if name != "NPROC"]
+    if not _is_limited(place, "pids") and not 0 < place["processes"] <= _MOST_PROCESSES:
+        unlimited.append("NPROC")
     detail = f"unlimited: {', '.join(unlimited)}" if unlimited else "cpu, memory, processes, files, core dumps"
     return Layer("resource limits", not unlimited, detail)
 

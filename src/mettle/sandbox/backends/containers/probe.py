@@ -8,6 +8,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import select
 import socket
 import sys
@@ -89,6 +90,7 @@ if __name__ == "__main__":
                 "status": status(),
                 "user_map": words("/proc/self/uid_map"),
                 "cgroup": {name: next(filter(None, map(first_word, paths)), "") for name, paths in CGROUP.items()},
+                "processes": resource.getrlimit(resource.RLIMIT_NPROC)[1],
                 "interfaces": interfaces(),
                 "reached": reached(json.loads(sys.argv[1])),
                 "is_gvisor": "gVisor" in kernel_log(),

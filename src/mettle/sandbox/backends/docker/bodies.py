@@ -50,7 +50,7 @@ def _host_config(config: DockerConfig, shape: Shape, runtime: str | None, volume
     memory = shape.memory_mb + shape.disk_mb + _SHM_MB + _AGENT_MB << 20  # files in memory are counted, too
     return {
         "ReadonlyRootfs": True,
-        "Tmpfs": _tmpfs(config, shape),
+        "Tmpfs": _tmpfs(shape),
         "Mounts": [_agent_mount(volume, is_read_only=True)],
         "ShmSize": _SHM_MB << 20,
         "CapDrop": ["ALL"],
@@ -75,10 +75,10 @@ def _host_config(config: DockerConfig, shape: Shape, runtime: str | None, volume
     }
 
 
-def _tmpfs(config: DockerConfig, shape: Shape) -> dict[str, str]:
-    user, _, group = config.user.partition(":")
-    options = f"rw,exec,nosuid,nodev,size={shape.disk_mb << 20},uid={user},gid={group}"
-    return {"/work": f"{options},mode=0755", "/tmp": f"{options},mode=1777", PROGRAMS: f"{options},mode=0755"}
+def _tmpfs(shape: Shape) -> dict[str, str]:
+    """One user runs everything inside, so that it may write is all that is needed; Podman takes no `uid=`."""
+    options = f"rw,exec,nosuid,nodev,size={shape.disk_mb << 20}"
+    return {"/work": f"{options},mode=0777", "/tmp": f"{options},mode=1777", PROGRAMS: f"{options},mode=0777"}
 
 
 def _agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:
