@@ -1,6 +1,6 @@
 """The contract, kept by a real daemon that speaks the Docker Engine API: only where METTLE_TEST_DOCKER names one.
 
-    METTLE_TEST_DOCKER=unix:///run/docker.sock METTLE_TEST_IMAGE=python:3.12-slim pytest tests/sandbox/test_docker_real.py
+    METTLE_TEST_DOCKER=unix:///var/run/docker.sock METTLE_TEST_IMAGE=python:3.12-slim pytest tests/sandbox/test_docker_real.py
 
 `METTLE_TEST_REQUIRE` is the isolation to require, `ns` without it.
 """

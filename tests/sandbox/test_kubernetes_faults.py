@@ -25,6 +25,7 @@ from mettle.sandbox.backends.containers.faults import (
     MachineRemoved,
     NodeLost,
 )
+from mettle.sandbox.backends.containers.grading import Surroundings, examine
 from mettle.sandbox.backends.containers.pool import ContainerMachine, ContainerPool
 from mettle.sandbox.backends.containers.transports import SealedTransport
 from mettle.sandbox.backends.kubernetes.access import find_access
@@ -293,11 +294,29 @@ async def test_pods_are_restricted_and_lonely(cluster: FakeKubernetes) -> None:
         assert pod["metadata"]["ownerReferences"][0]["kind"] == "Lease"
 
 
-async def test_nodes_that_do_not_limit_processes_are_refused(cluster: FakeKubernetes) -> None:
-    cluster.node.max_processes = 0
-    with pytest.raises(UserError, match=r"gives 'none' .*resource limits: unlimited: NPROC.*podPidsLimit"):
-        await open_machines(config_for(cluster)).__aenter__()
-    assert not cluster.pods
+@pytest.mark.parametrize(
+    ("own_limit", "pids", "unlimited"),
+    [(-1, "", "NPROC"), (96365, "max", "NPROC"), (96365, "128", ""), (128, "", "")],
+)
+async def test_nodes_that_do_not_limit_processes_are_found_out(own_limit: int, pids: str, unlimited: str) -> None:
+    doors = {"processes": [1, 2, 3], "writable": [], "privileges": [], "unlimited": ["NPROC"], "calls": []}
+    place = {
+        **{"processes": own_limit, "cgroup": {"memory": "1000", "pids": pids, "cpu": "1000"}, "interfaces": ["lo"]},
+        **{
+            "reached": [],
+            "kernel": "6.1",
+            "machine": "x86_64",
+            "is_gvisor": False,
+            "user_map": ["0", "0", "4294967295"],
+        },
+        "status": {"Uid": "1000 1000 1000 1000", "NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0"},
+    }
+    around = Surroundings("a cluster", fixes=(("resource limits", "set podPidsLimit"),))
+    report = examine(SandboxConfig(backend="kubernetes"), doors, place, around)
+    limits = report.layer("resource-limits")
+    assert (report.grade, limits.is_in_force) == (("none", False) if unlimited else ("ns", True))
+    assert unlimited in limits.detail
+    assert limits.fix == ("set podPidsLimit" if unlimited else "")
 
 
 async def test_a_machine_reaches_what_it_is_allowed_to_and_nothing_else(cluster: FakeKubernetes) -> None:

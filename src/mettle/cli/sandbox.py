@@ -42,20 +42,22 @@ for verb in (
     metavar="NAME",
     help="A grade (ns) or a layer (landlock, cgroup-memory, ...) that there must be; may be given more than once.",
 )
+@click.option("--backend", help="Of another backend than zygote: docker, kubernetes.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file whose table [sandbox] is looked at.")
 @url_option
 @json_option
-def doctor(required: tuple[str, ...], url: str | None, is_json: bool) -> int:
+def doctor(required: tuple[str, ...], backend: str | None, config: Path | None, url: str | None, is_json: bool) -> int:
     """Show each layer of isolation that is in force, as code inside finds it. The exit code is 1 if one is missing.
 
     Without --require that is a layer of the grade ns; with it, any that is named.
     """
-    from mettle.sandbox.config import read_requirement
     from mettle.sandbox.doctor import examine_host
+    from mettle.sandbox.service.settings import sandbox_config
 
-    config = read_requirement(required)
+    settings = sandbox_config(config, backend, required)
     if url is not None:
-        return _doctor_of_service(url, config.require, is_json)
-    report = examine_host(config)
+        return _doctor_of_service(url, settings.require, is_json)
+    report = examine_host(settings)
     if is_json:
         print_json(report.as_dict())
     else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mettle.config.loader import load_config
 from mettle.errors import UserError
+from mettle.sandbox.config import SandboxConfig, read_requirement
 from mettle.sandbox.service.config import QuotaConfig, ServiceConfig
 from mettle.sandbox.service.tokens import default_tokens_file
 
@@ -37,6 +38,14 @@ def service_config(
     if config.tokens_file is None and config.unix is None:
         config = config.model_copy(update={"tokens_file": default_tokens_file()})
     return config
+
+
+def sandbox_config(file: Path | None, backend: str | None, required: Sequence[str]) -> SandboxConfig:
+    """The table `[sandbox]` of a service's file, with another backend or requirement. Raises: UserError."""
+    require = read_requirement(required).require
+    given = {"sandbox.backend": backend} if backend else {}
+    found = load_config(ServiceConfig, [file] if file else [], given).config.sandbox
+    return found.model_copy(update={"require": require}) if required else found
 
 
 def parse_quota(words: Sequence[str]) -> dict[str, float]:

@@ -94,6 +94,7 @@ class DockerClient:
         self._session: aiohttp.ClientSession | None = None
         self._prefix = ""
         self.version = ""
+        self.is_podman = False
 
     async def open(self) -> None:
         """Connect, and agree on a version of the API. Raises: UserError, ControlPlaneAway."""
@@ -113,6 +114,7 @@ class DockerClient:
         major, minor = min(theirs, _OURS)
         self._prefix = f"/v{major}.{minor}"
         self.version = str(found.get("Version", ""))
+        self.is_podman = any("Podman" in part.get("Name", "") for part in found.get("Components") or ())
 
     async def close(self) -> None:
         if self._session is not None:
@@ -208,7 +210,10 @@ class DockerClient:
         except PermissionError as error:
             raise UserError(f"{self.address.text} may not be used by this user: {error.strerror}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ControlPlaneAway(f"no Docker daemon answers at {self.address.text}: {error}") from error
+            why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise ControlPlaneAway(
+                f"no Docker daemon answers at {self.address.text} ({why}); start it, or set sandbox.docker.host"
+            ) from error
 
     def _registry_auth(self) -> dict[str, str]:
         name = self._config.registry_auth_env

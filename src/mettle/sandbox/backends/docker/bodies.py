@@ -20,7 +20,14 @@ _OPEN_FILES: Final = 4096
 
 
 def container_body(
-    config: DockerConfig, shape: Shape, image_id: str, runtime: str | None, volume: str, labels: dict[str, str]
+    config: DockerConfig,
+    shape: Shape,
+    image_id: str,
+    runtime: str | None,
+    volume: str,
+    labels: dict[str, str],
+    *,
+    is_podman: bool = False,
 ) -> dict[str, Any]:
     """The container of a machine."""
     interpreter, *arguments = agent_command(config.interpreter, "--stdio")
@@ -42,15 +49,17 @@ def container_body(
         "NetworkDisabled": config.network == "none",
         "Healthcheck": {"Test": ["NONE"]},
         "StopTimeout": 1,
-        "HostConfig": _host_config(config, shape, runtime, volume),
+        "HostConfig": _host_config(config, shape, runtime, volume, is_podman=is_podman),
     }
 
 
-def _host_config(config: DockerConfig, shape: Shape, runtime: str | None, volume: str) -> dict[str, Any]:
+def _host_config(
+    config: DockerConfig, shape: Shape, runtime: str | None, volume: str, *, is_podman: bool
+) -> dict[str, Any]:
     memory = shape.memory_mb + shape.disk_mb + _SHM_MB + _AGENT_MB << 20  # files in memory are counted, too
     return {
         "ReadonlyRootfs": True,
-        "Tmpfs": _tmpfs(shape),
+        "Tmpfs": _tmpfs(config, shape, is_podman=is_podman),
         "Mounts": [_agent_mount(volume, is_read_only=True)],
         "ShmSize": _SHM_MB << 20,
         "CapDrop": ["ALL"],
@@ -75,10 +84,12 @@ def _host_config(config: DockerConfig, shape: Shape, runtime: str | None, volume
     }
 
 
-def _tmpfs(shape: Shape) -> dict[str, str]:
-    """One user runs everything inside, so that it may write is all that is needed; Podman takes no `uid=`."""
-    options = f"rw,exec,nosuid,nodev,size={shape.disk_mb << 20}"
-    return {"/work": f"{options},mode=0777", "/tmp": f"{options},mode=1777", PROGRAMS: f"{options},mode=0777"}
+def _tmpfs(config: DockerConfig, shape: Shape, *, is_podman: bool) -> dict[str, str]:
+    """Owned by who runs everything inside, whoever owns the image's own directory; Podman spells that `U`."""
+    user, _, group = config.user.partition(":")
+    owner = "U" if is_podman else f"uid={user},gid={group}"
+    options = f"rw,exec,nosuid,nodev,size={shape.disk_mb << 20},{owner}"
+    return {"/work": f"{options},mode=0755", "/tmp": f"{options},mode=1777", PROGRAMS: f"{options},mode=0755"}
 
 
 def _agent_mount(volume: str, *, is_read_only: bool) -> dict[str, Any]:

@@ -108,7 +108,9 @@ class DockerHost:
         await self._client.open()
         info = await self._client.get("/info")
         self._runtime = self._choose_runtime(info)
-        self._description = f"docker {self._client.version} at {self._client.address.text}"
+        self._description = (
+            f"{'podman' if self._client.is_podman else 'docker'} {self._client.version} at {self._client.address.text}"
+        )
         await sweep(self._client)
         image = await self._images.find(self._config.image)
         self._volume = await self._make_volume(image.id)
@@ -177,7 +179,8 @@ class DockerHost:
     async def _make(self, shape: Shape, lifetime_s: float | None) -> DockerContainer:
         image = await self._images.find(shape.image)
         labels = {**self._owner.labels(lifetime_s), IMAGE: image.digest}
-        body = container_body(self._config, shape, image.id, self._runtime, self._volume, labels)
+        is_podman = self._client.is_podman
+        body = container_body(self._config, shape, image.id, self._runtime, self._volume, labels, is_podman=is_podman)
         async with self._starting:
             name = f"mettle-{self._owner.id}-{secrets.token_hex(6)}"
             container_id = await make_or_undo(self._create(name, body), self._remove)
