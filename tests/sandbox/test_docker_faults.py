@@ -15,6 +15,7 @@ import pytest_asyncio
 from fakes.docker_daemon import Container, FakeDocker
 from pydantic import ValidationError
 
+from mettle.cli import main
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
 from mettle.sandbox.backends.containers.faults import (
@@ -199,6 +200,35 @@ async def test_isolation_is_what_was_found_inside_and_not_what_was_asked_for(dae
     with pytest.raises(UserError, match=r"isolation 'kernel' .* gives 'ns' .*own kernel: the host's kernel is shared"):
         await open_machines(config_for(daemon, require="kernel")).__aenter__()
     assert not daemon.containers
+
+
+async def test_podman_is_asked_for_owned_files_in_its_own_words(daemon: FakeDocker) -> None:
+    daemon.is_podman = True
+    async with open_machines(config_for(daemon)) as machines:
+        machine = await machines.create()
+        options = [text.split(",") for text in newest(daemon).body["HostConfig"]["Tmpfs"].values()]
+        assert all("U" in words and not any("id=" in word for word in words) for words in options)
+        assert (await machine.exec("touch /work/it && echo made")).stdout == "made\n"
+        assert "podman 25.0.0" in machines.isolation.user
+
+
+async def test_the_doctor_looks_into_a_container(
+    daemon: FakeDocker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text(f'[sandbox]\nbackend = "docker"\n[sandbox.docker]\nhost = "{daemon.url}"\nwarm = 0\n')
+    doctor = ["sandbox", "doctor", "--config", str(file)]
+    assert await asyncio.to_thread(main.run, doctor) == 0
+    assert "grade: tests ns, machines ns" in capsys.readouterr().out
+    assert await asyncio.to_thread(main.run, [*doctor, "--require", "kernel"]) == 1
+    assert "not met: machines: " in capsys.readouterr().out
+    assert not daemon.containers
+    file.write_text(f'[sandbox]\nbackend = "docker"\n[sandbox.docker]\nhost = "{daemon.url}x"\npatience_s = 0.1\n')
+    assert await asyncio.to_thread(main.run, doctor) == 3
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "no Docker daemon answers" in error
+    assert "set sandbox.docker.host" in error
 
 
 async def test_gvisor_is_used_where_the_daemon_lists_it(daemon: FakeDocker) -> None:

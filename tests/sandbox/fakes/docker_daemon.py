@@ -83,6 +83,7 @@ class FakeDocker:
         self.registry = {"python:3.12-slim"}
         self.runtimes: dict[str, dict[str, str]] = {"runc": {"path": "runc"}}
         self.gives_seccomp = True
+        self.is_podman = False
         self._runner: web.AppRunner | None = None
 
     @property
@@ -150,7 +151,8 @@ class FakeDocker:
             words = words[1:]
         match request.method, words:
             case "GET", ["version"]:
-                return web.json_response({"Version": "25.0.0", "ApiVersion": API, "MinAPIVersion": "1.24"})
+                parts = [{"Name": "Podman Engine" if self.is_podman else "Engine"}]
+                return web.json_response({"Version": "25.0.0", "ApiVersion": API, "Components": parts})
             case "GET", ["info"]:
                 return web.json_response({"Runtimes": self.runtimes, "DefaultRuntime": "runc"})
             case "POST", ["volumes", "create"]:
