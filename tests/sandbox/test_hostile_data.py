@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from mettle.sandbox import StdioTest
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox import MachineConfig, MachinePool, StdioTest
 from mettle.sandbox.comparators import outputs_match
 from mettle.sandbox.zygote import frames, values
 
@@ -46,3 +47,20 @@ def test_a_float_that_is_too_large_for_one_is_no_value() -> None:
 def test_a_frame_whose_header_nests_too_deep_is_refused_like_any_other() -> None:
     with pytest.raises(ValueError, match="nests"):
         frames.decode_header(b'{"a":' * 50_000 + b"1" + b"}" * 50_000)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_environment_that_is_too_long_ends_nobodys_machine(machines: MachinePool) -> None:
+    other = await machines.create()
+    with pytest.raises(UserError, match="environment has 70,"):
+        await machines.create(MachineConfig(env={"LONG": "x" * 70_000}))
+    with pytest.raises(UserError, match="environment has"):
+        await machines.create(MachineConfig(env={"LONG": "\x01" * 12_000}))  # \u0001 in an order
+    template = machines._keeper.template
+    assert template is not None
+    with pytest.raises(SandboxError, match="too long"):
+        await template._send({"spawn": 1, "machine": "x" * 70_000}, [])
+    with pytest.raises(UserError, match="command with its environment"):
+        await other.exec("true", env={"LONG": "x" * (1 << 20)})
+    assert (await other.exec("echo still here")).stdout == "still here\n"
+    await other.delete()

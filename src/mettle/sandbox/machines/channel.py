@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mettle.errors import SandboxError
+from mettle.errors import SandboxError, UserError
 from mettle.sandbox.zygote import frames
 
 _READ_BYTES: Final = 1 << 16
@@ -60,11 +60,14 @@ class Channel:
     ) -> tuple[int, asyncio.Future[Answer]]:
         """Send an order; its number, and the future of its answer. The descriptors stay the caller's to close."""
         number = next(self._numbers)
+        data = frames.encode({"id": number, **header})
+        if len(data) > frames.MAX_HEADER_BYTES:  # process 1 would take it for an attack, and end
+            raise UserError(f"a command with its environment has {len(data):,} bytes; put what is long into a file")
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._send(frames.encode({"id": number, **header}), list(descriptors))
+            await self._send(data, list(descriptors))
         except OSError as error:
             self._waiting.pop(number, None)
             raise MachineLost("the machine has ended") from error
