@@ -1,18 +1,28 @@
-"""Clients that try to use a service up: with connections, with what it remembers of them, with passes and with values."""
+"""Clients that try to use a service up: with connections, with what it remembers of them, with passes and with values.
+
+And something at a service's address that is none, for its clients.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from serving import Desk, make_token, wait_until
 
+from mettle.errors import UserError
+from mettle.sandbox.remote import connection
+from mettle.sandbox.remote.client import SandboxClient
+from mettle.sandbox.service import faults
+from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.tokens import revoke_token
 from mettle.sandbox.service.visitors import Visitors
 
@@ -133,3 +143,64 @@ async def test_a_value_that_was_made_to_hurt_is_refused_at_once(desk: Desk, valu
 
 async def _is_idle(desk: Desk) -> bool:
     return desk.service.num_judging == 0
+
+
+async def endless(response: web.StreamResponse) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await response.write(b"x" * (1 << 16))
+
+
+async def deep(response: web.StreamResponse) -> None:
+    await response.write(b"[" * 100_000 + b"\n")
+
+
+async def other(response: web.StreamResponse) -> None:
+    await response.write(b"[1]\n")
+
+
+async def hollow(response: web.StreamResponse) -> None:
+    await response.write(b'{"status": "running"}\n')
+
+
+@contextlib.asynccontextmanager
+async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status: int) -> AsyncIterator[SandboxClient]:
+    """A client of something that only looks like a service."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        await say(response)
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with SandboxClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+            yield client
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("say", [endless, deep, other, hollow], ids=lambda say: say.__name__)
+async def test_an_answer_that_no_service_gives_is_a_lost_service(
+    say: Callable[[web.StreamResponse], Awaitable[None]], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection, "_MAX_ERROR_BYTES", 1 << 20)
+    async with impostor(say, status) as client:
+        for asked in (client.machine("m-1"), client.delete(["m-1"]), anext(client.connection.lines("/x", {}))):
+            with pytest.raises(ServiceLost):
+                (await asked)["result"]  # type: ignore[index]
+
+
+async def test_no_message_of_a_service_steers_a_terminal() -> None:
+    said = {"type": "user", "message": "\x1b]0;owned\x07 one\nline \x9b2J", "errno": 2, "strerror": "\x1b[2J"}
+    for kind in ("user", "os", "sandbox"):
+        error = faults.rebuild(400, json.dumps({"error": {**said, "type": kind, "what": "\x1b[8m"}}).encode())
+        assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in str(error)), repr(str(error))
+    assert "\x1b" not in faults.describe(UserError("a \x1b[2J b"))["message"]
