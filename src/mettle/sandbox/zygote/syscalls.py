@@ -53,7 +53,8 @@ _SOCKET_PAIRS: Final = (
 # file locks work on what the host lends read-only, too: tests have neither, or they would hear the host open its files
 # and could keep it from locking them.
 _MACHINES: Final = (
-    "flock:73 inotify_init:253 inotify_add_watch:254 inotify_rm_watch:255 inotify_init1:294 connect:42 accept:43 bind:49 listen:50 setuid:105 setgid:106 setreuid:113 setregid:114 setresuid:117 "
+    "flock:73 inotify_init:253 inotify_add_watch:254 inotify_rm_watch:255 inotify_init1:294 "
+    "connect:42 accept:43 bind:49 listen:50 setuid:105 setgid:106 setreuid:113 setregid:114 setresuid:117 "
     "setresgid:119 setfsuid:122 setfsgid:123 splice:275 tee:276 accept4:288"
 )
 
