@@ -79,6 +79,15 @@ FILES = group(
             "import fcntl\nf = open('leased', 'w'); fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK); breach()",
         ),
         Attack(
+            "hears when the host opens its programs",
+            "watcher = libc.inotify_init()\n"
+            "if watcher >= 0 and libc.inotify_add_watch(watcher, b'/usr/bin', 0x20) >= 0: breach()",
+        ),
+        Attack(
+            "keeps the host from locking its own files",
+            "import fcntl\nfcntl.flock(os.open('/usr/bin/env', os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB); breach()",
+        ),
+        Attack(
             "maps a device that gives memory",
             "import mmap\nmmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20); breach()",
         ),

@@ -83,6 +83,20 @@ HOARDS = {
     + "        os.closerange(3, 5000)\n"
     + "    else: break\n"
     + "time.sleep(0.6); say(mb)\n",
+    "mappings without memory, copied by forks": _HEAD
+    + "libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
+    + "mb = each = 0\n"
+    + "def map_one(): return libc.mmap(None, ctypes.c_size_t(4096), 1 + 2 * (each & 1), 0x22, -1, 0)\n"
+    + "while each < 64000 and map_one() not in (None, (1 << 64) - 1): each += 1\n"
+    + "def check():\n"
+    + "    if held and os.waitpid(-1, os.WNOHANG)[0]: raise SystemExit('a child was ended')\n"
+    + "try:\n"
+    + "    while mb < goal:\n"
+    + "        pid = os.fork()\n"
+    + "        if pid == 0: time.sleep(1.2); os._exit(0)\n"
+    + "        held.append(pid); check(); mb += each * 224 / (1 << 20); say(mb)\n"
+    + "except OSError: pass\n"
+    + "time.sleep(0.6); check(); say(mb)\n",
     "page tables": _HEAD
     + "libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
     + "mb, sink = 0, ctypes.create_string_buffer(1)\n"

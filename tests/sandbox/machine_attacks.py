@@ -24,6 +24,8 @@ ALLOWED_INSIDE = {
     "opens descriptors without end": "it may have more",
     "kills everything in sight": "that is its right; process 1 stays",
     "writes to the host's store of randomness": "its whole root is writable to Landlock; the kernel counts nothing of it",
+    "hears when the host opens its programs": "tools that wait for changes need watches; it hears of /usr, by name",
+    "keeps the host from locking its own files": "package managers lock; of the host's it can lock what it can read",
 }
 """What a test may not do and a machine may, and why."""
 

@@ -57,6 +57,8 @@ FUNCTIONS = {
     "a number that is too long": "def add(a, b): return 1 << 100000",
     "nan": "def add(a, b): return float('nan')",
     "True": "def add(a, b): return True",
+    "a float beyond all floats": "import os\nos.write(3, b'[\"f\",\"0x1p999999\"]'); os._exit(0)",
+    "a set whose members all collide": "def add(a, b): return {n * ((1 << 61) - 1) for n in range(2000)}",
     "a generator": "def add(a, b): yield 5",
     "an exit at import": "import sys; sys.exit(0)",
     "a patched encoder": "import json, sys\njson.dumps = lambda *a, **k: '[\"c\",true]'\ndef add(a, b): return 9",

@@ -13,8 +13,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_MB = 64
 SLACK_MB = 160  # what sockets can take between two looks of process 1, at several GB a second
-# A file is limited without isolation, too; page tables are watched; pipes of an ordinary user are limited by the host.
-HELD_ANYWAY = {"a file in memory without a name", "page tables", *([] if os.geteuid() == 0 else ["buffers of pipes"])}
+# A file is limited without isolation, too; page tables and mappings are watched; pipes of an ordinary user are limited by
+# the host.
+HELD_ANYWAY = {
+    *("a file in memory without a name", "page tables", "mappings without memory, copied by forks"),
+    *([] if os.geteuid() == 0 else ["buffers of pipes"]),
+}
 WITHOUT_ISOLATION = [name for name in HOARDS if name not in HELD_ANYWAY]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +18,7 @@ from machine_attacks import NEIGHBOUR, OWN, SHARED
 from neighbours import Neighbour
 from planted import Planted
 
-from mettle.sandbox import MachinePool
+from mettle.sandbox import MachineConfig, MachinePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -164,3 +165,18 @@ async def test_code_cannot_put_modules_in_the_way_of_the_machines_own(machines: 
     assert await machine.download("file") == b"1"
     assert (await machine.snapshot()).data
     await machine.delete()
+
+
+async def test_a_snapshot_of_files_with_holes_does_not_fill_the_owners_memory(machines: MachinePool) -> None:
+    """Files with holes have any size and take no room, and an archive of them has all of it."""
+    machine = await machines.create(MachineConfig(disk_mb=2))
+    made = await machine.exec("for n in $(seq 500); do truncate -s 2M hole$n || exit 1; done")
+    assert made.exit_code == 0, made.stderr
+    with pytest.raises(OSError, match="over") as caught:
+        await machine.snapshot()
+    assert caught.value.errno == errno.EFBIG
+    await machine.exec("rm hole*; echo kept > file; truncate -s 1M hole")
+    again = await machines.create(snapshot=await machine.snapshot())
+    assert (await again.exec("cat file; stat -c %s hole")).stdout == "kept\n1048576\n"
+    for one in (machine, again):
+        await one.delete()

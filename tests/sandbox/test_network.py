@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -139,6 +140,48 @@ async def test_a_name_that_changes_its_mind_between_looks_gains_nothing(
     assert asked == ["rebinding.example"]
     assert site.received == []
     await machine.delete()
+
+
+async def test_a_name_that_leads_to_this_hosts_own_public_address_is_refused(
+    machines: MachinePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with an address of the internet has services there that only its own firewall protects."""
+
+    async def resolve(host: str, port: int) -> list[ipaddress.IPv4Address]:
+        return [ipaddress.IPv4Address("8.8.8.8")]
+
+    monkeypatch.setattr(egress, "_resolve", resolve)
+    monkeypatch.setattr(egress, "_is_own", lambda address, port: True)
+    machine = await reach(machines, "example.com:443")
+    assert b"this host's own address" in await send(machine, b"CONNECT example.com:443 HTTP/1.1\r\n\r\n")
+    await machine.delete()
+
+
+async def test_this_hosts_addresses_are_told_from_others() -> None:
+    assert egress._is_own(ipaddress.ip_address("127.0.0.1"), 80)
+    assert not egress._is_own(ipaddress.ip_address("8.8.8.8"), 80)
+
+
+async def test_a_machine_that_sends_no_head_is_hung_up_on(
+    machines: MachinePool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(egress, "_HEAD_S", 0.05)
+    machine = await reach(machines, "example.com")
+    assert await send(machine, b"GET http://exam") == b""
+    assert not [record for record in caplog.records if record.name == "asyncio"], "nothing was left to the event loop"
+    await machine.delete()
+
+
+async def test_an_answer_that_nobody_takes_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that reads nothing would otherwise keep as many sockets of the owner's open as it likes."""
+    monkeypatch.setattr(egress, "_LINGER_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, writer = await asyncio.open_connection(sock=ours)
+        writer.write(b"x" * (8 << 20))
+        await egress._hang_up(writer)
+        await asyncio.sleep(0)
+        assert ours.fileno() == -1
 
 
 async def test_nothing_follows_a_request_but_its_own_body(machines: MachinePool, site: Site) -> None:

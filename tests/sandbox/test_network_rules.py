@@ -83,6 +83,12 @@ def test_a_rule_means_what_it_says(rule: str, host: str, port: int, is_allowed: 
         ),
         *("255.255.255.255", "::1", "::", "fe80::1", "fd00::1", "ff02::1", "::ffff:8.8.8.8", "64:ff9b::7f00:1"),
         *("2002:7f00:1::", "::7f00:1", "192.0.2.1", "198.18.0.1", "240.0.0.1"),
+        "fec0::2",
+        "168.63.129.16",
+        "192.0.0.192",
+        "192.88.99.1",
+        "3fff::1",
+        "4000::1",
     ],
 )
 def test_addresses_near_by_are_not_public(text: str) -> None:
@@ -111,6 +117,29 @@ def test_whatever_a_machine_sends_is_a_sound_request_or_refused(data: bytes) -> 
         assert head.host == "example.com" or b"example.com" in head.host.encode()
         assert forwarded.count(b"\r\n\r\n") == 1
         assert forwarded.lower().count(b"\r\nhost:") == 1
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"GET http://[x/ HTTP/1.1",
+        b"GET http://a]:80/ HTTP/1.1",
+        b"GET http://example.com:" + b"1" * 5000 + b"/ HTTP/1.1",
+        b"CONNECT example.com:" + b"1" * 5000 + b" HTTP/1.1",
+        b"CONNECT " + b"a" * 64 + b".example.com:443 HTTP/1.1",
+        b"CONNECT a..example.com:443 HTTP/1.1",
+        b"CONNECT .example.com:443 HTTP/1.1",
+    ],
+)
+def test_an_address_that_cannot_be_one_is_refused_before_anybody_asks_for_it(request_line: bytes) -> None:
+    async def read() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(request_line + b"\r\n\r\n")
+        with pytest.raises(BadHead) as caught:
+            await read_head(reader)
+        assert caught.value.status == 400
+
+    asyncio.run(read())
 
 
 def test_a_service_is_not_asked_for_a_network_in_silence() -> None:

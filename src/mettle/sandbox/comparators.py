@@ -13,7 +13,8 @@ from typing import Any, Final
 from mettle.sandbox.verdicts import OutputRule, StdioTest, ValueRule
 
 UNORDERED_RULES: Final[tuple[OutputRule, ...]] = ("trim", "lines", "tokens")
-_REAL_NUMBER: Final = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\Z")
+# One way to read each word, so that a long one that is no number is given up after one pass over it.
+_REAL_NUMBER: Final = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?\Z")
 _WHOLE_NUMBER: Final = re.compile(rb"[+-]?\d+\Z")
 
 

@@ -25,7 +25,7 @@ from mettle.sandbox.cells import Cell
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.packages import distributions_of, package_paths
 from mettle.sandbox.toolchains import known_languages, shown_paths
-from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
+from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +213,8 @@ class Template:
 
     async def _send(self, order: dict[str, Any], descriptors: list[int]) -> None:
         message = json.dumps(order).encode()
+        if len(message) > MAX_MESSAGE_BYTES:  # half an order would end the template, and everything that it has made
+            raise SandboxError(f"an order to the sandbox's template has {len(message):,} bytes, which is too long")
         while True:
             try:
                 if descriptors:

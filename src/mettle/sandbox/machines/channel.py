@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from mettle.errors import UserError
 from mettle.sandbox.machines.line import Answer, MachineLost, Reading, Sink, Writing
 from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
 from mettle.sandbox.zygote import frames
@@ -63,11 +64,14 @@ class Channel:
     async def order(self, header: dict[str, Any], ends: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
         """Send an order; its number, and the future of its answer. The ends stay the caller's to let go."""
         number = next(self._numbers)
+        data = frames.encode({"id": number, **header})
+        if len(data) > frames.MAX_HEADER_BYTES:  # process 1 would take it for an attack, and end
+            raise UserError(f"a command with its environment has {len(data):,} bytes; put what is long into a file")
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self._send(frames.encode({"id": number, **header}), list(ends))
+            await self._send(data, list(ends))
         except OSError as error:
             self._waiting.pop(number, None)
             raise MachineLost("the machine has ended") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ _FILES_PER_MB = 128
 _MIN_FILES = 4096
 _MAX_OPEN_FILES = 1024
 _DAY_S = 86_400
+_MAX_ENVIRONMENT_BYTES = 48 << 10  # as it is sent to the template, whose messages have 64 kB
 _ENVIRONMENT = {
     "PATH": f"{PROGRAMS}:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/work",
@@ -69,7 +71,13 @@ class MachineConfig:
 
     def limits(self) -> MachineLimits:
         """What process 1 of the machine is told."""
-        environment = {**_ENVIRONMENT, **(proxy_environment() if self.network else {})}
+        environment = {**_ENVIRONMENT, **(proxy_environment() if self.network else {}), **check_environment(self.env)}
+        num_bytes = len(json.dumps(environment))
+        if num_bytes > _MAX_ENVIRONMENT_BYTES:
+            raise UserError(
+                f"a machine's environment has {num_bytes:,} bytes; it may have {_MAX_ENVIRONMENT_BYTES:,}: put what is "
+                "long into a file"
+            )
         return MachineLimits(
             memory_bytes=self.memory_mb << 20,
             disk_bytes=self.disk_mb << 20,
@@ -77,7 +85,7 @@ class MachineConfig:
             max_processes=self.max_processes,
             max_open_files=_MAX_OPEN_FILES,
             cpu_s=math.ceil(self.lifetime_s or _DAY_S),
-            environment={**environment, **check_environment(self.env)},
+            environment=environment,
             num_cpus=self.cpus or 0.0,
         )
 

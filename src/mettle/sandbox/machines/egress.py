@@ -4,7 +4,8 @@
 one request with one answer. Names are resolved here, by the owner, and the address that was checked is the one that is
 connected to, so that a name that changes its mind gains nothing. Parts: `Egress`; `machines/http_heads.py` reads what
 the machine sends.
-Invariant: no byte leaves before its destination is allowed; what the machine sends is untrusted to the last byte.
+Invariant: no byte leaves before its destination is allowed; what the machine sends is untrusted to the last byte; a
+connection counts until its socket is closed, so that a machine which reads nothing holds no more of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mettle.sandbox.machines.http_heads import BadHead, Head, read_head
-from mettle.sandbox.machines.network import Network
+from mettle.sandbox.machines.network import Address, Network
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ _COPY_BYTES: Final = 1 << 16
 _HEAD_S: Final = 30.0
 _CONNECT_S: Final = 15.0
 _IDLE_S: Final = 300.0
+_LINGER_S: Final = 5.0
 
 
 def proxy_environment() -> dict[str, str]:
@@ -91,16 +93,17 @@ class Egress:
             if self._server is not None:
                 raise
         finally:
+            await _hang_up(writer)
             self._connections.discard(task)
-            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_HEAD_S):
                 head = await read_head(reader)
-            upstream = await self._connect(head)
         except BadHead as error:
             return await _refuse(writer, error.status, str(error))
+        try:
+            upstream = await self._connect(head)
         except Forbidden as error:
             return await _refuse(writer, 403, str(error))
         except (OSError, TimeoutError) as error:
@@ -108,7 +111,7 @@ class Egress:
         try:
             await self._relay(head, reader, writer, *upstream)
         finally:
-            upstream[1].close()
+            await _hang_up(upstream[1])
 
     async def _connect(self, head: Head) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to an allowed address of an allowed host. Raises: Forbidden, OSError."""
@@ -117,11 +120,17 @@ class Egress:
             raise self._forbid(head, why)
         async with asyncio.timeout(_CONNECT_S):
             addresses = await _resolve(head.host, head.port)
-            reasons = [self._network.why_address_refused(address, head.port) for address in addresses]
+            reasons = [self._why_refused(address, head.port) for address in addresses]
             allowed = [str(address) for address, why in zip(addresses, reasons, strict=True) if why is None]
             if not allowed:
                 raise self._forbid(head, next((why for why in reasons if why), f"{head.host} has no address"))
             return await _connect_to_first(allowed, head.port)
+
+    def _why_refused(self, address: Address, port: int) -> str | None:
+        why = self._network.why_address_refused(address, port)
+        if why is None and not self._network.lists(address, port) and _is_own(address, port):
+            return f"{address} is this host's own address, and network.allow does not list it"
+        return why
 
     def _forbid(self, head: Head, why: str) -> Forbidden:
         self.refusals.append(Refusal(head.host, head.port, why))
@@ -165,7 +174,8 @@ class Egress:
             if not data:
                 break
             writer.write(data)
-            await writer.drain()
+            async with asyncio.timeout(_IDLE_S):
+                await writer.drain()
             if num_bytes is not None:
                 num_bytes -= len(data)
             if is_out:
@@ -176,7 +186,30 @@ class Egress:
             writer.write_eof()
 
 
-async def _resolve(host: str, port: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close it once what was written has gone; one that takes nothing for a while is cut off."""
+    writer.close()
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        pass  # it was cut off by the other side, or is now by this one
+    finally:
+        writer.transport.abort()
+
+
+def _is_own(address: Address, port: int) -> bool:
+    """Whether the way to an address ends on this host: then it is also where packets to it come from."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((str(address), port))  # sends nothing
+            return ipaddress.ip_address(asking.getsockname()[0]) == address
+    except OSError:
+        return False  # there is no way to it at all
+
+
+async def _resolve(host: str, port: int) -> list[Address]:
     with contextlib.suppress(ValueError):
         return [ipaddress.ip_address(host)]
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

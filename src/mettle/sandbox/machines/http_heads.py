@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 _MAX_HEAD_BYTES: Final = 1 << 15
 _MAX_HEADERS: Final = 100
 _MAX_PORT: Final = 65_535
+_MAX_LABEL: Final = 63
+_PORT: Final = re.compile(r"\d{1,5}", re.ASCII)
 _REQUEST: Final = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,8192}) HTTP/1\.[01]")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 _HOST: Final = re.compile(r"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")
@@ -87,7 +89,10 @@ def _headers(lines: list[bytes]) -> list[tuple[bytes, bytes]]:
 def _plain(method: bytes, target: str, headers: list[tuple[bytes, bytes]]) -> Head:
     if not target.startswith("http://"):
         raise BadHead(400, "only http:// is forwarded, and other protocols by CONNECT; http_proxy says how")
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+    except ValueError as error:
+        raise BadHead(400, f"the URL cannot be read: {error}") from error
     if "@" in parts.netloc:
         raise BadHead(400, "the URL holds a user; send an Authorization header")
     authority = parts.netloc if re.search(r":\d+$", parts.netloc) else f"{parts.netloc}:80"
@@ -115,6 +120,7 @@ def _split(authority: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     host = host.rstrip(".")
-    if not _HOST.fullmatch(host) or not port.isdecimal() or not 1 <= int(port) <= _MAX_PORT:
+    is_host = _HOST.fullmatch(host) and (":" in host or all(1 <= len(part) <= _MAX_LABEL for part in host.split(".")))
+    if not is_host or not _PORT.fullmatch(port) or not 1 <= int(port) <= _MAX_PORT:
         raise BadHead(400, f"{authority[:300]!r} is not a host and a port")
     return host, int(port)

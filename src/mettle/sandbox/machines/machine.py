@@ -33,6 +33,7 @@ _MAX_PORT: Final = 65_535
 _END_S: Final = 2.0
 _MAX_LISTING_BYTES: Final = 64 << 20
 _MAX_DRAINED: Final = 64
+_MAX_ENTRY_BYTES: Final = 10 << 10  # of an archive, before a file's own: two paths of the longest kind, and padding
 
 
 class Machine:
@@ -161,10 +162,13 @@ class Machine:
         return read_entries(await self._transfers.take("list", {"path": path}, path, _MAX_LISTING_BYTES))
 
     async def snapshot(self, paths: Sequence[str] = ("/work",)) -> Snapshot:
-        """The files below these directories, for another machine to start from. Processes are not part of it."""
-        return Snapshot(
-            await self._transfers.take("pack", {"paths": list(paths)}, " ".join(paths), 1 << 40), tuple(paths)
-        )
+        """The files below these directories, for another machine to start from. Processes are not part of it.
+
+        Raises: OSError, EFBIG for more than its disk can hold: files with holes have any size and take no room there.
+        """
+        limits, what = self.config.limits(), " ".join(paths)
+        most = limits.disk_bytes + limits.max_files * _MAX_ENTRY_BYTES
+        return Snapshot(await self._transfers.take("pack", {"paths": list(paths)}, what, most), tuple(paths))
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Put a snapshot's files back where they were."""

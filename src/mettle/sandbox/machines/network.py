@@ -31,6 +31,10 @@ _WRAPPERS: Final = tuple(
     map(ipaddress.ip_network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )
 
+_PUBLIC_IPV6: Final = ipaddress.ip_network("2000::/3")  # all that is given out; site-local addresses are not
+# Global by their number and local all the same: metadata of two clouds, and relays into the old address family.
+_NEARBY: Final = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -121,6 +125,8 @@ def _address(host: str) -> Address | None:
 
 def is_public(address: Address) -> bool:
     """Whether an address belongs to the open internet, and to nothing that is closer."""
-    if isinstance(address, ipaddress.IPv6Address) and any(address in wrapper for wrapper in _WRAPPERS):
+    if any(address in network for network in (*_WRAPPERS, *_NEARBY)):
+        return False
+    if address.version == 6 and address not in _PUBLIC_IPV6:
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)

@@ -1,7 +1,8 @@
 """One service, as its client sees it: requests, errors, and whether it is there.
 
 Invariant: a request ends with an answer, with the error that the service names, or with `ServiceLost`: also when the
-service's host vanishes without a word, because whoever finds that out (`declare_lost`) ends what still waits.
+service's host vanishes without a word, because whoever finds that out (`declare_lost`) ends what still waits; and an
+answer that is too long, or no answer of a service's, is a `ServiceLost`, too.
 """
 
 from __future__ import annotations
@@ -27,11 +28,20 @@ from mettle.sandbox.service.wire import unpack
 
 PREFIX: Final = "/api/v1"
 _CONNECT_S: Final = 5.0
+_MAX_ANSWER_BYTES: Final = 512 << 20
+_MAX_ERROR_BYTES: Final = 1 << 20
 _QUIET_S: Final = 60.0  # of an answer in lines, which has a sign of life every 15 s
 
 
 class NotConnected(ServiceLost):
     """The request never left."""
+
+
+class Told(dict[str, Any]):
+    """A JSON answer. A field that a service of this kind would have sent is missed as its fault."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ServiceLost(f"a sandbox service sent an answer without {name!r}")
 
 
 class Connection:
@@ -57,12 +67,7 @@ class Connection:
     async def ask(self, method: str, path: str, *, timeout_s: float | None = None, **request: Any) -> dict[str, Any]:
         """Send a request and read its JSON answer. Raises: what the service names; ServiceLost."""
         async with self.answer(method, path, timeout_s=timeout_s, **request) as response:
-            text = await response.read()
-        try:
-            body: dict[str, Any] = json.loads(text)
-        except ValueError:
-            raise ServiceLost(f"sandbox service {self.url} answered with something that is not JSON") from None
-        return body
+            return self._decode(await read_body(response, _MAX_ANSWER_BYTES))
 
     @contextlib.asynccontextmanager
     async def answer(
@@ -79,7 +84,7 @@ class Connection:
                 self._session.request(method, f"{self._base}{PREFIX}{path}", headers=headers, **request) as response,
             ):
                 if response.status >= 400:
-                    raise self._named(faults.rebuild(response.status, await response.read()))
+                    raise self._named(faults.rebuild(response.status, await read_body(response, _MAX_ERROR_BYTES)))
                 yield response
 
     async def lines(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -87,7 +92,7 @@ class Connection:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_QUIET_S)
         async with self.answer("POST", path, json=body, timeout=timeout) as response:
             async for text in _lines(response):
-                line = json.loads(text)
+                line = self._decode(text)
                 if "error" in line:
                     raise self._named(faults.rebuild(500, text))
                 if line:
@@ -125,6 +130,15 @@ class Connection:
 
     async def close(self) -> None:
         await self._session.close()
+
+    def _decode(self, text: bytes) -> Told:
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ServiceLost(f"sandbox service {self.url} answered with something that is not JSON") from None
+        if not isinstance(body, dict):
+            raise ServiceLost(f"sandbox service {self.url} answered with a {type(body).__name__}, not an object")
+        return Told(body)
 
     @contextlib.asynccontextmanager
     async def _until_lost(self, timeout_s: float | None) -> AsyncIterator[None]:
@@ -173,6 +187,16 @@ def _connector(url: str) -> tuple[str, aiohttp.BaseConnector]:
     return url, aiohttp.TCPConnector(limit=0)
 
 
+async def read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """The whole body of an answer. Raises: ServiceLost for one that is longer."""
+    received = bytearray()
+    async for piece in response.content.iter_any():
+        received += piece
+        if len(received) > max_bytes:
+            raise ServiceLost(f"a sandbox service sent more than the {max_bytes:,} bytes that an answer may have")
+    return bytes(received)
+
+
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     held = bytearray()
     async for piece in response.content.iter_any():
@@ -183,6 +207,8 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             del held[: end + 1]
             start = 0
             yield line
+        if len(held) > _MAX_ANSWER_BYTES:
+            raise ServiceLost(f"a sandbox service sent a line of more than {_MAX_ANSWER_BYTES:,} bytes")
     if held:
         raise ServiceLost("the answer ends in the middle of a line")
 

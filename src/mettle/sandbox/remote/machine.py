@@ -21,13 +21,14 @@ from mettle.sandbox.machines.config import MachineConfig, check_environment
 from mettle.sandbox.machines.execution import ExecResult
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces
 from mettle.sandbox.remote.commands import RemoteJob, RemoteStream
-from mettle.sandbox.remote.connection import Connection
+from mettle.sandbox.remote.connection import Connection, read_body
 from mettle.sandbox.remote.tunnels import Tunnels
 from mettle.sandbox.service.faults import NoMachine, ServiceLost
 from mettle.sandbox.service.transfers import FILES_TYPE
 from mettle.sandbox.service.wire import unpack
 
 _END_S: Final = 5.0
+_MAX_SNAPSHOT_BYTES: Final = 8 << 30
 _MAX_PORT: Final = 65_535
 _QUIET: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=120.0)
 
@@ -129,7 +130,7 @@ class RemoteMachine:
             raise
 
     async def download(self, path: str, *, max_bytes: int = 1 << 30) -> bytes:
-        return await self._take(f"{self._path}/files", {"path": path, "max_bytes": str(max_bytes)})
+        return await self._take(f"{self._path}/files", {"path": path, "max_bytes": str(max_bytes)}, max_bytes)
 
     async def list(self, path: str = "/work") -> builtins.list[Entry]:
         told = await self._ask("GET", f"{self._path}/entries", params={"path": path})
@@ -137,7 +138,8 @@ class RemoteMachine:
         return entries
 
     async def snapshot(self, paths: Sequence[str] = ("/work",)) -> Snapshot:
-        return Snapshot(await self._take(f"{self._path}/snapshot", [("path", path) for path in paths]), tuple(paths))
+        params = [("path", path) for path in paths]
+        return Snapshot(await self._take(f"{self._path}/snapshot", params, _MAX_SNAPSHOT_BYTES), tuple(paths))
 
     async def restore(self, snapshot: Snapshot) -> None:
         params = [("path", path) for path in snapshot.paths]
@@ -196,11 +198,11 @@ class RemoteMachine:
         except (MachineLost, NoMachine) as error:
             raise self._ended(error) from None
 
-    async def _take(self, path: str, params: Any) -> bytes:
+    async def _take(self, path: str, params: Any, max_bytes: int) -> bytes:
         self.require_alive()
         try:
             async with self.connection.answer("GET", path, params=params, timeout=_QUIET) as response:
-                return await response.read()
+                return await read_body(response, max_bytes)
         except (MachineLost, NoMachine) as error:
             raise self._ended(error) from None
 

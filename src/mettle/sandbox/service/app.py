@@ -78,7 +78,8 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
     service.num_open += 1
     status = _GONE
     try:
-        response = await _answer(service, request, handler)
+        with service.visitors.serving(request.protocol):
+            response = await _answer(service, request, handler)
         status = response.status
         return response
     finally:
@@ -135,6 +136,7 @@ async def _sweeping(app: web.Application) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(_SWEEP_S)
             service.register.sweep()
+            service.visitors.sweep()
             for owner, client in service.lessees.take_gone():
                 chosen = service.register.of_client(owner, client)
                 if chosen:

@@ -16,7 +16,7 @@
     closing        503     ServiceBusy
     no_space       507     SandboxError: the service's own disk is full
 
-Invariant: a message is one line, without a traceback; a wrong token is told nothing else.
+Invariant: a message is one line that a terminal can show, without a traceback; a wrong token is told nothing else.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 HEADER: Final = "Mettle-Error"
 """Repeats the body where a client cannot read it: in the refusal of a websocket."""
 _MAX_MESSAGE: Final = 2000
+_UNPRINTABLE: Final = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 
 
 class TokenRefused(UserError):
@@ -123,11 +124,13 @@ def rebuild(status: int, text: bytes) -> Exception:
     """The exception that an answer stands for, as the client raises it."""
     try:
         body = json.loads(text)["error"]
-        name, message = str(body["type"]), str(body["message"])
+        name, message = str(body["type"]), _printable(str(body["message"]))
         kind = KINDS[name][1]
         if kind is OSError:
-            return OSError(int(body["errno"]), str(body["strerror"]), body.get("what"))
-    except (ValueError, TypeError, KeyError):
+            what = body.get("what")
+            named = None if what is None else _printable(str(what))
+            return OSError(int(body["errno"]), _printable(str(body["strerror"])), named)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return ServiceLost(f"the answer is not one of a sandbox service (status {status})")
     return kind(message)
 
@@ -151,4 +154,9 @@ def own_disk(error: OSError) -> Exception:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_MESSAGE] or type(error).__name__
+    return _printable(str(error)) or type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """One line, of which no character steers a terminal: names of files in it are those of untrusted code."""
+    return " ".join(text.split())[:_MAX_MESSAGE].translate(_UNPRINTABLE)

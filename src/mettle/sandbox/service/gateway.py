@@ -96,7 +96,10 @@ def gateway_holder(request: web.Request) -> Holder | None:
     if not request.path.startswith(PREFIX):
         return None
     token = request.headers.get("Authorization", "").partition(" ")[2].strip()
-    given = service_of(request).passes.get(digest(token))
+    service = service_of(request)
+    given = service.passes.get(digest(token))
+    if given is not None and service.config.unix is None and not service.tokens.knows(given.holder.name):
+        raise faults.TokenRefused("the token that this pass was given for has been revoked")
     if given is None or given.machine_id != request.match_info.get("id") or given.expires < time.time():
         raise faults.TokenRefused("this pass is not for this sandbox, or has expired")
     return given.holder

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _MAX_ENDED: Final = 10_000
 _MAX_JOBS: Final = 1000
 MAX_PAGE: Final = 1000
+_MAX_ABOUT: Final = 64 << 10
 
 
 @dataclass
@@ -116,11 +117,12 @@ class Register:
 
     async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> Record:
         """A new machine of this token. Raises: QuotaExceeded; SandboxError if it cannot be made."""
+        _check_size(config)
         give_back = self._quotas.take_machine(holder, config)
         started = time.monotonic()
         self._num_making += 1
         try:
-            machine = await self.pool.create(config)
+            machine = await self._make(config)
         except BaseException:
             give_back()
             raise
@@ -131,6 +133,17 @@ class Register:
         record = Record(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record
         return record
+
+    async def _make(self, config: MachineConfig) -> Machine:
+        """What is remembered of it, also when it has ended, is without its first files."""
+        machine = await self.pool.create(replace(config, files={}))
+        if config.files:
+            try:
+                await machine.upload_files(config.files)
+            except BaseException:
+                await machine.delete()
+                raise
+        return machine
 
     def find(self, holder: Holder, machine_id: str) -> Record:
         """A machine of this token that may have ended. Raises: NoMachine."""
@@ -223,6 +236,13 @@ class Register:
         self._metrics.count("machines_ended_total", cause=_cause(record.why))
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
+
+
+def _check_size(config: MachineConfig) -> None:
+    """Of what is remembered for as long as the machine is. Raises: UserError."""
+    num_characters = sum(len(word) for held in (config.labels, config.env) for pair in held.items() for word in pair)
+    if num_characters > _MAX_ABOUT:
+        raise UserError(f"a machine's labels and variables have {num_characters:,} characters; {_MAX_ABOUT:,} will do")
 
 
 def _has_result(job: Job) -> bool:

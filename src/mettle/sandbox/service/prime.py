@@ -7,6 +7,7 @@ Statuses, fields and errors are those that the clients read; `docs/reference/san
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,7 @@ _MOST_MEMORY_MB: Final = 8192
 _MOST_DISK_MB: Final = 2048
 _IDLE_START: Final = ("tail -f /dev/null", "sleep infinity")
 _MAX_BATCH: Final = 500
+_MAX_PASSES: Final = 32  # of one sandbox; a new one ends the oldest
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -37,10 +39,15 @@ async def create(request: web.Request) -> web.StreamResponse:
     service, holder = service_of(request), holder_of(request)
     body = await _body(request)
     config = _config(body)
+    shown = {
+        "docker_image": take(body, "docker_image", str, "")[:300],
+        "start_command": take(body, "start_command", str, "")[:4096] or None,
+        "cpu_cores": _figure(body, "cpu_cores", 1.0),
+    }
 
     async def make() -> Record:
         made = await service.register.create(
-            holder, client_of(request), config, name=take(body, "name", str, "sandbox")[:100], extra=body
+            holder, client_of(request), config, name=take(body, "name", str, "sandbox")[:100], extra=shown
         )
         start = body.get("start_command")
         if isinstance(start, str) and start.strip() and start.strip() not in _IDLE_START:
@@ -48,7 +55,9 @@ async def create(request: web.Request) -> web.StreamResponse:
         return made
 
     key = body.get("idempotency_key")
-    record = await service.once.run(f"{holder.name}/sandbox/{key}" if key else None, repr(sorted(body)), make)
+    record = await service.once.run(
+        f"{holder.name}/sandbox/{key}" if key else None, json.dumps(body, sort_keys=True), make
+    )
     return web.json_response(_describe(record), status=201)
 
 
@@ -123,8 +132,10 @@ async def give_pass(request: web.Request) -> web.StreamResponse:
     """A pass for the data plane."""
     service, record = service_of(request), record_of(request)
     now = time.time()
-    for stale in [key for key, one in service.passes.items() if one.expires < now]:
-        del service.passes[stale]
+    own = [key for key, one in service.passes.items() if one.machine_id == record.id]
+    stale = [key for key, one in service.passes.items() if one.expires < now]
+    for key in {*stale, *own[: 1 - _MAX_PASSES]}:
+        del service.passes[key]
     token, expires = secrets.token_urlsafe(32), now + _PASS_S
     service.passes[digest(token)] = Pass(holder_of(request), record.id, expires)
     return web.json_response(
@@ -230,8 +241,8 @@ def _describe(record: Record) -> dict[str, Any]:
         "id": record.id,
         "name": record.name or record.id,
         "dockerImage": str(asked.get("docker_image") or "python:3.11-slim"),
-        "startCommand": asked.get("start_command") if isinstance(asked.get("start_command"), str) else None,
-        "cpuCores": float(asked.get("cpu_cores") or 1.0),
+        "startCommand": asked.get("start_command"),
+        "cpuCores": asked.get("cpu_cores", 1.0),
         "memoryGB": config.memory_mb / 1024,
         "diskSizeGB": config.disk_mb / 1024,
         "diskMountPath": "/work",

@@ -76,6 +76,7 @@ async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]
             make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
         await runner.setup()
+        service.visitors.connections = lambda: runner.server.connections if runner.server is not None else []
         try:
             yield service, await _bind(runner, config)
             service.is_closing = True

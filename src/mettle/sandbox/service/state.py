@@ -20,6 +20,7 @@ from mettle.sandbox.service.metrics import Metrics
 from mettle.sandbox.service.once import Once
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder, Tokens
+from mettle.sandbox.service.visitors import Visitors
 
 CLIENT_HEADER = "Mettle-Client"
 KEY_HEADER = "Idempotency-Key"
@@ -45,10 +46,11 @@ class Service:
     quotas: Quotas
     metrics: Metrics
     lessees: Lessees
+    visitors: Visitors = field(default_factory=Visitors)
     once: Once = field(default_factory=Once)
     reports: dict[str, IsolationReport] = field(default_factory=dict)
     passes: dict[bytes, Pass] = field(default_factory=dict)
-    """By the hash of what the bearer shows."""
+    """By the hash of what the bearer shows, the oldest first."""
     is_closing: bool = False
     num_open: int = 0
     num_judging: int = 0

@@ -76,6 +76,11 @@ class Tokens:
             raise TokenRefused("this sandbox service does not know the token")
         return found
 
+    def knows(self, name: str) -> bool:
+        """Whether a token of that name is still good."""
+        self._reload()
+        return any(holder.name == name for holder in (*self._filed.values(), *self._given.values()))
+
     def _reload(self) -> None:
         """Take up what has changed in the file; one that has become unreadable changes nothing."""
         if self._path is None:

@@ -22,13 +22,15 @@ from mettle.sandbox import isolation, verdicts
 from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.machines.execution import ExecResult
 from mettle.sandbox.machines.files import Entry
+from mettle.sandbox.zygote.values import require_spread
 
 _SAFE_INT: Final = 1 << 53
 _MAX_DEPTH: Final = 100
 
 
 def _records(*modules: Any) -> dict[str, type[Any]]:
-    kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    found = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    kinds = [kind for kind in found if kind.__module__.startswith("mettle.")]
     return {kind.__name__: kind for kind in kinds if is_dataclass(kind) or issubclass(kind, Enum)}
 
 
@@ -82,7 +84,7 @@ def unpack(data: Any) -> Any:
     """The value that `pack` was given. Raises: UserError for data that it would not have made."""
     try:
         return _unpack(data)
-    except (ValueError, TypeError, KeyError, binascii.Error, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, binascii.Error, RecursionError, OverflowError) as error:
         raise UserError(f"this is not an encoded value: {type(error).__name__}: {str(error)[:200]}") from error
 
 
@@ -100,13 +102,21 @@ def _unpack(data: Any) -> Any:
     return {name: _unpack(item) for name, item in data.items()}
 
 
+def _spread(members: list[Any]) -> list[Any]:
+    """As they are, if a set of them can be made in good time."""
+    require_spread(members)
+    return members
+
+
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "$int": lambda body: int(body, 16),
     "$float": float,
     "$bytes": lambda body: base64.b64decode(body, validate=True),
     "$tuple": lambda body: tuple(_unpack(body)),
-    "$set": lambda body: set(_unpack(body)),
-    "$frozenset": lambda body: frozenset(_unpack(body)),
-    "$dict": lambda body: {_unpack(key): _unpack(item) for key, item in body},
+    "$set": lambda body: set(_spread(_unpack(body))),
+    "$frozenset": lambda body: frozenset(_spread(_unpack(body))),
+    "$dict": lambda body: dict(
+        zip(_spread([_unpack(key) for key, _ in body]), [_unpack(v) for _, v in body], strict=True)
+    ),
     "$enum": lambda body: _KINDS[body[0]](body[1]),
 }

@@ -29,7 +29,10 @@ def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
 
 def decode_header(text: bytes) -> dict[str, Any]:
     """The header of a frame; ValueError if it is not a JSON object."""
-    header = json.loads(text)
+    try:
+        header = json.loads(text)
+    except RecursionError:
+        raise ValueError("a frame's header nests too deep") from None
     if not isinstance(header, dict):
         raise ValueError(f"a frame's header must be an object, not {type(header).__name__}")
     return header

@@ -117,15 +117,15 @@ class Overseer:
         if self.next_look == 0.0 or time.monotonic() < self.next_look:
             return
         pids = self._processes()
-        page_tables = {pid: unmapped.page_table_bytes(pid) for pid in pids}
-        sizes = {pid: watch.process_resident_bytes(pid) + page_tables[pid] for pid in pids}
+        tables = unmapped.table_bytes(pids)
+        sizes = {pid: watch.process_resident_bytes(pid) + tables[pid] for pid in pids}
         limit = self.limits.memory_bytes
         in_buffers = self._buffer_bytes(pids) if pids else 0
         total = sum(sizes.values()) + in_buffers
         is_urgent = 4 * total > 3 * limit or total - self.last_total > limit // 16
         self.last_total = total
         if total > limit:
-            sizes = {pid: watch.proportional_bytes(pid) + page_tables[pid] for pid in pids}
+            sizes = {pid: watch.proportional_bytes(pid) + tables[pid] for pid in pids}
             self._relieve(sizes, in_buffers, sum(sizes.values()) + in_buffers - limit)
         pause = _URGENT_LOOK_S if is_urgent else _BUSY_LOOK_S if self.hands else _IDLE_LOOK_S
         self.next_look = time.monotonic() + pause if pids or self.hands else 0.0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+MAX_MESSAGE_BYTES: Final = 1 << 16
+"""Of an order to the template, which reads each in one piece."""
 
 
 class Settings(NamedTuple):

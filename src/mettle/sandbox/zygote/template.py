@@ -22,9 +22,8 @@ import sys
 from typing import Any, Final, NoReturn
 
 from mettle.sandbox.zygote import cell, child, jail, kernel, landlock, machine, rootfs, seccomp
-from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
+from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
 
-MAX_MESSAGE_BYTES: Final = 1 << 16
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
 _PRELOADED: Final[tuple[str, ...]] = (
     *("bisect", "collections", "collections.abc", "copy", "datetime", "decimal", "enum", "fractions"),

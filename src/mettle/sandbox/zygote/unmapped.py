@@ -1,4 +1,5 @@
-"""Memory of a test or a machine that none of its processes map: page tables, and what sockets and pipes hold.
+"""Memory of a test or a machine that none of its processes map: page tables, the kernel's notes of mappings, and what
+sockets and pipes hold.
 
 The kernel counts it for nobody where there is no memory cgroup, so process 1 asks for it. Page tables are in each
 process's status. The sockets of a machine's network are asked for their buffers over netlink, which also names those
@@ -14,6 +15,8 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+from mettle.sandbox.zygote.mappings import Mappings, status_number
 
 PIPE_BYTES: Final = 1 << 16
 SOCKET_BYTES: Final = 1 << 18  # net.core.wmem_default, and what one message may go beyond it
@@ -37,6 +40,7 @@ _INTERNET_MEMORY: Final = 7  # INET_DIAG_SKMEMINFO
 _SHOW_UNIX_MEMORY: Final = 0x20
 _NUM_MEMORY_WORDS: Final = 8
 _DIAG_TIMEOUT_S: Final = 0.5
+_mappings: Final = Mappings()  # of the one cell or machine that this process is process 1 of
 
 
 class Sockets:
@@ -116,16 +120,24 @@ def _num_sockets() -> tuple[int, int]:
     return num_sockets, num_connections
 
 
-def page_table_bytes(pid: int) -> int:
-    """The page tables of one process, if they can be large: a program fills them by reading where it wrote nothing."""
+def table_bytes(pids: Sequence[int]) -> dict[int, int]:
+    """What the kernel keeps of each process's address space: page tables, if they can be large, and mappings."""
+    pages = {pid: _address_space_pages(pid) for pid in pids}
+    in_mappings = _mappings.num_bytes(pages)
+    return {pid: _page_table_bytes(pid, pages[pid]) + in_mappings[pid] for pid in pids}
+
+
+def _address_space_pages(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
-            if int(file.read().split()[0]) < _UNSUSPICIOUS_PAGES:
-                return 0
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmPTE:")), 0)
+            return int(file.read().split()[0])
     except (OSError, IndexError):
         return 0
+
+
+def _page_table_bytes(pid: int, num_pages: int) -> int:
+    """A program fills them by reading where it wrote nothing."""
+    return status_number(pid, b"VmPTE:") * 1024 if num_pages >= _UNSUSPICIOUS_PAGES else 0
 
 
 def pipe_bytes(pids: Sequence[int]) -> int:
@@ -182,8 +194,4 @@ def _num_descriptors(pid: int) -> int:
 
 def _most_descriptors(pid: int) -> int:
     """What a process that nobody can look into may have open, by the table that the kernel keeps for it."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"FDSize:")), 0)
-    except OSError:
-        return 0
+    return status_number(pid, b"FDSize:")

@@ -8,10 +8,13 @@ Invariant: decode(encode(v)) == v with equal types at every depth, and nan stays
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from typing import Any, Final
 
 MAX_DEPTH: Final = 50
 MAX_INT_BITS: Final = 20_000
+_MAX_SAME_HASH: Final = 256
 
 
 class UnencodableValue(ValueError):
@@ -29,7 +32,7 @@ def decode(data: bytes) -> Any:
         return _untag(json.loads(data), 0)
     except UnencodableValue:
         raise
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise UnencodableValue(f"not an encoded value: {type(error).__name__}") from error
 
 
@@ -96,8 +99,12 @@ def _untag_text(tag: object, body: str) -> Any:
 
 def _untag_container(tag: object, body: list[Any], depth: int) -> Any:
     if tag == "d":
-        return {_untag(key, depth + 1): _untag(item, depth + 1) for key, item in body}
+        pairs = [(_untag(key, depth + 1), _untag(item, depth + 1)) for key, item in body]
+        require_spread(key for key, _ in pairs)
+        return dict(pairs)
     items = [_untag(item, depth + 1) for item in body]
+    if tag in ("e", "z"):
+        require_spread(items)
     if tag == "l":
         return items
     if tag == "t":
@@ -107,3 +114,10 @@ def _untag_container(tag: object, body: list[Any], depth: int) -> Any:
     if tag == "z":
         return frozenset(items)
     raise UnencodableValue("not an encoded value")
+
+
+def require_spread(members: Iterable[Hashable]) -> None:
+    """Refuse members that were chosen to have one hash: a set of n of them would take n * n comparisons."""
+    most = Counter(hash(member) for member in members).most_common(1)
+    if most and most[0][1] > _MAX_SAME_HASH:
+        raise UnencodableValue(f"{most[0][1]} members with the same hash")

@@ -56,7 +56,7 @@ def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
 
 def hidden_bytes(pids: list[int]) -> int:
     """What these processes hold without having it mapped."""
-    return sum(unmapped.page_table_bytes(pid) for pid in pids) + unmapped.stream_bytes(pids)
+    return sum(unmapped.table_bytes(pids).values()) + unmapped.stream_bytes(pids)
 
 
 def cell_processes() -> list[int]:
