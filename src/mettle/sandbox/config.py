@@ -25,6 +25,7 @@ RequiredLayer = Literal[
     "cgroup-namespace",
     "read-only-root",
     "private-proc",
+    "own-proc",
     "no-privileges",
     "resource-limits",
     "seccomp",

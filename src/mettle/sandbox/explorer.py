@@ -122,7 +122,7 @@ def findings() -> dict[str, object]:
         "effects": {
             "user": os.getuid() == 1000,
             "mount": not os.path.exists("/var/lib"),
-            "pid": os.getppid() == 1,
+            "pid": os.getppid() == 1 or (IS_MACHINE and os.getsid(1) == 0),  # process 1 belongs to a session outside
             "uts": os.uname().nodename == "sandbox",
         },
         "root": sorted(os.listdir("/")),

@@ -43,8 +43,11 @@ _WITH_CGROUP: Final = {
     "kill": "one write ends everything in it",
 }
 _NOT_CGROUPS: Final = ("cgroup-namespace",)
-OPTIONAL_LAYERS: Final = ("landlock", *(f"cgroup-{name}" for name in _WITHOUT_CGROUP))
+OPTIONAL_LAYERS: Final = ("own-proc", "landlock", *(f"cgroup-{name}" for name in _WITHOUT_CGROUP))
 """What no grade asks for; a config that does names them."""
+_PROC_FIX: Final = (
+    "in Kubernetes `procMount: Unmasked` with `hostUsers: false`; in Docker `--security-opt systempaths=unconfined`"
+)
 _SYSCTL_FIX: Final = "raise sysctl user.max_user_namespaces"
 
 
@@ -171,6 +174,7 @@ def examine(config: SandboxConfig, findings: dict[str, Any], layers: dict[str, s
     found = [_namespace_layer(name, kind, findings, layers) for name, kind in _NAMESPACES.items()]
     found += [_root_layer(findings), _proc_layer(findings), _privilege_layer(findings), _limits_layer(findings)]
     is_contained = all(layer.is_in_force for layer in found)
+    found.append(_own_proc_layer(findings))
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
     found += [seccomp, _landlock_layer(findings, layers.get("landlock", "not tried"))]
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
@@ -229,9 +233,19 @@ def _proc_layer(findings: dict[str, Any]) -> Layer:
     is_private = not told and len(seen) <= (
         3 if findings["is_machine"] else 2
     )  # process 1, in a machine a hand, itself
-    detail = f"code sees processes {seen}" if seen else "there is no /proc inside; tests cannot start processes"
+    detail = f"code sees processes {seen}" if seen else "there is no /proc inside"
     detail += f", and reads {', '.join(told)}" if told else "" if not seen else ", and nothing of the host's kernel"
     return Layer("private /proc", is_private, detail, "" if is_private else _CONTAINER_FIX)
+
+
+def _own_proc_layer(findings: dict[str, Any]) -> Layer:
+    """A convenience of the code's and no protection: what a masked /proc costs."""
+    if findings["processes"]:
+        return Layer("own /proc", True, "programs that need /proc find it")
+    lost = (
+        "/dev/stdin, /dev/fd and programs that need /proc do not work inside, because this host masks parts of its own"
+    )
+    return Layer("own /proc", False, lost, _PROC_FIX)
 
 
 def _privilege_layer(findings: dict[str, Any]) -> Layer:

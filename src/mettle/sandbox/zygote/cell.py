@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, jail, kernel, rootfs, seccomp, watch
+from mettle.sandbox.zygote import child, frames, jail, kernel, rootfs, watch
 from mettle.sandbox.zygote.attempt import Attempt, Child
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
@@ -46,20 +46,15 @@ def live(channel: socket.socket, settings: Settings, program: bytes | None, *, h
 
 def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, has_files: bool) -> None:
     try:
-        has_proc = _enter(settings)
+        _enter(settings)
         files = _make_directory(settings) if has_files else None
-        extra_program = None
-        if program is not None and not has_proc:
-            # Nothing can be seen through /proc, so one process with hard limits is all that a test gets; its filter
-            # is its own, because process 1 must fork.
-            program, extra_program = None, seccomp.build_filter(allow_fork=False)
         _confine(settings, program)
-        cell = Cell(channel, settings, extra_program, files)
+        cell = Cell(channel, settings, None, files)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
-    channel.sendall(frames.encode({"ready": True, "proc": has_proc}))
+    channel.sendall(frames.encode({"ready": True}))
     try:
         cell.serve()
     finally:
@@ -68,18 +63,17 @@ def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, 
             files.remove()
 
 
-def _enter(settings: Settings) -> bool:
-    """Take possession of the new namespaces; returns whether this cell could mount a /proc of its own."""
+def _enter(settings: Settings) -> None:
+    """Take possession of the new namespaces."""
     jail.forget_signals()
     if not settings.is_jailed:
         # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
-        return True
+        return
     jail.own_user()
-    has_proc = rootfs.mount_proc("/proc")
+    rootfs.mount_proc("/proc")
     rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
     os.chdir(_WORK)
-    return has_proc
 
 
 def _make_directory(settings: Settings) -> ProgramDirectory:

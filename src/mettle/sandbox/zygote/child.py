@@ -29,11 +29,12 @@ RESULT_FD: Final = 3
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
 _harness: list[str] = []
+_template_space_bytes: list[int] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
 _REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
-_UNKNOWN_SPACE_BYTES: Final = 64 << 20
+_GROWN_SPACE_BYTES: Final = 32 << 20  # since the template, at most
 _THREAD_STACKS_BYTES: Final = 64 << 20
 _RESERVED_FACTOR: Final = 4
 _RESERVED_BYTES: Final = 1 << 30
@@ -115,8 +116,8 @@ def _address_space_bytes() -> int:
     """What this process has now, which a test's own memory comes on top of."""
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)  # without a file object, whose making touches many pages
-    except OSError:  # no /proc
-        return _UNKNOWN_SPACE_BYTES
+    except OSError:  # no /proc inside
+        return (_template_space_bytes or [0])[0] + _GROWN_SPACE_BYTES
     pages = int(os.read(file, 64).split()[0])
     os.close(file)
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -130,7 +131,8 @@ def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
 
 def note_harness() -> None:
     """Find the modules that judged code is not to see; in the template, because looking at every name in every child
-    would give each a copy of the pages that the names are on."""
+    would give each a copy of the pages that the names are on. And note with how much address space they begin."""
+    _template_space_bytes[:] = [_address_space_bytes()]
     _harness[:] = [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]
 
 

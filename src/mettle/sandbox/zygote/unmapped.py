@@ -9,11 +9,12 @@ Invariant: what cannot be looked at is counted as full.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+from mettle.sandbox.zygote import procfs
 
 PIPE_BYTES: Final = 1 << 16
 SOCKET_BYTES: Final = 1 << 18  # net.core.wmem_default, and what one message may go beyond it
@@ -40,9 +41,13 @@ _DIAG_TIMEOUT_S: Final = 0.5
 
 
 class Sockets:
-    """The sockets of this network namespace. Made before the filter, which would refuse it."""
+    """The sockets of this network namespace. Made before the filter, which would refuse it.
 
-    def __init__(self) -> None:
+    `has_small_buffers`: its connections were kept to what a machine's may have, so that a few need no look.
+    """
+
+    def __init__(self, *, has_small_buffers: bool = True) -> None:
+        self._num_unsuspicious = _UNSUSPICIOUS_CONNECTIONS if has_small_buffers else 0
         self._channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
         self._channel.settimeout(_DIAG_TIMEOUT_S)
         self._is_complete = True
@@ -50,7 +55,7 @@ class Sockets:
     def num_bytes(self) -> int:
         """What their buffers hold, all together; nothing is looked at while there are few."""
         num_sockets, num_connections = _num_sockets()
-        if num_sockets <= _UNSUSPICIOUS_SOCKETS and num_connections <= _UNSUSPICIOUS_CONNECTIONS:
+        if num_sockets <= _UNSUSPICIOUS_SOCKETS and num_connections <= self._num_unsuspicious:
             return 0
         total = self._ask(_UNIX, struct.pack("=BBHIIIII", _UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_UNIX_MEMORY, 0, 0))
         for family in _INTERNET if num_connections else ():
@@ -104,8 +109,7 @@ def _num_sockets() -> tuple[int, int]:
     num_sockets = num_connections = 0
     for name in ("sockstat", "sockstat6"):
         try:
-            with open(f"/proc/self/net/{name}", "rb") as file:
-                lines = [line.split() for line in file]
+            lines = [line.split() for line in procfs.read("self", f"net/{name}").splitlines()]
         except OSError:
             continue
         for words in lines:
@@ -119,11 +123,10 @@ def _num_sockets() -> tuple[int, int]:
 def page_table_bytes(pid: int) -> int:
     """The page tables of one process, if they can be large: a program fills them by reading where it wrote nothing."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            if int(file.read().split()[0]) < _UNSUSPICIOUS_PAGES:
-                return 0
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmPTE:")), 0)
+        if int(procfs.read(pid, "statm", 64).split()[0]) < _UNSUSPICIOUS_PAGES:
+            return 0
+        lines = procfs.read(pid, "status").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmPTE:")), 0)
     except (OSError, IndexError):
         return 0
 
@@ -153,7 +156,7 @@ def _open_streams(pids: Sequence[int]) -> Iterator[str]:
     seen: set[str] = set()
     for pid, count in counts.items():
         try:
-            names = os.listdir(f"/proc/{pid}/fd")
+            names = procfs.descriptors(pid)
         except PermissionError:  # it has closed itself to inspection
             yield from ["socket"] * count
             continue
@@ -161,7 +164,7 @@ def _open_streams(pids: Sequence[int]) -> Iterator[str]:
             continue
         for name in names:
             try:
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                target = procfs.target(pid, name)
             except OSError:
                 continue
             if target.startswith(("pipe:", "socket:")) and target not in seen:
@@ -171,9 +174,8 @@ def _open_streams(pids: Sequence[int]) -> Iterator[str]:
 
 def _num_descriptors(pid: int) -> int:
     """Since Linux 6.2 the size of the directory says it, also to those who may not list it."""
-    path = f"/proc/{pid}/fd"
     try:
-        return os.stat(path).st_size or len(os.listdir(path))
+        return procfs.num_descriptors(pid) or len(procfs.descriptors(pid))
     except PermissionError:
         return _most_descriptors(pid)
     except OSError:
@@ -183,7 +185,7 @@ def _num_descriptors(pid: int) -> int:
 def _most_descriptors(pid: int) -> int:
     """What a process that nobody can look into may have open, by the table that the kernel keeps for it."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"FDSize:")), 0)
+        lines = procfs.read(pid, "status").splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"FDSize:")), 0)
     except OSError:
         return 0
