@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from arena import MACHINE_LIMITS, attack_as_test, broken, open_plant, traces_of_test
 from attacks import ATTACKS
-from hosts import on_host
+from simulated import on_host
 from planted import Planted
 
 from mettle.errors import UserError

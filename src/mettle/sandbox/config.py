@@ -13,8 +13,8 @@ from mettle.errors import UserError
 from mettle.sandbox.backends import BUILT_IN, backend_names
 
 Backend = str
-Grade = Literal["none", "ns-noseccomp", "ns"]
-RequiredGrade = Literal["ns-noseccomp", "ns"]
+Grade = Literal["none", "landlock-only", "ns-noseccomp", "ns"]
+RequiredGrade = Literal["landlock-only", "ns-noseccomp", "ns"]
 RequiredLayer = Literal[
     "user-namespace",
     "mount-namespace",
@@ -154,7 +154,8 @@ class SandboxConfig(BaseModel):
 
     require: Requirement = "ns"
     """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A
-    host that gives less is refused. Names are ids of `mettle sandbox doctor --json`. Nothing is asked of `unsafe`."""
+    host that gives less is refused. Names are ids of `mettle sandbox doctor --json`. Nothing is asked of `unsafe`.
+    Only `"landlock-only"` lets Python be judged where the host allows no namespaces."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""
@@ -207,6 +208,11 @@ class SandboxConfig(BaseModel):
         if name not in BUILT_IN and name not in (known := backend_names()):
             raise ValueError(f"there is no sandbox backend {name!r}; there are {', '.join(known)}")
         return name
+
+    @property
+    def allows_landlock_only(self) -> bool:
+        """Whether a person has named the grade without namespaces."""
+        return self.require == "landlock-only" or "landlock-only" in self.require
 
     @model_validator(mode="after")
     def _has_services(self) -> Self:

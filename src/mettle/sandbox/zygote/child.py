@@ -23,7 +23,7 @@ import traceback
 import types
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import frames, kernel, values
+from mettle.sandbox.zygote import alone, frames, kernel, values
 
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
@@ -43,8 +43,8 @@ _CANNOT_EXECUTE: Final = 126
 
 
 def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
-    """The child's whole life. `streams` become descriptors 0 to 3; `program` is a seccomp filter to add to process
-    1's; `scratch` is where it works when there is no jail with a /work of its own.
+    """The child's whole life. `streams` become descriptors 0 to 3; `scratch` is where it works when there is no jail
+    with a /work of its own. `program` is the filter of a child that is held by Landlock; others inherit process 1's.
 
     Nothing that goes wrong returns to process 1's code, and none of it looks like a good end.
     """
@@ -57,7 +57,7 @@ def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes 
 def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> None:
     try:
         job = _arrange_descriptors(job, streams)
-        _shut_doors(program, scratch)
+        _shut_doors(job, program, scratch)
         # Whatever can be done before the job is there costs no one any time.
         space_bytes = _address_space_bytes()
         _forget_the_harness()
@@ -71,6 +71,8 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
         return
     job.close()
     _limit(frame.header, space_bytes)
+    if program is not None:
+        alone.finish(program)
     if frame.header["mode"] == "program":
         _become_program(frame.header)
     _become(frame.header, frame.payload)
@@ -91,14 +93,14 @@ def _above(descriptors: tuple[int, ...], highest: int) -> list[int]:
     return list(descriptors)
 
 
-def _shut_doors(program: bytes | None, scratch: str) -> None:
+def _shut_doors(job: socket.socket, program: bytes | None, scratch: str) -> None:
     os.setsid()
     kernel.set_dumpable(True)  # its own /proc/self must be its own; process 1 stays closed
     if scratch:
         kernel.die_with_parent()
         os.chdir(scratch)
     if program is not None:
-        kernel.install_filter(program)
+        alone.restrict(job, scratch)
 
 
 def _limit(header: dict[str, Any], space_bytes: int) -> None:

@@ -164,9 +164,12 @@ def set_hostname(name: str) -> None:
     _checked(_libc.sethostname(encoded, len(encoded)), "sethostname")
 
 
-def drop_capabilities() -> None:
-    """Empty all five capability sets: bounding and ambient first, while there is still the right to."""
-    for capability in range(_MAX_CAPABILITIES):
+def drop_capabilities(*, with_bounds: bool = True) -> None:
+    """Empty all five capability sets: bounding and ambient first, while there is still the right to.
+
+    An ordinary user has no right to lower the bounds, which bound nothing once new privileges are renounced.
+    """
+    for capability in range(_MAX_CAPABILITIES if with_bounds else 0):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             if ctypes.get_errno() == errno.EINVAL:  # past the last that this kernel has
                 break

@@ -21,6 +21,7 @@ from mettle.sandbox.zygote import kernel, procfs
 SANDBOX_UID: Final = 1000  # as seen from inside
 PROGRAMS: Final = "/opt/bin"  # of a machine
 PACKAGES: Final = "/packages"
+_BESIDE_USR: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
 _changed_ns: dict[str, int] = {}  # of this cell's own directories
 _bound: list[str] = []  # what the template bound read-only, so that a machine can bind it again
@@ -184,6 +185,12 @@ def _interpreter_directories(host_paths: Sequence[str]) -> list[str]:
     return [path for path in sorted(wanted) if not any(path.startswith(f"{other}/") for other in wanted)]
 
 
+def readable_directories(host_paths: Sequence[str] = ()) -> list[str]:
+    """The same, where no root is built of them; with the system's that lie beside /usr."""
+    beside = [f"/{name}" for name in _BESIDE_USR if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    return [*_interpreter_directories(host_paths), *beside, "/etc/alternatives"]
+
+
 def _staging_directory(sources: list[str]) -> str:
     """An existing directory to build the root on, which hides none of the sources."""
     for candidate in ("/mnt", "/sys", "/srv", "/media"):
@@ -200,7 +207,7 @@ def _bind(source: str, root: str) -> None:
 
 
 def _add_system_links(root: str) -> None:
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+    for name in _BESIDE_USR:
         path = f"/{name}"
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)

@@ -17,10 +17,10 @@ _FILES: Final = (
     "ftruncate:77 getdents:78 getcwd:79 chdir:80 fchdir:81 rename:82 mkdir:83 rmdir:84 creat:85 link:86 unlink:87 "
     "symlink:88 readlink:89 chmod:90 fchmod:91 chown:92 fchown:93 lchown:94 umask:95 utime:132 mknod:133 statfs:137 "
     "fstatfs:138 readahead:187 getxattr:191 lgetxattr:192 fgetxattr:193 listxattr:194 llistxattr:195 flistxattr:196 "
-    "getdents64:217 fadvise64:221 utimes:235 inotify_init:253 inotify_add_watch:254 inotify_rm_watch:255 openat:257 "
+    "getdents64:217 fadvise64:221 utimes:235 openat:257 "
     "mkdirat:258 mknodat:259 fchownat:260 futimesat:261 newfstatat:262 unlinkat:263 renameat:264 linkat:265 "
     "symlinkat:266 readlinkat:267 fchmodat:268 faccessat:269 pselect6:270 ppoll:271 sync_file_range:277 utimensat:280 "
-    "fallocate:285 dup3:292 pipe2:293 inotify_init1:294 preadv:295 pwritev:296 renameat2:316 copy_file_range:326 "
+    "fallocate:285 dup3:292 pipe2:293 preadv:295 pwritev:296 renameat2:316 copy_file_range:326 "
     "preadv2:327 pwritev2:328 statx:332 close_range:436 openat2:437 faccessat2:439"
 )
 _MEMORY: Final = (
@@ -49,6 +49,17 @@ _SOCKET_PAIRS: Final = (
     "sendto:44 recvfrom:45 sendmsg:46 recvmsg:47 shutdown:48 getsockname:51 getpeername:52 "
     "getsockopt:55 recvmmsg:299 sendmmsg:307"
 )
+# Counted by the host's user, and limited by a namespace's own counter, where that can be set.
+_WATCHES: Final = "inotify_init:253 inotify_add_watch:254 inotify_rm_watch:255 inotify_init1:294"
+# What Landlock does not control, or what reaches other processes of the same user: refused where it is all there is.
+_BEYOND_LANDLOCK: Final = (
+    "flock:73 chmod:90 fchmod:91 chown:92 fchown:93 lchown:94 utime:132 mknod:133 mknodat:259 getxattr:191 "
+    "lgetxattr:192 fgetxattr:193 listxattr:194 llistxattr:195 flistxattr:196 utimes:235 fchownat:260 futimesat:261 "
+    "fchmodat:268 utimensat:280 execve:59 tkill:200 rt_sigqueueinfo:129 get_robust_list:274 pidfd_open:434 "
+    "pidfd_send_signal:424 setpgid:109 fallocate:285 statfs:137 umask:95"
+)
+# Those that make an entry in a directory, besides open with O_CREAT.
+_MAKING: Final = "mkdir:83 creat:85 link:86 symlink:88 mkdirat:258 linkat:265 symlinkat:266"
 # What a machine's shells, compilers and servers also need. Its sockets are in a network of its own.
 _MACHINES: Final = (
     "connect:42 accept:43 bind:49 listen:50 setuid:105 setgid:106 setreuid:113 setregid:114 setresuid:117 "
@@ -61,6 +72,13 @@ def _numbers(text: str) -> dict[str, int]:
 
 
 PLAIN: Final = _numbers(" ".join((_FILES, _MEMORY, _PROCESSES, _CLOCKS_AND_EVENTS, _SOCKET_PAIRS)))
+WATCHES: Final = _numbers(_WATCHES)
+SOCKET_PAIRS: Final = _numbers(_SOCKET_PAIRS)
+BEYOND_LANDLOCK: Final = _numbers(_BEYOND_LANDLOCK)
+MAKING: Final = _numbers(_MAKING)
+OPENS: Final = {"open": (2, 1), "openat": (257, 2)}  # number, and which argument has the flags
+OPEN_BY_STRUCTURE: Final = 437  # openat2, whose flags no filter can see
+SIGNALS: Final = _numbers("kill:62 tgkill:234 rt_tgsigqueueinfo:297")  # the first argument is a process
 MACHINES: Final = _numbers(_MACHINES)
 SOCKET: Final = 41  # for a machine, of some families and protocols
 FORKS: Final = _numbers("fork:57 vfork:58")

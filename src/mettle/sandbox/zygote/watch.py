@@ -7,7 +7,9 @@ maps (`unmapped.py`) is counted too.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import time
 from typing import Final, NamedTuple
 
@@ -16,6 +18,7 @@ from mettle.sandbox.zygote import procfs, unmapped
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
 _NUM_LOOKS: Final = 3
+_UNKNOWN_BYTES: Final = 1 << 60
 
 
 class Usage(NamedTuple):
@@ -47,6 +50,39 @@ def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
     cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
     return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
+
+
+def measure_one(pid: int) -> Usage:
+    """Of a test that can only be one process."""
+    return Usage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
+
+
+def tree_bytes(directory: str, pid: int) -> int:
+    """What the files below a directory take, and those that a process has open and deleted; their number is limited."""
+    total = _deleted_bytes(pid)
+    with contextlib.suppress(OSError):
+        for _, names, files, descriptor in os.fwalk(directory):
+            for name in (*names, *files):
+                with contextlib.suppress(OSError):
+                    total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def _deleted_bytes(pid: int) -> int:
+    """A process that nobody may look into has deleted without limit."""
+    found: dict[tuple[int, int], int] = {}
+    try:
+        names = procfs.descriptors(pid)
+    except ProcessLookupError:
+        return 0
+    except OSError:
+        return _UNKNOWN_BYTES
+    for name in names:
+        with contextlib.suppress(OSError):
+            file = os.stat(f"/proc/{pid}/fd/{name}")
+            if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                found[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(found.values())
 
 
 def hidden_bytes(pids: list[int]) -> int:

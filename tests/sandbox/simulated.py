@@ -55,12 +55,12 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 @contextlib.contextmanager
-def on_host(kind: Host) -> Iterator[None]:
-    """Start templates as on such a host."""
+def on_host(kind: Host, interpreter: str = "") -> Iterator[None]:
+    """Start templates as on such a host, if asked for by another interpreter of this version."""
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         launch = [sys.executable, "-I", "-S", "-B", "-c", _LAUNCH, kind, str(SOURCE)]
-        return subprocess.Popen([*launch, *command], **options)
+        return subprocess.Popen([*launch, interpreter or command[0], *command[1:]], **options)
 
     with mock.patch("mettle.sandbox.templates.subprocess", SimpleNamespace(Popen=start)):
         yield
