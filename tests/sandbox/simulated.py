@@ -1,7 +1,7 @@
 """Hosts that give less: what container runtimes and kernels do to a process, done to the pool's template process.
 
-`on_host(kind)` starts every template made inside the block through a launcher that first becomes such a host. The
-tests themselves stay what they are, so that what they plant and look at is not denied to them.
+`on_host(kind)` starts every template made inside the block through a launcher that first becomes such a host; `start_on`
+starts a pool so, and leaves others alone. The tests themselves stay what they are, so that what they plant and look at is not denied to them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 from unittest import mock
+
+from mettle.sandbox import MachinePool, SandboxPool
 
 Host = Literal["masked", "docker", "no-user-namespaces", "apparmor", "no-landlock"]
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "mettle"
@@ -64,3 +66,9 @@ def on_host(kind: Host, interpreter: str = "") -> Iterator[None]:
 
     with mock.patch("mettle.sandbox.templates.subprocess", SimpleNamespace(Popen=start)):
         yield
+
+
+async def start_on(pool: SandboxPool | MachinePool, kind: Host, interpreter: str = "") -> None:
+    """Start a pool as on such a host; the caller closes it. A template that is started later is of this host."""
+    with on_host(kind, interpreter):
+        await pool.__aenter__()

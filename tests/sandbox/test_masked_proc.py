@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from arena import MACHINE_LIMITS, attack_as_test, broken, open_plant, traces_of_test
 from attacks import ATTACKS
-from simulated import on_host
 from planted import Planted
+from simulated import on_host, start_on
 
 from mettle.errors import UserError
 from mettle.sandbox import Machine, MachinePool, SandboxConfig, SandboxPool, StdioTest, Verdict
@@ -27,16 +27,18 @@ CHOSEN = [attack for attack in ATTACKS if "/proc" in attack.code or "fork" in at
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def machines(_needs_isolation: None) -> AsyncIterator[MachinePool]:
-    with on_host("masked"):
-        async with MachinePool(SandboxConfig()) as started:
-            yield started
+    pool = MachinePool(SandboxConfig())
+    await start_on(pool, "masked")
+    yield pool
+    await pool.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(_needs_isolation: None) -> AsyncIterator[SandboxPool]:
-    with on_host("masked"):
-        async with SandboxPool(SandboxConfig(warm=2, timeout_s=2.0, memory_mb=256)) as started:
-            yield started
+    judge = SandboxPool(SandboxConfig(warm=2, timeout_s=2.0, memory_mb=256))
+    await start_on(judge, "masked")
+    yield judge
+    await judge.close()
 
 
 @pytest.fixture

@@ -48,7 +48,11 @@ class HostReport:
             found = [_own_layer(report, layer_id) for report in (self.judge, self.machines)]
             lines.append(_layer_line(found))
             for layer in found:
-                if layer is not None and layer.fix not in ("", self.host.fix) and layer.name not in fixes.get(layer.fix, []):
+                if (
+                    layer is not None
+                    and layer.fix not in ("", self.host.fix)
+                    and layer.name not in fixes.get(layer.fix, [])
+                ):
                     fixes.setdefault(layer.fix, []).append(layer.name)
         for fix, names in fixes.items():
             lines += ["", f"to have {', '.join(names)}: {fix}"]

@@ -169,8 +169,15 @@ def _missing(report: IsolationReport, name: str) -> list[Layer]:
         return [] if layer.is_in_force else [layer]
     if report.is_at_least(name):
         return []
-    found = [layer for layer in report.layers if not layer.is_in_force and layer.id not in OPTIONAL_LAYERS]
+    found = [layer for layer in report.layers if _is_to_blame(layer, name)]
     return found or [Layer(name, False, "a layer is missing that nothing was said about")]
+
+
+def _is_to_blame(layer: Layer, grade: str) -> bool:
+    """Whether a layer that is not in force keeps the host from a grade; what was not even tried does not."""
+    is_untried = layer.id in ("seccomp", "landlock") and not layer.fix
+    counts = layer.id not in OPTIONAL_LAYERS or (layer.id == "landlock" and grade == "landlock-only")
+    return counts and not layer.is_in_force and not is_untried
 
 
 def refused(config: SandboxConfig, layers: dict[str, str]) -> IsolationReport:

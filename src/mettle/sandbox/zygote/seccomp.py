@@ -174,7 +174,8 @@ def _alone_blocks(pid: int) -> dict[int, Block]:
         blocks[checked[name]] = _finish(refusal(errno.EPERM))
     blocks[checked["clone"]] = _allow_clone(allow_fork=False)
     blocks[checked["fcntl"]] = _allow_argument(1, _FCNTLS_OF_ONE, errno.EPERM)
-    blocks[checked["prctl"]] = _allow_argument(0, _PRCTLS, errno.EPERM)
+    # Not SET_DUMPABLE: process 1 looks at its descriptors.
+    blocks[checked["prctl"]] = _allow_argument(0, tuple(option for option in _PRCTLS if option != 4), errno.EPERM)
     return blocks
 
 
