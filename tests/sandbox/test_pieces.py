@@ -298,7 +298,7 @@ def test_where_a_cgroup_counts_memory_it_may_be_shared_and_sockets_may_grow() ->
 
 
 def test_without_forks_there_are_threads_and_nothing_else() -> None:
-    program = seccomp.build_filter(allow_fork=False)
+    program = seccomp.build_filter(only_pid=77)
     assert run_filter(program, 56, (0x003D0F00,)) == seccomp.ALLOW
     assert run_filter(program, 56, (0x01200011,)) == EPERM
     assert run_filter(program, 57) == EPERM
