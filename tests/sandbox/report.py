@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ordinary
+from alone import OPEN_ALONE
 from arena import (
     MACHINE_LIMITS,
     attack_as_test,
@@ -32,6 +33,7 @@ from attacks import GROUPS
 from hoards import HOARDS
 from machine_attacks import ALLOWED_INSIDE, NEIGHBOUR, OWN
 from neighbours import Neighbour
+from simulated import start_on
 from test_forging import EXPECTED, FUNCTIONS, PROGRAMS
 
 from mettle.sandbox import CallTest, MachineConfig, MachinePool, SandboxConfig, SandboxPool, StdioTest
@@ -39,6 +41,7 @@ from mettle.sandbox import CallTest, MachineConfig, MachinePool, SandboxConfig, 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "sandbox-suite.md"
 LIMIT_MB = 64
 MACHINE_GROUP = "Machines only"
+ALONE_GROUP = "Where there are no namespaces"
 NEIGHBOUR_GROUP = "From one machine to another"
 Row = dict[str, Any]
 Traces = Callable[[Attack], Awaitable[list[str]]]
@@ -68,7 +71,21 @@ async def examine(is_root: bool) -> dict[str, Any]:
                 rows.setdefault(attack.name, {})[f"machine_{state}"] = verdict
             for name in HOARDS:
                 memory.setdefault(name, {})[state] = await _hoarded_mb(machines, name)
-    return {"rows": rows, "memory": memory, "forged": forged}
+    return {"rows": rows, "memory": memory, "forged": forged, "alone": await examine_alone()}
+
+
+async def examine_alone() -> dict[str, str]:
+    """Every attack on a test that has no namespaces, under the filter that Docker has by default."""
+    interpreter = (ordinary.interpreter() or "") if os.geteuid() == 0 else ""
+    pool = SandboxPool(SandboxConfig(require="landlock-only", timeout_s=2.0, memory_mb=256))
+    await start_on(pool, "docker", interpreter)
+    rows = {}
+    for attack in [attack for attacks in GROUPS.values() for attack in attacks]:
+        verdict = await _verdict(attack, "on", _as_test(pool), is_root=os.geteuid() == 0)
+        is_open = verdict.startswith("NOT") and attack.name in OPEN_ALONE
+        rows[attack.name] = f"open: {OPEN_ALONE[attack.name]}" if is_open else verdict
+    await pool.close()
+    return rows
 
 
 async def _verdict(attack: Attack, state: str, traces: Traces, *, is_root: bool) -> str:
@@ -152,7 +169,25 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
             number += 1
             cells = [first["rows"][attack.name].get(f"{use}_{state}", "-") for use in _USES for state in _STATES]
             lines.append(f"| {number} | {attack.name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, *_memory_lines(first["memory"]), *_forgery_lines(first["forged"])]) + "\n"
+    return (
+        "\n".join([*lines, *_memory_lines(first["memory"]), *_forgery_lines(first["forged"]), *alone_lines(runs)])
+        + "\n"
+    )
+
+
+def alone_lines(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """The part of the page about the grade without namespaces."""
+    lines = ["", f"## {ALONE_GROUP}", ""]
+    lines += ["The same attacks on tests under the filter that Docker has by default, which allows no namespaces, with"]
+    lines += [
+        '`SandboxConfig(require="landlock-only")`. What is open, and why that is accepted, is said; each column is a'
+    ]
+    lines += ["run by that user.", ""]
+    lines += [f"| attack | {' | '.join(runs)} |", "|---" * (len(runs) + 1) + "|"]
+    for name in next(iter(runs.values()))["alone"]:
+        lines.append(f"| {name} | {' | '.join(run['alone'][name] for run in runs.values())} |")
+    totals = [f"{user}: {sum(cell == 'contained' for cell in run['alone'].values())}" for user, run in runs.items()]
+    return [*lines, "", f"Contained of {len(next(iter(runs.values()))['alone'])}, by {'; by '.join(totals)}."]
 
 
 _USES = ("test", "machine")
@@ -194,6 +229,7 @@ def _forgery_lines(forged: dict[str, dict[str, bool]]) -> list[str]:
 def uncontained(run: dict[str, Any]) -> list[str]:
     """What got through where it must not."""
     found = [f"{name}: {text}" for name, row in run["rows"].items() for text in row.values() if text.startswith("NOT")]
+    found += [f"{name}, landlock only" for name, text in run["alone"].items() if text.startswith("NOT")]
     return found + [f"forged: {name}" for name, seen in run["forged"].items() if seen["on"]]
 
 

@@ -192,7 +192,8 @@ def test_a_host_that_denies_a_layer_is_refused_by_name(number: str, word: str) -
     assert "grade none" in text
     assert "REFUSED the sandbox must have isolation 'ns' and this host gives 'none'" in text
     assert word in text
-    assert "seccomp profile" in text
+    assert "seccomp=mettle.json" in text
+    assert 'require = "landlock-only"' in text
     assert "'unsafe'" in text
 
 

@@ -55,6 +55,7 @@ def found(**changes: Any) -> dict[str, Any]:
         ({"writable": ["/usr"]}, "read-only-root", "none"),
         ({"processes": [1, 2, 3, 4]}, "private-proc", "none"),
         ({"host_files": ["kallsyms"]}, "private-proc", "none"),
+        ({"processes": []}, "own-proc", "ns"),
         ({"privileges": ["regain a capability"]}, "no-privileges", "none"),
         ({"unlimited": ["NPROC"]}, "resource-limits", "none"),
         ({"calls": ["bpf"]}, "seccomp", "ns-noseccomp"),

@@ -203,7 +203,7 @@ EPERM, ENOSYS = seccomp.refusal(1), seccomp.refusal(38)
 
 
 def test_the_filter_answers_every_number_as_the_table_says() -> None:
-    allowed = {*syscalls.PLAIN.values(), *syscalls.FORKS.values()}
+    allowed = {*syscalls.PLAIN.values(), *syscalls.FORKS.values(), *syscalls.WATCHES.values()}
     for number in range(syscalls.LAST_KNOWN + 50):
         if number in syscalls.CHECKED.values():
             continue
@@ -211,6 +211,35 @@ def test_the_filter_answers_every_number_as_the_table_says() -> None:
         if number > syscalls.LAST_KNOWN:
             wanted = ENOSYS
         assert run_filter(FILTER, number) == wanted, number
+
+
+def test_watches_of_files_are_refused_where_they_cannot_be_limited() -> None:
+    program = seccomp.build_filter(has_watches=False)
+    assert {run_filter(program, number) for number in syscalls.WATCHES.values()} == {EPERM}
+
+
+def test_a_process_without_namespaces_reaches_nothing_but_itself() -> None:
+    program = seccomp.build_filter(only_pid=77)
+    refused = (syscalls.BEYOND_LANDLOCK, syscalls.SOCKET_PAIRS, syscalls.FORKS, syscalls.WATCHES)
+    for numbers in refused:
+        assert {run_filter(program, number) for number in numbers.values()} == {EPERM}
+    for number in syscalls.SIGNALS.values():
+        assert run_filter(program, number, (77, 9)) == seccomp.ALLOW
+        assert {run_filter(program, number, (pid, 9)) for pid in (78, 1, 0, 0xFFFFFFFF)} == {EPERM}
+    assert run_filter(program, 56, (0x003D0F00,)) == seccomp.ALLOW, "a thread"
+    assert run_filter(program, 56, (0x01200011,)) == EPERM, "a process"
+    assert {run_filter(program, 72, (0, command)) for command in (5, 6, 7, 36, 37, 38, 8, 10, 15)} == {EPERM}
+    assert run_filter(program, 72, (0, 1030)) == seccomp.ALLOW
+    assert run_filter(program, 437) == ENOSYS
+    assert run_filter(program, 53, (1,)) == run_filter(program, 157, (4,)) == EPERM
+
+
+def test_what_is_counted_waits_for_process_1_and_nothing_else_does() -> None:
+    program, waits = seccomp.build_counted(), 0x7FC00000
+    assert {run_filter(program, number) for number in (56, *syscalls.MAKING.values())} == {waits}
+    assert run_filter(program, 2, (0, os.O_CREAT)) == run_filter(program, 257, (0, 0, os.O_TMPFILE)) == waits
+    for number in (0, 1, 2, 257, 61, syscalls.LAST_KNOWN + 1):
+        assert run_filter(program, number) == seccomp.ALLOW
 
 
 @given(st.integers(syscalls.LAST_KNOWN + 1, (1 << 32) - 1))
@@ -269,7 +298,7 @@ def test_where_a_cgroup_counts_memory_it_may_be_shared_and_sockets_may_grow() ->
 
 
 def test_without_forks_there_are_threads_and_nothing_else() -> None:
-    program = seccomp.build_filter(allow_fork=False)
+    program = seccomp.build_filter(only_pid=77)
     assert run_filter(program, 56, (0x003D0F00,)) == seccomp.ALLOW
     assert run_filter(program, 56, (0x01200011,)) == EPERM
     assert run_filter(program, 57) == EPERM

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import report
+from alone import OPEN_ALONE
 from attacks import GROUPS
 from hoards import HOARDS
 from machine_attacks import ALLOWED_INSIDE, NEIGHBOUR, OWN
@@ -52,6 +53,13 @@ def test_where_an_attack_does_not_succeed_without_isolation_the_page_says_why(te
         for cells in rows(text, title):
             for cell in cells[2:]:
                 assert re.fullmatch(r"contained|succeeds|-|(stopped|not run|allowed): \S.*", cell), cells
+
+
+def test_the_page_says_of_each_attack_what_becomes_of_it_without_namespaces(text: str) -> None:
+    listed = rows(text, report.ALONE_GROUP)
+    assert [cells[0] for cells in listed] == [attack.name for attacks in GROUPS.values() for attack in attacks]
+    assert {cells[0] for cells in listed for cell in cells[1:] if cell != "contained"} == set(OPEN_ALONE)
+    assert all(len(cells) == 3 for cells in listed), "by root and by an ordinary user"
 
 
 def test_what_a_machine_is_allowed_is_among_the_attacks() -> None:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol
 
-from mettle.errors import SandboxError, UserError
+from mettle.errors import SandboxError
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile, TestReport
 from mettle.sandbox.orders import ARTIFACT, Source
 from mettle.sandbox.reports import Ending, judge_compilation
@@ -97,7 +97,6 @@ class Builder:
         files = (ProgramFile(source.language.source_name, source.code), *source.files)
         while True:
             async with self._cells.cell(source.compile_cell) as cell:
-                require_processes(cell, source)
                 try:
                     cell.load_files(files)
                     report = await cell.run(0, source.compilation, is_last=True)
@@ -120,12 +119,3 @@ class Builder:
         self._num_bytes += len(program)
         while self._num_bytes > _MAX_REMEMBERED_BYTES:
             self._num_bytes -= len(self._remembered.popitem(last=False)[1])
-
-
-def require_processes(cell: Cell, source: Source) -> None:
-    """Refuse what cannot be watched: UserError on a host that masks parts of /proc."""
-    if not cell.has_proc:
-        raise UserError(
-            f"{source.language.name} cannot be judged on this host: it masks parts of /proc, "
-            "so that only Python's own process can be limited"
-        )

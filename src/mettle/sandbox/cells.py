@@ -117,7 +117,6 @@ class Cell:
         self.number = number
         self.generation = generation
         self.limits = limits
-        self.has_proc = True
         self._unsent: list[bytes] = []  # goes with the next order, so that the cell wakes up once
         self._reader = reader
         self._writer = writer
@@ -140,7 +139,6 @@ class Cell:
             raise SandboxError(f"a cell could not be made: {str(header['failed'])[:500]}")
         if header.get("ready") is not True:
             raise CellLost("a cell's first message was not the expected one")
-        self.has_proc = header.get("proc") is True
 
     def load(self, source: bytes) -> None:
         """A solution in Python, for the next orders."""

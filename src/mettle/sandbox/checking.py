@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Final
 
-from mettle.sandbox.builds import Builder, CellSource, Losses, require_processes
+from mettle.sandbox.builds import Builder, CellSource, Losses
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile, TestOrder, TestReport
 from mettle.sandbox.checkers import CheckerError, Opinion, read_exit, read_value
 from mettle.sandbox.orders import CHECKED_FILES, CheckerJob, as_bytes, check_order, checker_program_order
@@ -106,9 +106,7 @@ class Asker:
 
     def _load(self, cell: Cell) -> None:
         """Send the checker itself, once; a program goes with the files of each question."""
-        if self._job.source.cell is not None:
-            require_processes(cell, self._job.source)
-        elif not self._is_loaded:
+        if self._job.source.cell is None and not self._is_loaded:
             cell.load(self._job.source.code)
             self._is_loaded = True
 

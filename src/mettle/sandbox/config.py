@@ -15,8 +15,8 @@ from mettle.sandbox.backends.docker.config import DockerConfig
 from mettle.sandbox.backends.kubernetes.config import KubernetesConfig
 
 Backend = str
-Grade = Literal["none", "ns-noseccomp", "ns", "kernel"]
-RequiredGrade = Literal["ns-noseccomp", "ns", "kernel"]
+Grade = Literal["none", "landlock-only", "ns-noseccomp", "ns", "kernel"]
+RequiredGrade = Literal["landlock-only", "ns-noseccomp", "ns", "kernel"]
 RequiredLayer = Literal[
     "user-namespace",
     "mount-namespace",
@@ -28,6 +28,7 @@ RequiredLayer = Literal[
     "cgroup-namespace",
     "read-only-root",
     "private-proc",
+    "own-proc",
     "no-privileges",
     "resource-limits",
     "seccomp",
@@ -164,7 +165,8 @@ class SandboxConfig(BaseModel):
 
     require: Requirement = "ns"
     """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A
-    host that gives less is refused. Names are ids of `mettle sandbox doctor --json`. Nothing is asked of `unsafe`."""
+    host that gives less is refused. Names are ids of `mettle sandbox doctor --json`. Nothing is asked of `unsafe`.
+    Only `"landlock-only"` lets Python be judged where the host allows no namespaces."""
 
     warm: int = Field(default=4, ge=0, le=4096)
     """Cells kept ready ahead of time, about 2 MB each."""
@@ -217,6 +219,11 @@ class SandboxConfig(BaseModel):
         if name not in BUILT_IN and name not in (known := backend_names()):
             raise ValueError(f"there is no sandbox backend {name!r}; there are {', '.join(known)}")
         return name
+
+    @property
+    def allows_landlock_only(self) -> bool:
+        """Whether a person has named the grade without namespaces."""
+        return self.require == "landlock-only" or "landlock-only" in self.require
 
     @model_validator(mode="after")
     def _has_services(self) -> Self:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox import isolation
+from mettle.sandbox import hosts, isolation
 from mettle.sandbox.backends import open_machines
 from mettle.sandbox.config import Grade, SandboxConfig
+from mettle.sandbox.hosts import Host
 from mettle.sandbox.isolation import IsolationReport, Layer
 from mettle.sandbox.machines.pool import MachinePool
 from mettle.sandbox.pool import SandboxPool
 
-_GRADES: Final[tuple[Grade, ...]] = ("none", "ns-noseccomp", "ns", "kernel")
 _EMBEDDED: Final = ("zygote", "unsafe")
 
 
@@ -29,11 +29,12 @@ class HostReport:
     judge: IsolationReport
     machines: IsolationReport
     unmet: tuple[str, ...]
+    host: Host
 
     @property
     def grade(self) -> Grade:
         """The lesser of the two."""
-        return min((self.judge.grade, self.machines.grade), key=_GRADES.index)
+        return min((self.judge.grade, self.machines.grade), key=isolation.ORDER.index)
 
     def lines(self) -> list[str]:
         """The report as text: for each layer, whether tests have it, whether machines have it, and what was seen."""
@@ -41,6 +42,7 @@ class HostReport:
         lines = [
             f"started by {head.user}, Linux {head.kernel} {head.machine}, backend {head.backend}",
             f"grade: tests {head.grade}, machines {self.machines.grade}",
+            *self.host.lines(),
             "",
             "  tests machines",
         ]
@@ -49,7 +51,11 @@ class HostReport:
             found = [_own_layer(report, layer_id) for report in (self.judge, self.machines)]
             lines.append(_layer_line(found))
             for layer in found:
-                if layer is not None and layer.fix and layer.name not in fixes.get(layer.fix, []):
+                if (
+                    layer is not None
+                    and layer.fix not in ("", self.host.fix)
+                    and layer.name not in fixes.get(layer.fix, [])
+                ):
                     fixes.setdefault(layer.fix, []).append(layer.name)
         for fix, names in fixes.items():
             lines += ["", f"to have {', '.join(names)}: {fix}"]
@@ -60,7 +66,7 @@ class HostReport:
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data: that of tests, with that of machines in `machines`."""
         both = {**self.judge.as_dict(), "machines": self.machines.as_dict()}
-        return {**both, "grade": self.grade, "unmet": list(self.unmet)}
+        return {**both, "grade": self.grade, "unmet": list(self.unmet), "host": self.host.as_dict()}
 
 
 def _layer_line(found: list[Layer | None]) -> str:
@@ -88,7 +94,17 @@ def examine_host(config: SandboxConfig | None = None) -> HostReport:
             isolation.check(report, config)
         except UserError as error:
             unmet.append(f"{what}: {error}")
-    return HostReport(judge, machines, tuple(unmet))
+    return HostReport(judge, machines, tuple(unmet), _host(machines))
+
+
+def _host(machines: IsolationReport) -> Host:
+    """What kind of host this is, by what it refused."""
+    if machines.grade == "ns" and not machines.layer("own-proc").is_in_force:
+        return hosts.MASKED
+    stages = ("user-namespace", "namespaces", "root", "start")
+    refused = {stage: machines.layer(stage) for stage in stages}
+    reasons = {stage: layer.detail for stage, layer in refused.items() if layer.detail and layer in machines.layers}
+    return hosts.recognise({stage.removesuffix("-namespace"): why for stage, why in reasons.items()})
 
 
 async def _measure(config: SandboxConfig) -> tuple[IsolationReport, IsolationReport]:

@@ -4,18 +4,23 @@ It is sent as the source of a test, and is never imported by the rest of the pac
 Invariant: each attempt is harmless where it succeeds, because it also runs on hosts where nothing holds.
 """
 
+import _thread
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import resource
 import sys
 from collections.abc import Callable
+from typing import Any
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 # In a machine (where this file runs as a script with that argument) /work and the root around it are the code's own,
 # and the data segment is limited rather than the address space, which some interpreters reserve by the terabyte.
 IS_MACHINE = sys.argv[1:] == ["machine"]
+# Whether Landlock is all there is: the input says so.
+IS_ALONE = not IS_MACHINE and sys.stdin.readline().strip() == "alone"
 LIMITS = ("CPU", "DATA" if IS_MACHINE else "AS", "NPROC", "FSIZE", "NOFILE", "CORE", "MEMLOCK")
 READ_ONLY = ("/usr", "/etc", "/dev", "/proc", os.path.dirname(os.__file__), *(() if IS_MACHINE else ("/",)))
 # x86_64 numbers and arguments of calls that only a filter stops.
@@ -39,6 +44,7 @@ CALLS: dict[str, tuple[int, ...]] = {
 # What tells about the host or steers it; in a private /proc it is not there, or empty.
 HOST_FILES = ("kallsyms", "keys", "kmsg", "kcore", "timer_list", "cmdline", "sys/kernel/core_pattern", "interrupts")
 PR_CAPBSET_READ = 23
+PR_GET_NO_NEW_PRIVS = 39
 NUM_CAPABILITIES = 64
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -101,6 +107,61 @@ def can_make_whiteout() -> bool:
     return True
 
 
+def listing(directory: str) -> list[str]:
+    """The names in a directory, or none if it cannot be read."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def can_fork() -> bool:
+    """Whether it can start a process."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return False
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return True
+
+
+def most_threads(limit: int) -> int:
+    """How many threads it can have at once, up to a limit."""
+    gate = _thread.allocate_lock()
+    with gate:
+        for number in range(limit):
+            try:
+                _thread.start_new_thread(wait, (gate,))
+            except RuntimeError:
+                return number
+    return limit
+
+
+def wait(gate: Any) -> None:
+    """Until the gate is open."""
+    with gate:
+        pass
+
+
+def changes_metadata() -> list[str]:
+    """What of a file of its own can be changed that Landlock does not look at."""
+    path = ".mettle-explorer"
+    if not succeeds(lambda: os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))):
+        return []
+    attempts: dict[str, Callable[[], None]] = {
+        "chmod": lambda: os.chmod(path, 0o640),
+        "chown": lambda: os.chown(path, os.getuid(), os.getgid()),
+        "utime": lambda: os.utime(path, (0, 0)),
+        "xattr": lambda: os.setxattr(path, "user.mettle", b""),
+        "flock": lambda: fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH),
+    }
+    changed = [name for name, attempt in attempts.items() if succeeds(attempt)]
+    os.unlink(path)
+    return changed
+
+
 def privileges() -> list[str]:
     """What only root can do, and this code can."""
     attempts: dict[str, Callable[[], None]] = {
@@ -114,6 +175,23 @@ def privileges() -> list[str]:
     return [*held, "mount"] if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0 else held
 
 
+def what_one_process_can() -> dict[str, object]:
+    """Asked only where a test has no namespaces."""
+    import socket  # it takes longer than all the rest
+
+    return {
+        "reads": [path for path in ("/proc/self/status", "/etc/passwd", "/etc/hostname") if can_read(path)],
+        "lists": [path for path in ("/", "/etc", "/tmp", "/var", "/home", "/root", "/proc", "/sys") if listing(path)],
+        "writes_outside": [path for path in ("/tmp", "/var/tmp", "/dev/shm", "..", "/run") if can_write(path)],
+        "has_renounced": libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1,
+        "forks": can_fork(),
+        "num_threads": most_threads(200),
+        "sockets": succeeds(lambda: socket.socket().close()) or succeeds(lambda: socket.socketpair()[0].close()),
+        "signals": succeeds(lambda: os.kill(os.getppid(), 0)),
+        "changes": changes_metadata(),
+    }
+
+
 def findings() -> dict[str, object]:
     """Everything that `mettle.sandbox.isolation.examine` grades."""
     is_unlimited = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] < 0 for name in LIMITS}
@@ -122,17 +200,18 @@ def findings() -> dict[str, object]:
         "effects": {
             "user": os.getuid() == 1000,
             "mount": not os.path.exists("/var/lib"),
-            "pid": os.getppid() == 1,
+            "pid": os.getppid() == 1 or (IS_MACHINE and os.getsid(1) == 0),  # process 1 belongs to a session outside
             "uts": os.uname().nodename == "sandbox",
         },
-        "root": sorted(os.listdir("/")),
+        "root": listing("/"),
         "writable": [path for path in READ_ONLY if can_write(path)],
         "is_machine": IS_MACHINE,
-        "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+        "processes": sorted(int(name) for name in listing("/proc") if name.isdigit()),
         "host_files": [name for name in HOST_FILES if can_read(f"/proc/{name}")],
         "makes_whiteouts": can_make_whiteout(),
         "privileges": privileges(),
         "unlimited": [name for name in LIMITS if is_unlimited[name]],
+        **(what_one_process_can() if IS_ALONE else {}),
         "calls": [name for name, arguments in CALLS.items() if is_answered(arguments)],
     }
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mettle.errors import UserError
+from mettle.sandbox import hosts
 from mettle.sandbox.config import Backend, Grade, Requirement, SandboxConfig
 from mettle.sandbox.zygote import landlock
 
-_ORDER: Final[tuple[Grade, ...]] = ("none", "ns-noseccomp", "ns", "kernel")
+ORDER: Final[tuple[Grade, ...]] = ("none", "landlock-only", "ns-noseccomp", "ns", "kernel")
 _NAMESPACES: Final = {
     **{"user": "user", "mount": "mnt", "pid": "pid", "network": "net", "ipc": "ipc", "uts": "uts"},
     "cgroup": "cgroup",
@@ -43,9 +44,22 @@ _WITH_CGROUP: Final = {
     "kill": "one write ends everything in it",
 }
 _NOT_CGROUPS: Final = ("cgroup-namespace",)
-OPTIONAL_LAYERS: Final = ("landlock", "own-kernel", "own-users", *(f"cgroup-{name}" for name in _WITHOUT_CGROUP))
+OPTIONAL_LAYERS: Final = (
+    *("own-proc", "landlock", "own-kernel", "own-users"),
+    *(f"cgroup-{name}" for name in _WITHOUT_CGROUP),
+)
 """What no grade asks for (but `kernel` for its own); a config that does names them."""
-_SYSCTL_FIX: Final = "raise sysctl user.max_user_namespaces"
+_PROC_FIX: Final = (
+    "in Kubernetes `procMount: Unmasked` with `hostUsers: false`; in Docker `--security-opt systempaths=unconfined`"
+)
+_ALONE: Final = {
+    "memory": "a test is one process, whose address space is limited",
+    "pids": "a test can start no process, and process 1 counts its threads",
+    "cpu": "processor time is limited, the share of it is not",
+    "kill": "a test is one process, which process 1 ends",
+}
+_ALONE_LIMITS: Final = "cpu, memory, threads, files, open files, core dumps; a test is one process"
+_ALONE_CALLS: Final = "an allow-list of system calls, with no process, socket or signal to others, no chmod, no locks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +125,7 @@ class IsolationReport:
         return not missing(self, required)
 
     def is_at_least(self, grade: Grade) -> bool:
-        return _ORDER.index(self.grade) >= _ORDER.index(grade)
+        return ORDER.index(self.grade) >= ORDER.index(grade)
 
 
 def missing(report: IsolationReport, required: Requirement) -> list[Layer]:
@@ -135,26 +149,46 @@ def check(report: IsolationReport, config: SandboxConfig) -> None:
     fixes = "; ".join(dict.fromkeys(layer.fix for layer in lacking if layer.fix)) or "nothing that is known"
     raise UserError(
         f"the sandbox must have isolation {' and '.join(map(repr, wanted))} and this host gives {report.grade!r} "
-        f"({reasons}). To have it: {fixes}. To run code with no isolation, set sandbox.backend to 'unsafe'"
+        f"({reasons}). To have it: {fixes}. {_second_way(report, config)}"
+        "To run code with no isolation, set sandbox.backend to 'unsafe'"
     )
+
+
+def _second_way(report: IsolationReport, config: SandboxConfig) -> str:
+    """What a person may decide instead, where the host can do it."""
+    if report.layer("user-namespace").is_in_force:
+        return ""
+    if config.allows_landlock_only:
+        return "'landlock-only' is for Python that is judged; machines and other languages need namespaces. "
+    if hosts.why_no_landlock_only():
+        return ""
+    return f"Or accept less, for Python that is judged and nothing else: {hosts.SECOND_WAY}. "
 
 
 def _missing(report: IsolationReport, name: str) -> list[Layer]:
     """The layers that keep the host from giving this grade, or this layer, if any."""
-    if name not in _ORDER:
+    if name not in ORDER:
         layer = report.layer(name)
         return [] if layer.is_in_force else [layer]
     if report.is_at_least(name):
         return []
-    optional = set(OPTIONAL_LAYERS) - ({"own-kernel"} if name == "kernel" else set())
-    found = [layer for layer in report.layers if not layer.is_in_force and layer.id not in optional]
+    found = [layer for layer in report.layers if _is_to_blame(layer, name)]
     return found or [Layer(name, False, "a layer is missing that nothing was said about")]
+
+
+def _is_to_blame(layer: Layer, grade: str) -> bool:
+    """Whether a layer that is not in force keeps the host from a grade; what was not even tried does not."""
+    is_untried = layer.id in ("seccomp", "landlock") and not layer.fix
+    own = {"landlock-only": "landlock", "kernel": "own-kernel"}.get(grade)
+    counts = layer.id not in OPTIONAL_LAYERS or layer.id == own
+    return counts and not layer.is_in_force and not is_untried
 
 
 def refused(config: SandboxConfig, layers: dict[str, str]) -> IsolationReport:
     """The report of a host where no cell could be made; `layers` says why, by stage."""
     reasons = [(stage, why) for stage, why in layers.items() if why and stage not in ("seccomp", "landlock")]
-    found = [Layer(f"{stage} namespace" if stage == "user" else stage, False, why, _fix(why)) for stage, why in reasons]
+    fix = hosts.recognise(dict(reasons)).fix if reasons else ""
+    found = [Layer(f"{stage} namespace" if stage == "user" else stage, False, why, fix) for stage, why in reasons]
     seccomp = layers.get("seccomp", "not tried")
     found.append(Layer("seccomp", False, seccomp or "the kernel takes the filter", _seccomp_fix(seccomp)))
     found.append(_untried_landlock(layers.get("landlock", "not tried")))
@@ -172,10 +206,38 @@ def examine(config: SandboxConfig, findings: dict[str, Any], layers: dict[str, s
     found = [_namespace_layer(name, kind, findings, layers) for name, kind in _NAMESPACES.items()]
     found += [_root_layer(findings), _proc_layer(findings), _privilege_layer(findings), _limits_layer(findings)]
     is_contained = all(layer.is_in_force for layer in found)
+    found.append(_own_proc_layer(findings))
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
     found += [seccomp, _landlock_layer(findings, layers.get("landlock", "not tried"))]
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
     return with_cgroups(_report(config, grade, found), frozenset(), _NOT_FOR_TESTS)
+
+
+def examine_alone(config: SandboxConfig, findings: dict[str, Any], refusals: dict[str, str]) -> IsolationReport:
+    """Grade what one process found that Landlock, seccomp and limits hold, where there are no namespaces."""
+    reasons = {stage: why for stage, why in refusals.items() if why and stage not in ("seccomp", "landlock")}
+    known = hosts.recognise(reasons)
+    why = "; ".join(f"{stage}: {why}" for stage, why in reasons.items())
+    absent = [Layer(f"{name} namespace", False, why, known.fix if name == "user" else "") for name in _NAMESPACES]
+    read, written = findings["reads"] + findings["lists"], findings["writable"] + findings["writes_outside"]
+    reach = [name for name in ("forks", "sockets", "signals") if findings[name]] + findings["changes"]
+    # Bounds of capabilities bound nothing for whom no program can give any.
+    held = [name for name in findings["privileges"] if not (findings["has_renounced"] and name.startswith("regain"))]
+    unlimited = [name for name in findings["unlimited"] if name != "NPROC"]
+    unlimited += ["threads"] if findings["num_threads"] > config.max_processes else []
+    calls = findings["calls"] + reach
+    found = [
+        Layer("read-only root", not written, f"writable: {' '.join(written)}" if written else "its own directory is"),
+        Layer("private /proc", not read, f"code reads {' '.join(read)}" if read else "no file of it can be read"),
+        Layer("own /proc", False, "there is no namespace that it could show"),
+        _privilege_layer({"privileges": held}),
+        Layer("resource limits", not unlimited, f"unlimited: {' '.join(unlimited)}" if unlimited else _ALONE_LIMITS),
+        Layer("seccomp", not calls, f"the kernel answered {', '.join(calls)}" if calls else _ALONE_CALLS),
+        Layer("landlock", not findings["makes_whiteouts"] and not read and not written, landlock.describe()),
+    ]
+    is_held = all(layer.is_in_force for layer in found if layer.id not in OPTIONAL_LAYERS or layer.id == "landlock")
+    found += [Layer(f"cgroup {name}", False, f"{instead} ({_NOT_FOR_TESTS})") for name, instead in _ALONE.items()]
+    return _report(config, "landlock-only" if is_held else "none", [*absent, *found])
 
 
 def with_cgroups(report: IsolationReport, given: Collection[str], why_not: str, fix: str = "") -> IsolationReport:
@@ -193,10 +255,6 @@ def with_cgroups(report: IsolationReport, given: Collection[str], why_not: str, 
 def _report(config: SandboxConfig, grade: Grade, layers: list[Layer]) -> IsolationReport:
     user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
     return IsolationReport(config.backend, grade, tuple(layers), platform.release(), platform.machine(), user)
-
-
-def _fix(why: str) -> str:
-    return _SYSCTL_FIX if "ENOSPC" in why or "EUSERS" in why else _CONTAINER_FIX
 
 
 def _seccomp_fix(why: str) -> str:
@@ -230,9 +288,19 @@ def _proc_layer(findings: dict[str, Any]) -> Layer:
     is_private = not told and len(seen) <= (
         3 if findings["is_machine"] else 2
     )  # process 1, in a machine a hand, itself
-    detail = f"code sees processes {seen}" if seen else "there is no /proc inside; tests cannot start processes"
+    detail = f"code sees processes {seen}" if seen else "there is no /proc inside"
     detail += f", and reads {', '.join(told)}" if told else "" if not seen else ", and nothing of the host's kernel"
     return Layer("private /proc", is_private, detail, "" if is_private else _CONTAINER_FIX)
+
+
+def _own_proc_layer(findings: dict[str, Any]) -> Layer:
+    """A convenience of the code's and no protection: what a masked /proc costs."""
+    if findings["processes"]:
+        return Layer("own /proc", True, "programs that need /proc find it")
+    lost = (
+        "/dev/stdin, /dev/fd and programs that need /proc do not work inside, because this host masks parts of its own"
+    )
+    return Layer("own /proc", False, lost, _PROC_FIX)
 
 
 def _privilege_layer(findings: dict[str, Any]) -> Layer:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mettle.sandbox.builds import Builder, CellSource, CompileFailure, Losses, require_processes
+from mettle.sandbox.builds import Builder, CellSource, CompileFailure, Losses
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile
 from mettle.sandbox.checking import Asker
 from mettle.sandbox.orders import Job
@@ -122,7 +122,6 @@ class Worker:
         if self._job.source.cell is None:
             cell.load(self._job.source.code)
         else:
-            require_processes(cell, self._job.source)
             cell.load_files(self._judgement.files)
         is_usable = True
         while is_usable:

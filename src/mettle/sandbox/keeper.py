@@ -21,9 +21,13 @@ _BACKENDS: Final = ("zygote", "unsafe")
 
 
 class TemplateKeeper:
-    """`living` is the template of the moment; `on_death` lets the pool forget what died with the last one."""
+    """`living` is the template of the moment; `on_death` lets the pool forget what died with the last one.
 
-    def __init__(self, config: SandboxConfig, on_death: Callable[[], None]) -> None:
+    Where the host allows no namespaces, and the config names the grade that does without, and the pool `can_do_alone`,
+    the template is one that does without; `refusals` is then what kept it from the better one.
+    """
+
+    def __init__(self, config: SandboxConfig, on_death: Callable[[], None], *, can_do_alone: bool = False) -> None:
         if config.backend not in _BACKENDS:
             raise UserError(
                 f"backend {config.backend!r} is not one of this process; use open_judge(config), open_machines(config)"
@@ -34,6 +38,8 @@ class TemplateKeeper:
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self.template: Template | None = None
         self.num_templates = 0
+        self.refusals: dict[str, str] = {}
+        self._may_do_alone = can_do_alone and config.allows_landlock_only and config.backend != "unsafe"
 
     async def living(self) -> Template:
         """The running template, or a new one; SandboxError if they die as fast as they are made."""
@@ -42,10 +48,18 @@ class TemplateKeeper:
                 return self.template
             if self.template is not None:
                 await self._bury(self.template)
-            self.num_templates += 1
-            self.template = Template(self._config, generation=self.num_templates)
-            await self.template.wait_ready()
+            self.template = await self._start(is_landlocked=bool(self.refusals))
+            if not self.template.is_ready and self._may_do_alone and not self.refusals:
+                self.refusals = self.template.layers
+                await self.template.close()
+                self.template = await self._start(is_landlocked=True)
             return self.template
+
+    async def _start(self, *, is_landlocked: bool) -> Template:
+        self.num_templates += 1
+        self.template = Template(self._config, self.num_templates, is_landlocked=is_landlocked)
+        await self.template.wait_ready()
+        return self.template
 
     def has_lost(self, generation: int) -> bool:
         """Whether the template that made something has ended, and that something with it."""

@@ -32,7 +32,7 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judgement import Judgement
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
-from mettle.sandbox.orders import make_job
+from mettle.sandbox.orders import Job, make_job
 from mettle.sandbox.toolchains import known_languages
 from mettle.sandbox.verdicts import Checker, JudgeResult, StdioTest, Test
 from mettle.sandbox.versions import report_language
@@ -42,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 _CELL_READY_S: Final = 30.0
 _MAX_KINDS_KEPT: Final = 3
+_NEEDS_PROCESSES: Final = (
+    "it starts processes, and isolation 'landlock-only' allows a test none; `mettle sandbox doctor` says what the host "
+    "must allow for 'ns'"
+)
 _EXPLORER: Final = Path(__file__).with_name("explorer.py")
 
 
@@ -67,7 +71,7 @@ class SandboxPool:
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
         self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
         self._builder = Builder(self)
-        self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm)
+        self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
         self._isolation: IsolationReport | None = None
@@ -115,12 +119,18 @@ class SandboxPool:
             return isolation.unisolated(self.config)
         template = await self._keeper.living()
         if not template.is_ready:
-            return isolation.refused(self.config, template.layers)
+            return isolation.refused(self.config, {**self._keeper.refusals, **template.layers})
         plain = self.config.model_copy(update={"languages": ()})
-        job = make_job(plain, await asyncio.to_thread(_EXPLORER.read_text, "utf-8"), [StdioTest()])
+        job = make_job(
+            plain,
+            await asyncio.to_thread(_EXPLORER.read_text, "utf-8"),
+            [StdioTest("alone" if template.is_landlocked else "")],
+        )
         [result] = await Judgement(self, self._builder, job).run()
         if result.exit_code != 0:
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
+        if template.is_landlocked:
+            return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
         return isolation.examine(self.config, json.loads(result.output), template.layers)
 
     async def judge(
@@ -154,6 +164,7 @@ class SandboxPool:
             stop_at_first_failure=stop_at_first_failure,
             num_parallel=num_parallel,
         )
+        self._require_processes(job)
         judgement = Judgement(self, self._builder, job)
         queued = time.monotonic()
         async with self.slot():
@@ -172,8 +183,22 @@ class SandboxPool:
 
     async def languages(self) -> tuple[LanguageReport, ...]:
         """What can be judged here: each language's version, as a program in a cell prints it, or what is missing."""
-        _ = self.isolation
-        return tuple([await report_language(self, self.config, spec) for spec in known_languages(self.config).values()])
+        known = known_languages(self.config).values()
+        is_alone = self.isolation.grade == "landlock-only"
+        return tuple(
+            [
+                LanguageReport(spec.name, spec.aliases, False, missing=_NEEDS_PROCESSES)
+                if is_alone and not spec.is_warm
+                else await report_language(self, self.config, spec)
+                for spec in known
+            ]
+        )
+
+    def _require_processes(self, job: Job) -> None:
+        sources = [job.source, *([job.checker.source] if job.checker else [])]
+        for source in sources if self.isolation.grade == "landlock-only" else ():
+            if not source.language.is_warm:
+                raise UserError(f"{source.language.name} cannot be judged here: {_NEEDS_PROCESSES}")
 
     async def close(self) -> None:
         """End every cell and the template. Safe to call twice."""

@@ -64,6 +64,8 @@ def judge_end(order: TestOrder, report: TestReport, language: LanguageSpec) -> E
     """How the run ended, before anyone looks at what it printed."""
     if report.ended == "output":
         return Ending(Verdict.OUTPUT_LIMIT, f"more than {order.output_bytes >> 10} kB of output")
+    if report.ended == "disk":
+        return Ending(Verdict.OUTPUT_LIMIT, "more in files than sandbox.disk_mb allows")
     if report.ended == "memory" or report.memory_bytes > order.memory_bytes:
         return Ending(Verdict.MEMORY, f"more than {order.memory_bytes >> 20} MB of memory")
     if report.ended == "wall":

@@ -70,13 +70,14 @@ class Clone(NamedTuple):
 class Template:
     """One running template process."""
 
-    def __init__(self, config: SandboxConfig, generation: int) -> None:
+    def __init__(self, config: SandboxConfig, generation: int, *, is_landlocked: bool = False) -> None:
         self._config = config
+        self.is_landlocked = is_landlocked
         self.generation = generation
         self.layers: dict[str, str] = {}
         self.is_ready = False
         self._num_spawned = 0
-        self._scratch = _make_scratch() if config.backend == "unsafe" else ""
+        self._scratch = _make_scratch() if config.backend == "unsafe" or is_landlocked else ""
         self._control, theirs = _socket_pair(socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._log, log_end = os.pipe()
@@ -178,7 +179,8 @@ class Template:
         settings = Settings(
             control_fd=control.fileno(),
             owner_pid=os.getpid(),
-            is_jailed=config.backend != "unsafe",
+            is_jailed=config.backend != "unsafe" and not self.is_landlocked,
+            is_landlocked=self.is_landlocked,
             host_uid=config.host_uid,
             max_processes=config.max_processes,
             max_open_files=config.max_open_files,
@@ -253,7 +255,7 @@ def _packages(config: SandboxConfig) -> tuple[str, ...]:
 
 def _make_scratch() -> str:
     try:
-        return tempfile.mkdtemp(prefix="mettle-unsafe-")
+        return tempfile.mkdtemp(prefix="mettle-sandbox-")
     except OSError as error:
         raise SandboxError(f"the sandbox cannot make its directory in {tempfile.gettempdir()}: {error}") from error
 

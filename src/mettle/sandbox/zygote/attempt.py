@@ -14,6 +14,9 @@ import time
 from typing import Any, Final, NamedTuple
 
 from mettle.sandbox.zygote import jail, watch
+from mettle.sandbox.zygote.counter import Counter
+from mettle.sandbox.zygote.settings import Settings
+from mettle.sandbox.zygote.watch import Usage
 
 _POLL_S: Final = 0.02
 _READ_BYTES: Final = 1 << 16
@@ -32,6 +35,7 @@ class Child(NamedTuple):
     result: int
     spent_s: float  # of processor, before its job
     resident_bytes: int
+    counter: Counter | None = None  # of calls that it must ask for
 
     @property
     def streams(self) -> tuple[int, int, int, int]:
@@ -39,6 +43,8 @@ class Child(NamedTuple):
 
     def close(self) -> None:
         self.job.close()
+        if self.counter is not None:
+            os.close(self.counter.listener)
         for descriptor in (self.exit_fd, *self.streams):
             os.close(descriptor)
 
@@ -46,10 +52,14 @@ class Child(NamedTuple):
 class Attempt:
     """The clocks start when it is made. `ended` is why it is over: "exit", or the limit that it passed."""
 
-    def __init__(self, child: Child, header: dict[str, Any], stdin: bytes, *, is_jailed: bool) -> None:
+    def __init__(
+        self, child: Child, header: dict[str, Any], stdin: bytes, settings: Settings, scratch: str = ""
+    ) -> None:
         self.child = child
         self._stdin = memoryview(stdin)
-        self._is_jailed = is_jailed
+        self._is_jailed = settings.is_jailed
+        self._scratch = scratch if child.counter else ""
+        self._disk_bytes = settings.max_file_bytes
         self._is_program = header["mode"] == "program"
         self._wall_s: float = header["wall_s"]
         self._cpu_s: float = header["cpu_s"]
@@ -76,6 +86,8 @@ class Attempt:
             poller.register(descriptor, _READABLE)
         poller.register(channel, select.POLLRDHUP)
         poller.register(self.child.stdin, select.POLLOUT)
+        if self.child.counter is not None:
+            poller.register(self.child.counter.listener, select.POLLIN)
         self._write_stdin(poller)
         next_look = self.started + _POLL_S
         while not self.ended:
@@ -104,6 +116,9 @@ class Attempt:
             self.ended = self.ended or "exit"
         elif descriptor == self.child.stdin:
             self._write_stdin(poller)
+        elif self.child.counter is not None and descriptor == self.child.counter.listener:
+            if not self.child.counter.attend():
+                poller.unregister(descriptor)
         elif not self._read(descriptor):
             poller.unregister(descriptor)
 
@@ -132,13 +147,20 @@ class Attempt:
         return bool(data)
 
     def _check_limits(self) -> None:
-        usage = watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
+        usage = self._usage()
         if usage.cpu_s - self.child.spent_s > self._cpu_s:
             self.ended = "cpu"
         elif usage.resident_bytes > self._memory_bytes and self._is_over_memory():
             self.ended = "memory"
         elif time.monotonic() - self.started > self._wall_s:
             self.ended = "wall"
+        elif self._scratch and watch.tree_bytes(self._scratch, self.child.pid) > self._disk_bytes:
+            self.ended = "disk"
+
+    def _usage(self) -> Usage:
+        if self.child.counter is None:
+            return watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
+        return watch.measure_one(self.child.pid)
 
     def _is_over_memory(self) -> bool:
         """The exact sum, for programs: their processes share pages, which the quick sum counts each time."""

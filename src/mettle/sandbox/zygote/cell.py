@@ -18,8 +18,9 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, jail, kernel, rootfs, seccomp, watch
+from mettle.sandbox.zygote import alone, child, frames, jail, kernel, rootfs, watch
 from mettle.sandbox.zygote.attempt import Attempt, Child
+from mettle.sandbox.zygote.counter import Counter, take_over
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
 
@@ -46,20 +47,15 @@ def live(channel: socket.socket, settings: Settings, program: bytes | None, *, h
 
 def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, has_files: bool) -> None:
     try:
-        has_proc = _enter(settings)
+        _enter(settings)
         files = _make_directory(settings) if has_files else None
-        extra_program = None
-        if program is not None and not has_proc:
-            # Nothing can be seen through /proc, so one process with hard limits is all that a test gets; its filter
-            # is its own, because process 1 must fork.
-            program, extra_program = None, seccomp.build_filter(allow_fork=False)
         _confine(settings, program)
-        cell = Cell(channel, settings, extra_program, files)
+        cell = Cell(channel, settings, program if settings.is_landlocked else None, files)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
-    channel.sendall(frames.encode({"ready": True, "proc": has_proc}))
+    channel.sendall(frames.encode({"ready": True}))
     try:
         cell.serve()
     finally:
@@ -68,18 +64,17 @@ def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, 
             files.remove()
 
 
-def _enter(settings: Settings) -> bool:
-    """Take possession of the new namespaces; returns whether this cell could mount a /proc of its own."""
+def _enter(settings: Settings) -> None:
+    """Take possession of the new namespaces."""
     jail.forget_signals()
     if not settings.is_jailed:
         # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
-        return True
+        return
     jail.own_user()
-    has_proc = rootfs.mount_proc("/proc")
+    rootfs.mount_proc("/proc")
     rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
     os.chdir(_WORK)
-    return has_proc
 
 
 def _make_directory(settings: Settings) -> ProgramDirectory:
@@ -93,6 +88,8 @@ def _confine(settings: Settings, program: bytes | None) -> None:
     jail.limit(file_bytes=settings.max_file_bytes, open_files=settings.max_open_files)
     if settings.is_jailed:
         jail.confine(program, settings.max_processes + 1)  # process 1 counts
+    elif settings.is_landlocked:
+        alone.confine_process_1()
 
 
 class Spent(NamedTuple):
@@ -156,6 +153,9 @@ class Cell:
         theirs.close()
         for descriptor in streams:
             os.close(descriptor)
+        counted = None
+        if self._program is not None:
+            counted = Counter(take_over(ours), pid, self._settings.max_processes, alone.MAX_FILES)
         frame = frames.receive(ours, _MAX_HELLO_BYTES)
         if frame is None or "failed" in frame.header:
             reason = "it ended" if frame is None else str(frame.header["failed"])
@@ -164,7 +164,7 @@ class Cell:
         for descriptor in kept:
             os.set_blocking(descriptor, False)
         spent_s, resident_bytes = watch.process_cpu_s(pid), watch.process_resident_bytes(pid)
-        self._child = Child(pid, os.pidfd_open(pid), ours, *kept, spent_s, resident_bytes)
+        self._child = Child(pid, os.pidfd_open(pid), ours, *kept, spent_s, resident_bytes, counted)
 
     def renew_scratch(self) -> None:
         """An empty directory for the next test, where the jail does not give it one."""
@@ -175,7 +175,10 @@ class Cell:
     def remove_scratch(self) -> None:
         """Delete what a test without a jail left in its directory."""
         if self._scratch and os.path.isdir(self._scratch):
-            jail.remove_tree(self._scratch)
+            try:
+                os.rmdir(self._scratch)  # most tests leave nothing
+            except OSError:
+                jail.remove_tree(self._scratch)
 
     def _run(self, frame: frames.Frame) -> frames.Frame:
         """Run one test in the waiting child, and describe how it went."""
@@ -207,7 +210,7 @@ class Cell:
         assert waiting is not None, "a child waits between tests"
         is_call, is_program = header["mode"] == "call", header["mode"] == "program"
         stdin = b"" if is_call else frame.payload
-        attempt = Attempt(waiting, header, stdin, is_jailed=self._settings.is_jailed)
+        attempt = Attempt(waiting, header, stdin, self._settings, self._scratch)
         source = b"" if is_program else self._source
         job = {**header, "code_bytes": len(source)}
         if is_program:
@@ -226,7 +229,10 @@ class Cell:
 
     def _reap(self, first_pid: int) -> Spent:
         """Kill everything that the test left, and collect it."""
-        self._kill_all()
+        if self._settings.is_landlocked:
+            jail.kill(first_pid)  # it could start no other
+        else:
+            self._kill_all()
         status, peak_kb, cpu_s = 0, 0, 0.0
         while True:
             try:
@@ -237,7 +243,7 @@ class Cell:
             cpu_s += usage.ru_utime + usage.ru_stime
             if pid == first_pid:
                 status = ended
-            if not self._settings.is_jailed:
+            if not self._settings.is_jailed and not self._settings.is_landlocked:
                 self._kill_all()
         return Spent(status, cpu_s, peak_kb * 1024)
 

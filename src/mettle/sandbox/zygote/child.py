@@ -23,17 +23,18 @@ import traceback
 import types
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import frames, kernel, values
+from mettle.sandbox.zygote import alone, frames, kernel, values
 
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
 _harness: list[str] = []
+_template_space_bytes: list[int] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
 _REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
-_UNKNOWN_SPACE_BYTES: Final = 64 << 20
+_GROWN_SPACE_BYTES: Final = 32 << 20  # since the template, at most
 _THREAD_STACKS_BYTES: Final = 64 << 20
 _RESERVED_FACTOR: Final = 4
 _RESERVED_BYTES: Final = 1 << 30
@@ -42,8 +43,8 @@ _CANNOT_EXECUTE: Final = 126
 
 
 def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
-    """The child's whole life. `streams` become descriptors 0 to 3; `program` is a seccomp filter to add to process
-    1's; `scratch` is where it works when there is no jail with a /work of its own.
+    """The child's whole life. `streams` become descriptors 0 to 3; `scratch` is where it works when there is no jail
+    with a /work of its own. `program` is the filter of a child that is held by Landlock; others inherit process 1's.
 
     Nothing that goes wrong returns to process 1's code, and none of it looks like a good end.
     """
@@ -56,7 +57,7 @@ def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes 
 def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> None:
     try:
         job = _arrange_descriptors(job, streams)
-        _shut_doors(program, scratch)
+        _shut_doors(job, program, scratch)
         # Whatever can be done before the job is there costs no one any time.
         space_bytes = _address_space_bytes()
         _forget_the_harness()
@@ -70,6 +71,8 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
         return
     job.close()
     _limit(frame.header, space_bytes)
+    if program is not None:
+        alone.finish(program)
     if frame.header["mode"] == "program":
         _become_program(frame.header)
     _become(frame.header, frame.payload)
@@ -90,14 +93,14 @@ def _above(descriptors: tuple[int, ...], highest: int) -> list[int]:
     return list(descriptors)
 
 
-def _shut_doors(program: bytes | None, scratch: str) -> None:
+def _shut_doors(job: socket.socket, program: bytes | None, scratch: str) -> None:
     os.setsid()
     kernel.set_dumpable(True)  # its own /proc/self must be its own; process 1 stays closed
     if scratch:
         kernel.die_with_parent()
         os.chdir(scratch)
     if program is not None:
-        kernel.install_filter(program)
+        alone.restrict(job, scratch)
 
 
 def _limit(header: dict[str, Any], space_bytes: int) -> None:
@@ -115,8 +118,8 @@ def _address_space_bytes() -> int:
     """What this process has now, which a test's own memory comes on top of."""
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)  # without a file object, whose making touches many pages
-    except OSError:  # no /proc
-        return _UNKNOWN_SPACE_BYTES
+    except OSError:  # no /proc inside
+        return (_template_space_bytes or [0])[0] + _GROWN_SPACE_BYTES
     pages = int(os.read(file, 64).split()[0])
     os.close(file)
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -130,7 +133,8 @@ def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
 
 def note_harness() -> None:
     """Find the modules that judged code is not to see; in the template, because looking at every name in every child
-    would give each a copy of the pages that the names are on."""
+    would give each a copy of the pages that the names are on. And note with how much address space they begin."""
+    _template_space_bytes[:] = [_address_space_bytes()]
     _harness[:] = [name for name in sys.modules if name == "mettle" or name.startswith("mettle.")]
 
 

@@ -46,6 +46,14 @@ def forget_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def become_ordinary(uid: int) -> None:
+    """From root to a user who is nobody else, for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    kernel.set_dumpable(True)  # changing the user made /proc/self root's
+
+
 def own_user() -> None:
     """Become the user of the new user namespace, and the first to go when the host runs out of memory."""
     map_user(rootfs.SANDBOX_UID, rootfs.SANDBOX_UID)

@@ -6,7 +6,6 @@ The library is loaded with the interpreter lock held, because `clone` returns tw
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -146,13 +145,17 @@ def pivot_into(path: str) -> None:
     os.chdir("/")
 
 
-def set_control(name: str, text: str) -> None:
-    """Write a control of one of this process's namespaces; where the kernel has none or forbids it, it stays.
+def set_control(name: str, text: str) -> bool:
+    """Write a control of one of this process's namespaces; False where the kernel has none or forbids it.
 
     Each is a second line behind the filter or a limit.
     """
-    with contextlib.suppress(OSError), open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
-        file.write(text)
+    try:
+        with open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError:
+        return False
+    return True
 
 
 def set_hostname(name: str) -> None:
@@ -161,9 +164,12 @@ def set_hostname(name: str) -> None:
     _checked(_libc.sethostname(encoded, len(encoded)), "sethostname")
 
 
-def drop_capabilities() -> None:
-    """Empty all five capability sets: bounding and ambient first, while there is still the right to."""
-    for capability in range(_MAX_CAPABILITIES):
+def drop_capabilities(*, with_bounds: bool = True) -> None:
+    """Empty all five capability sets: bounding and ambient first, while there is still the right to.
+
+    An ordinary user has no right to lower the bounds, which bound nothing once new privileges are renounced.
+    """
+    for capability in range(_MAX_CAPABILITIES if with_bounds else 0):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             if ctypes.get_errno() == errno.EINVAL:  # past the last that this kernel has
                 break

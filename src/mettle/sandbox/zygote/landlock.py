@@ -13,6 +13,7 @@ import ctypes
 import errno
 import functools
 import os
+import stat
 from typing import Final, NamedTuple
 
 # The same numbers on every architecture.
@@ -23,6 +24,7 @@ _VERSION: Final = 1
 _RULE_PATH_BENEATH: Final = 1
 _LOG_SAME_EXEC_OFF: Final = 1  # what untrusted code is refused must not fill the host's audit log
 _FIRST_WITH_RENAMES: Final = 2
+FIRST_WITH_TRUNCATION: Final = 3
 _FIRST_WITH_TCP: Final = 4
 _FIRST_WITH_SCOPES: Final = 6
 _FIRST_WITH_LOG_FLAGS: Final = 7
@@ -43,7 +45,12 @@ _ABSTRACT_SOCKETS_AND_SIGNALS: Final = 3
 
 _READ: Final = EXECUTE | READ_FILE | READ_DIR
 _ALL: Final = (1 << _NUM_FILE_RIGHTS_SINCE_5) - 1
+_OF_FILES: Final = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
 _OWN: Final = _ALL & ~(_MAKE_CHAR | _MAKE_BLOCK)
+_WORK: Final = sum(1 << bit for bit in (1, 2, 3, 4, 5, 7, 8, 12, 13, 14))  # not execute, sockets, fifos, devices
+_READABLE_FILES: Final = (
+    *("/etc/ld.so.cache", "/etc/localtime", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+)
 _DEVICE: Final = READ_FILE | WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 
 
@@ -76,6 +83,19 @@ CELL: Final = Grants(
 
 MACHINE: Final = Grants(files=(Grant("/", _OWN),), allows_tcp=True)
 """A machine's root is its own: only making devices is refused. Its TCP ends in a network of its own."""
+
+
+def alone(readable: tuple[str, ...], work: str) -> Grants:
+    """What a test may do where Landlock is all there is: read these, and write, but not execute, in one directory."""
+    return Grants(
+        files=(
+            *(Grant(path, _READ) for path in readable),
+            *(Grant(path, READ_FILE) for path in _READABLE_FILES),
+            Grant("/dev/null", READ_FILE | WRITE_FILE | _TRUNCATE),
+            Grant(work, _WORK),
+        ),
+        allows_tcp=False,
+    )
 
 
 class _Ruleset(ctypes.Structure):
@@ -118,6 +138,13 @@ def why_unsupported() -> str | None:
         return "the kernel has no Landlock, or it is switched off at boot, or a filter above this process denies it"
     if found < _FIRST_WITH_RENAMES:
         return f"version {found} of Landlock forbids every rename between directories, so that it is not used"
+    return None
+
+
+def why_not_alone() -> str | None:
+    """Why it cannot be the only thing that keeps code from the host's files, or None if it can."""
+    if version() < FIRST_WITH_TRUNCATION:
+        return why_unsupported() or f"version {version()} of Landlock lets code empty files that it may not write"
     return None
 
 
@@ -164,7 +191,8 @@ def _add(ruleset: int, grant: Grant, handled: int) -> None:
     except FileNotFoundError:
         return
     try:
-        beneath = _PathBeneath(grant.rights & handled, descriptor)
+        rights = grant.rights if stat.S_ISDIR(os.fstat(descriptor).st_mode) else grant.rights & _OF_FILES
+        beneath = _PathBeneath(rights & handled, descriptor)
         what = f"landlock_add_rule {grant.path}"
         _call(_NR_ADD_RULE, what, ruleset, _RULE_PATH_BENEATH, ctypes.byref(beneath), 0)
     finally:

@@ -147,8 +147,7 @@ def _enter_cgroup(entrance: int) -> bool:
 
 def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) -> None:
     try:
-        sockets = None if root else unmapped.Sockets()
-        _enter(tools, root, has_cgroup=has_cgroup)
+        sockets = _enter(tools, root, has_cgroup=has_cgroup)
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
@@ -157,7 +156,8 @@ def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) 
     Machine(channel, tools, root, sockets).serve()
 
 
-def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> None:
+def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> unmapped.Sockets | None:
+    """Shut all doors; returns what asks for the sockets of its network, if it has one of its own."""
     limits = tools.limits
     jail.forget_signals()
     sys.path.clear()  # from here on no module is loaded: the code may put other files where they are looked for
@@ -167,17 +167,18 @@ def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> None:
         os.makedirs(f"{root}/work", 0o700)
         os.makedirs(f"{root}/tmp", 0o700)
         os.chdir(f"{root}/work")
-        return
+        return None
     jail.own_user()
     kernel.raise_loopback()
-    for name in ("rmem", "wmem"):
-        kernel.set_control(f"net/ipv4/tcp_{name}", _TCP_BUFFER_BYTES)
+    is_small = [kernel.set_control(f"net/ipv4/tcp_{name}", _TCP_BUFFER_BYTES) for name in ("rmem", "wmem")]
+    sockets = unmapped.Sockets(has_small_buffers=all(is_small))
     rootfs.enter_machine_root(limits.disk_bytes, limits.max_files)
     os.chdir("/work")
     jail.lower(resource.RLIMIT_CPU, limits.cpu_s)
     is_counted = has_cgroup and limits.is_memory_counted
     program = tools.programs and (tools.programs.in_cgroup if is_counted else tools.programs.usual)
     jail.confine(program, limits.max_processes + _RESERVED_PROCESSES, landlock.MACHINE)
+    return sockets
 
 
 def _clear(root: str, tools: Tools) -> None:

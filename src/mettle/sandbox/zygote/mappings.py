@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from mettle.sandbox.zygote import procfs
+
 MAPPING_BYTES: Final = 224
 _UNSUSPICIOUS: Final = (32 << 20) // MAPPING_BYTES  # of all processes together, one for each page they have
 _MAX_MAPPINGS: Final = 65_530  # of a process, unless the host allows more
@@ -44,7 +46,7 @@ class Mappings:
         return {pid: count.number * MAPPING_BYTES for pid, count in self._known.items()}
 
     def _inherited(self, pid: int) -> _Count:
-        above = self._known.get(status_number(pid, b"PPid:"))
+        above = self._known.get(procfs.state_and_parent(pid)[1])
         return _Count(0.0, above.number if above else 0)
 
     def _count(self, pages: Mapping[int, int], until: float) -> None:
@@ -57,8 +59,7 @@ class Mappings:
 
 def _num_mappings(pid: int, num_pages: int) -> int:
     try:
-        with open(f"/proc/{pid}/maps", "rb", buffering=1 << 16) as file:
-            return sum(1 for _ in file)
+        return procfs.num_lines(pid, "maps")
     except PermissionError:  # it has closed itself to inspection
         return min(num_pages, _MAX_MAPPINGS)
     except OSError:
@@ -68,7 +69,7 @@ def _num_mappings(pid: int, num_pages: int) -> int:
 def status_number(pid: int, name: bytes) -> int:
     """A line of a process's status; 0 if there is none."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(name)), 0)
+        lines = procfs.read(pid, "status").splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
     except (OSError, IndexError):
         return 0

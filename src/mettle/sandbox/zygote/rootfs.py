@@ -16,11 +16,12 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from mettle.sandbox.zygote import kernel
+from mettle.sandbox.zygote import kernel, procfs
 
 SANDBOX_UID: Final = 1000  # as seen from inside
 PROGRAMS: Final = "/opt/bin"  # of a machine
 PACKAGES: Final = "/packages"
+_BESIDE_USR: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
 _changed_ns: dict[str, int] = {}  # of this cell's own directories
 _bound: list[str] = []  # what the template bound read-only, so that a machine can bind it again
@@ -96,6 +97,8 @@ def mount_private_directories(disk_bytes: int, max_files: int) -> None:
 def mount_proc(path: str, *, has_system: bool = False) -> bool:
     """A fresh /proc of this pid namespace, or an empty directory and False where the host forbids one.
 
+    In the latter case process 1 goes on looking at processes through the host's, which nothing else can reach.
+
     It shows the processes inside and, only if it `has_system`, some of what there is to know about the host: its
     memory, processors and version, the network namespace. Processes are not hidden from each other, because process 1
     has no privileges either, and what could hide from it would not be watched.
@@ -104,7 +107,11 @@ def mount_proc(path: str, *, has_system: bool = False) -> bool:
     try:
         kernel.mount("proc", path, "proc", flags, None if has_system else "subset=pid")
     except PermissionError:
-        # Containers that mask parts of /proc forbid a fresh one; then there is none.
+        # Containers that mask parts of /proc forbid a fresh one; then there is none inside.
+        # What process 1 keeps lies in the same tree of mounts, where Landlock's rule for / covers it.
+        if path != "/proc":
+            kernel.mount("/proc", path, None, kernel.MS_BIND | kernel.MS_REC)
+        procfs.keep(path)
         kernel.mount("tmpfs", path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=0555")
         return False
     if has_system:
@@ -123,10 +130,7 @@ def _mask(proc: str) -> None:
 
 
 def enter_machine_root(disk_bytes: int, max_files: int) -> None:
-    """Build this machine's own root, all of it one sized tmpfs around the read-only directories, and move into it.
-
-    OSError where the host forbids a fresh /proc: without it nothing can be watched.
-    """
+    """Build this machine's own root, all of it one sized tmpfs around the read-only directories, and move into it."""
     root = "/work"  # an empty directory of the template's root, in a mount namespace that is this machine's own
     owner = f"uid={SANDBOX_UID},gid={SANDBOX_UID}"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
@@ -144,8 +148,7 @@ def enter_machine_root(disk_bytes: int, max_files: int) -> None:
     _link_interpreter(root)
     kernel.mount(f"{root}/run/shm", f"{root}/dev/shm", None, kernel.MS_BIND)
     _mount_terminals(f"{root}/dev/pts")
-    if not mount_proc(f"{root}/proc", has_system=True):
-        raise PermissionError(1, "a machine needs a /proc of its own, and this host masks parts of /proc")
+    mount_proc(f"{root}/proc", has_system=True)
     kernel.pivot_into(root)
 
 
@@ -182,6 +185,12 @@ def _interpreter_directories(host_paths: Sequence[str]) -> list[str]:
     return [path for path in sorted(wanted) if not any(path.startswith(f"{other}/") for other in wanted)]
 
 
+def readable_directories(host_paths: Sequence[str] = ()) -> list[str]:
+    """The same, where no root is built of them; with the system's that lie beside /usr."""
+    beside = [f"/{name}" for name in _BESIDE_USR if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    return [*_interpreter_directories(host_paths), *beside, "/etc/alternatives"]
+
+
 def _staging_directory(sources: list[str]) -> str:
     """An existing directory to build the root on, which hides none of the sources."""
     for candidate in ("/mnt", "/sys", "/srv", "/media"):
@@ -198,7 +207,7 @@ def _bind(source: str, root: str) -> None:
 
 
 def _add_system_links(root: str) -> None:
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+    for name in _BESIDE_USR:
         path = f"/{name}"
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)

@@ -16,6 +16,7 @@ from mettle.sandbox.zygote import syscalls
 
 ALLOW: Final = 0x7FFF0000
 KILL_PROCESS: Final = 0x80000000
+_HOLD_UP: Final = 0x7FC00000
 _ERRNO: Final = 0x00050000
 
 _LOAD_WORD: Final = 0x20
@@ -47,6 +48,9 @@ _FCNTLS: Final = (
     1027,
     1032,
 )
+# Without locks, which others may wait for, and without signals to whom one chooses.
+_FCNTLS_OF_ONE: Final = tuple(command for command in _FCNTLS if command not in (5, 6, 7, 36, 37, 38, 8, 10, 15))
+_O_TMPFILE: Final = 0x400000
 _SOL_SOCKET: Final = 1
 _SOL_TCP: Final = 6
 # Programs for the kernel (ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF), and TCP_ULP, which loads modules.
@@ -83,24 +87,51 @@ def refusal(number: int) -> int:
     return _ERRNO | number
 
 
-def build_filter(*, allow_fork: bool = True, is_machine: bool = False, is_memory_counted: bool = False) -> bytes:
-    """The whole program. Without `allow_fork` the code can start threads but no process.
+def build_filter(
+    *, is_machine: bool = False, is_memory_counted: bool = False, has_watches: bool = True, only_pid: int | None = None
+) -> bytes:
+    """The whole program.
 
+    `has_watches`: watches of files are limited for this user namespace, so that a machine may have them. `only_pid`: there are no namespaces, and what
+    this process does may reach nothing but itself: it can start threads but no process, and has no sockets.
     `is_machine`: with sockets and terminals, for processes in a network and a root of their own. `is_memory_counted`:
     a cgroup counts all memory, so that mappings which outlive their processes are allowed.
     """
-    blocks = _blocks(allow_fork) | (_machine_blocks() if is_machine else {})
+    blocks = _blocks() | (_machine_blocks() if is_machine else {})
+    if has_watches and is_machine:
+        blocks |= {number: _finish(ALLOW) for number in syscalls.WATCHES.values()}
+    if only_pid is not None:
+        blocks |= _alone_blocks(only_pid)
     if is_memory_counted:
         blocks[syscalls.CHECKED["mmap"]] = _refuse_bits(3, _MAP_HUGETLB, errno.ENOMEM)
         blocks[syscalls.CHECKED["setsockopt"]] = _allow_option(())
+    return _assemble(blocks)
+
+
+def build_counted() -> bytes:
+    """A second filter beside the first: calls that start a thread or make a file are held up for process 1 to count."""
+    blocks: dict[int, Block] = {number: _finish(_HOLD_UP) for number in syscalls.MAKING.values()}
+    blocks[syscalls.CHECKED["clone"]] = _finish(_HOLD_UP)
+    for number, flags in syscalls.OPENS.values():
+        blocks[number] = [
+            _load_argument(flags),
+            (_JUMP_IF_ANY_BIT, 0, 1, os.O_CREAT | _O_TMPFILE),
+            *_finish(_HOLD_UP),
+            *_finish(ALLOW),
+        ]
+    return _assemble(blocks, default=ALLOW, beyond=ALLOW)
+
+
+def _assemble(
+    blocks: dict[int, Block], *, default: int = _ERRNO | errno.EPERM, beyond: int = _ERRNO | errno.ENOSYS
+) -> bytes:
+    """One program of what to do for each number, for the others that are known, and for those beyond."""
     bounds = [0]
     for number in sorted(blocks):
         bounds += [number, number + 1]
-    default = _finish(refusal(errno.EPERM))
-    beyond = _finish(refusal(errno.ENOSYS))
     ranges: list[tuple[int, Block]] = []
     for start in sorted(set(bounds) | {syscalls.LAST_KNOWN + 1}):
-        block = blocks.get(start, default if start <= syscalls.LAST_KNOWN else beyond)
+        block = blocks.get(start, _finish(default if start <= syscalls.LAST_KNOWN else beyond))
         if not ranges or ranges[-1][1] != block:
             ranges.append((start, block))
     prologue: Block = [
@@ -112,12 +143,11 @@ def build_filter(*, allow_fork: bool = True, is_machine: bool = False, is_memory
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in prologue + _search(ranges))
 
 
-def _blocks(allow_fork: bool) -> dict[int, Block]:
+def _blocks() -> dict[int, Block]:
     """What to do for each listed call."""
     blocks = {number: _finish(ALLOW) for number in syscalls.PLAIN.values()}
     blocks |= {number: _finish(refusal(errno.ENOSYS)) for number in syscalls.PRETEND_MISSING.values()}
-    if allow_fork:
-        blocks |= {number: _finish(ALLOW) for number in syscalls.FORKS.values()}
+    blocks |= {number: _finish(ALLOW) for number in syscalls.FORKS.values()}
     checked = syscalls.CHECKED
     blocks[checked["mmap"]] = _allow_counted_mapping()
     blocks[checked["fcntl"]] = _allow_argument(1, _FCNTLS, errno.EPERM)
@@ -129,7 +159,23 @@ def _blocks(allow_fork: bool) -> dict[int, Block]:
     blocks[checked["prlimit64"]] = _allow_argument(0, (0,), errno.EPERM)
     blocks[checked["sched_setaffinity"]] = _allow_argument(0, (0,), errno.EPERM)
     blocks[checked["setpriority"]] = _allow_own_priority()
-    blocks[checked["clone"]] = _allow_clone(allow_fork)
+    blocks[checked["clone"]] = _allow_clone(allow_fork=True)
+    return blocks
+
+
+def _alone_blocks(pid: int) -> dict[int, Block]:
+    """What else is refused where no namespace stands between this process and others of the same user."""
+    refused = (syscalls.BEYOND_LANDLOCK, syscalls.SOCKET_PAIRS, syscalls.FORKS, syscalls.WATCHES)
+    blocks = {number: _finish(refusal(errno.EPERM)) for numbers in refused for number in numbers.values()}
+    blocks[syscalls.OPEN_BY_STRUCTURE] = _finish(refusal(errno.ENOSYS))
+    blocks |= {number: _allow_argument(0, (pid,), errno.EPERM) for number in syscalls.SIGNALS.values()}
+    checked = syscalls.CHECKED
+    for name in ("socketpair", "setsockopt"):
+        blocks[checked[name]] = _finish(refusal(errno.EPERM))
+    blocks[checked["clone"]] = _allow_clone(allow_fork=False)
+    blocks[checked["fcntl"]] = _allow_argument(1, _FCNTLS_OF_ONE, errno.EPERM)
+    # Not SET_DUMPABLE: process 1 looks at its descriptors.
+    blocks[checked["prctl"]] = _allow_argument(0, tuple(option for option in _PRCTLS if option != 4), errno.EPERM)
     return blocks
 
 
@@ -227,7 +273,7 @@ def _allow_own_priority() -> Block:
     ]
 
 
-def _allow_clone(allow_fork: bool) -> Block:
+def _allow_clone(*, allow_fork: bool) -> Block:
     block: Block = [_load_argument(0), (_JUMP_IF_ANY_BIT, 0, 1, _NEW_NAMESPACE_FLAGS), *_finish(refusal(errno.EPERM))]
     if not allow_fork:
         block += [(_JUMP_IF_ANY_BIT, 1, 0, _CLONE_THREAD), *_finish(refusal(errno.EPERM))]

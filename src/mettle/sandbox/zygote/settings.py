@@ -14,14 +14,15 @@ class Settings(NamedTuple):
 
     control_fd: int
     owner_pid: int
-    is_jailed: bool  # False only for the backend that is called `unsafe`
+    is_jailed: bool  # False for the backend that is called `unsafe`, and where Landlock is all there is
+    is_landlocked: bool  # each test is one process, held by Landlock and seccomp, in no namespace of its own
     host_uid: int  # the ordinary user that a template started by root becomes
     max_processes: int
     max_open_files: int
     max_file_bytes: int
     disk_bytes: int
     max_disk_files: int
-    scratch: str  # where tests without a jail get their directories
+    scratch: str  # where tests without namespaces get their directories
     packages: tuple[str, ...]  # files and directories that appear read-only in /packages
     preload: tuple[str, ...]  # modules of these packages that are imported before anything is cloned
     host_paths: tuple[str, ...]  # what else of the host appears, read-only, under its own name

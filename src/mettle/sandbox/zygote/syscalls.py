@@ -49,12 +49,22 @@ _SOCKET_PAIRS: Final = (
     "sendto:44 recvfrom:45 sendmsg:46 recvmsg:47 shutdown:48 getsockname:51 getpeername:52 "
     "getsockopt:55 recvmmsg:299 sendmmsg:307"
 )
-# What a machine's shells, compilers and servers also need. Its sockets are in a network of its own. Watches and whole-
-# file locks work on what the host lends read-only, too: tests have neither, or they would hear the host open its files
-# and could keep it from locking them.
+# Counted by the host's user, and limited by a namespace's own counter, where that can be set. For machines: tests that
+# watched what the host lends would hear the host open its files.
+_WATCHES: Final = "inotify_init:253 inotify_add_watch:254 inotify_rm_watch:255 inotify_init1:294"
+# What Landlock does not control, or what reaches other processes of the same user: refused where it is all there is.
+_BEYOND_LANDLOCK: Final = (
+    "chmod:90 fchmod:91 chown:92 fchown:93 lchown:94 utime:132 mknod:133 mknodat:259 getxattr:191 "
+    "lgetxattr:192 fgetxattr:193 listxattr:194 llistxattr:195 flistxattr:196 utimes:235 fchownat:260 futimesat:261 "
+    "fchmodat:268 utimensat:280 execve:59 tkill:200 rt_sigqueueinfo:129 get_robust_list:274 pidfd_open:434 "
+    "pidfd_send_signal:424 setpgid:109 fallocate:285 statfs:137 umask:95"
+)
+# Those that make an entry in a directory, besides open with O_CREAT.
+_MAKING: Final = "mkdir:83 creat:85 link:86 symlink:88 mkdirat:258 linkat:265 symlinkat:266"
+# What a machine's shells, compilers and servers also need. Its sockets are in a network of its own. Whole-file locks
+# work on what the host lends read-only, too: a test has none, or it could keep the host from locking its files.
 _MACHINES: Final = (
-    "flock:73 inotify_init:253 inotify_add_watch:254 inotify_rm_watch:255 inotify_init1:294 "
-    "connect:42 accept:43 bind:49 listen:50 setuid:105 setgid:106 setreuid:113 setregid:114 setresuid:117 "
+    "flock:73 connect:42 accept:43 bind:49 listen:50 setuid:105 setgid:106 setreuid:113 setregid:114 setresuid:117 "
     "setresgid:119 setfsuid:122 setfsgid:123 splice:275 tee:276 accept4:288"
 )
 
@@ -64,6 +74,13 @@ def _numbers(text: str) -> dict[str, int]:
 
 
 PLAIN: Final = _numbers(" ".join((_FILES, _MEMORY, _PROCESSES, _CLOCKS_AND_EVENTS, _SOCKET_PAIRS)))
+WATCHES: Final = _numbers(_WATCHES)
+SOCKET_PAIRS: Final = _numbers(_SOCKET_PAIRS)
+BEYOND_LANDLOCK: Final = _numbers(_BEYOND_LANDLOCK)
+MAKING: Final = _numbers(_MAKING)
+OPENS: Final = {"open": (2, 1), "openat": (257, 2)}  # number, and which argument has the flags
+OPEN_BY_STRUCTURE: Final = 437  # openat2, whose flags no filter can see
+SIGNALS: Final = _numbers("kill:62 tgkill:234 rt_tgsigqueueinfo:297")  # the first argument is a process
 MACHINES: Final = _numbers(_MACHINES)
 SOCKET: Final = 41  # for a machine, of some families and protocols
 FORKS: Final = _numbers("fork:57 vfork:58")

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import cell, child, jail, kernel, landlock, machine, rootfs, seccomp
+from mettle.sandbox.zygote import alone, cell, child, jail, kernel, landlock, machine, rootfs, seccomp
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
 
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
@@ -53,7 +53,9 @@ def main(settings_json: str) -> NoReturn:
     if os.getppid() != settings.owner_pid:
         os._exit(0)  # the owner ended before the kernel knew to tell us
     child.note_harness()
-    program = seccomp.build_filter() if hello["layers"].get("seccomp") == "" else None
+    program = None
+    if hello["layers"].get("seccomp") == "":
+        program = alone.build_filter() if settings.is_landlocked else seccomp.build_filter(has_watches=_has_watches())
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -74,7 +76,12 @@ def _preload() -> None:
 
 def _preload_packages(settings: Settings) -> str:
     """Let judged code import the chosen packages, and import some of them for all of it; "" or what went wrong."""
-    folders = [rootfs.PACKAGES] if settings.is_jailed else sorted({os.path.dirname(path) for path in settings.packages})
+    if settings.is_landlocked:
+        folders = [alone.link_packages(settings)]
+    elif settings.is_jailed:
+        folders = [rootfs.PACKAGES]
+    else:
+        folders = sorted({os.path.dirname(path) for path in settings.packages})
     sys.path += folders if settings.packages else []
     for name in settings.preload:
         try:
@@ -89,6 +96,8 @@ def _preload_packages(settings: Settings) -> str:
 def _set_up(settings: Settings) -> dict[str, Any]:
     """Put the layers in force. Each maps to "" or to why it is not; the first that fails ends the attempt."""
     layers: dict[str, str] = {}
+    if settings.is_landlocked:
+        return alone.set_up(settings)
     if not settings.is_jailed:
         return {"is_ready": True, "layers": layers}
     is_ready = True
@@ -103,6 +112,14 @@ def _set_up(settings: Settings) -> dict[str, Any]:
     return {"is_ready": is_ready, "layers": layers}
 
 
+def _has_watches() -> bool:
+    """Whether a cell can limit the file watches of its user namespace: runtimes that mask /proc forbid it."""
+    try:
+        return not os.statvfs("/proc/sys").f_flag & os.ST_RDONLY
+    except OSError:
+        return False
+
+
 def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     """Reach an ordinary user's namespaces with the small root in place, from root or from an ordinary user.
 
@@ -111,7 +128,7 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     """
     is_root_built = os.geteuid() == 0 and _build_root_as_root(settings, layers)
     if os.geteuid() == 0:
-        _become_ordinary(settings.host_uid)
+        jail.become_ordinary(settings.host_uid)
     uid = os.geteuid()
     kernel.unshare(kernel.CLONE_NEWUSER)
     try:
@@ -135,13 +152,6 @@ def _build_root_as_root(settings: Settings, layers: dict[str, str]) -> bool:
     rootfs.build_root(settings.packages, settings.host_paths)
     layers["root"] = ""
     return True
-
-
-def _become_ordinary(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    kernel.set_dumpable(True)  # changing the user made /proc/self root's
 
 
 def _try_filter() -> str:
@@ -211,8 +221,9 @@ def _obey(
 
 @functools.cache
 def _machine_programs() -> machine.Programs:
-    counted = seccomp.build_filter(is_machine=True, is_memory_counted=True)
-    return machine.Programs(seccomp.build_filter(is_machine=True), counted)
+    has_watches = _has_watches()
+    counted = seccomp.build_filter(is_machine=True, is_memory_counted=True, has_watches=has_watches)
+    return machine.Programs(seccomp.build_filter(is_machine=True, has_watches=has_watches), counted)
 
 
 def _clone(settings: Settings, *, has_network: bool) -> int:

@@ -10,12 +10,12 @@ Invariant: what cannot be looked at is counted as full.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from mettle.sandbox.zygote import procfs
 from mettle.sandbox.zygote.mappings import Mappings, status_number
 
 PIPE_BYTES: Final = 1 << 16
@@ -44,9 +44,13 @@ _mappings: Final = Mappings()  # of the one cell or machine that this process is
 
 
 class Sockets:
-    """The sockets of this network namespace. Made before the filter, which would refuse it."""
+    """The sockets of this network namespace. Made before the filter, which would refuse it.
 
-    def __init__(self) -> None:
+    `has_small_buffers`: its connections were kept to what a machine's may have, so that a few need no look.
+    """
+
+    def __init__(self, *, has_small_buffers: bool = True) -> None:
+        self._num_unsuspicious = _UNSUSPICIOUS_CONNECTIONS if has_small_buffers else 0
         self._channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
         self._channel.settimeout(_DIAG_TIMEOUT_S)
         self._is_complete = True
@@ -54,7 +58,7 @@ class Sockets:
     def num_bytes(self) -> int:
         """What their buffers hold, all together; nothing is looked at while there are few."""
         num_sockets, num_connections = _num_sockets()
-        if num_sockets <= _UNSUSPICIOUS_SOCKETS and num_connections <= _UNSUSPICIOUS_CONNECTIONS:
+        if num_sockets <= _UNSUSPICIOUS_SOCKETS and num_connections <= self._num_unsuspicious:
             return 0
         total = self._ask(_UNIX, struct.pack("=BBHIIIII", _UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_UNIX_MEMORY, 0, 0))
         for family in _INTERNET if num_connections else ():
@@ -108,8 +112,7 @@ def _num_sockets() -> tuple[int, int]:
     num_sockets = num_connections = 0
     for name in ("sockstat", "sockstat6"):
         try:
-            with open(f"/proc/self/net/{name}", "rb") as file:
-                lines = [line.split() for line in file]
+            lines = [line.split() for line in procfs.read("self", f"net/{name}").splitlines()]
         except OSError:
             continue
         for words in lines:
@@ -129,8 +132,7 @@ def table_bytes(pids: Sequence[int]) -> dict[int, int]:
 
 def _address_space_pages(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[0])
+        return int(procfs.read(pid, "statm", 64).split()[0])
     except (OSError, IndexError):
         return 0
 
@@ -165,7 +167,7 @@ def _open_streams(pids: Sequence[int]) -> Iterator[str]:
     seen: set[str] = set()
     for pid, count in counts.items():
         try:
-            names = os.listdir(f"/proc/{pid}/fd")
+            names = procfs.descriptors(pid)
         except PermissionError:  # it has closed itself to inspection
             yield from ["socket"] * count
             continue
@@ -173,7 +175,7 @@ def _open_streams(pids: Sequence[int]) -> Iterator[str]:
             continue
         for name in names:
             try:
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                target = procfs.target(pid, name)
             except OSError:
                 continue
             if target.startswith(("pipe:", "socket:")) and target not in seen:
@@ -183,9 +185,8 @@ def _open_streams(pids: Sequence[int]) -> Iterator[str]:
 
 def _num_descriptors(pid: int) -> int:
     """Since Linux 6.2 the size of the directory says it, also to those who may not list it."""
-    path = f"/proc/{pid}/fd"
     try:
-        return os.stat(path).st_size or len(os.listdir(path))
+        return procfs.num_descriptors(pid) or len(procfs.descriptors(pid))
     except PermissionError:
         return _most_descriptors(pid)
     except OSError:

@@ -7,14 +7,17 @@ maps (`unmapped.py`) is counted too.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import time
 from typing import Final, NamedTuple
 
-from mettle.sandbox.zygote import unmapped
+from mettle.sandbox.zygote import procfs, unmapped
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
+_NUM_LOOKS: Final = 3
 
 
 class Usage(NamedTuple):
@@ -35,15 +38,9 @@ def process_cpu_s(pid: int) -> float:
 def process_resident_bytes(pid: int) -> int:
     """Resident memory of one process; 0 if it is gone or /proc is not there."""
     try:
-        file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # no file object: every waiting cell has done this once
-    except OSError:
-        return 0
-    try:
-        return int(os.read(file, 64).split()[1]) * _PAGE_BYTES
+        return int(procfs.read(pid, "statm", 64).split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
-    finally:
-        os.close(file)
 
 
 def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
@@ -54,6 +51,37 @@ def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
     return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
 
 
+def measure_one(pid: int) -> Usage:
+    """Of a test that can only be one process."""
+    return Usage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
+
+
+def tree_bytes(directory: str, pid: int) -> int:
+    """What the files below a directory take, and those that a process has open and deleted; their number is limited."""
+    total = _deleted_bytes(pid)
+    with contextlib.suppress(OSError):
+        for _, names, files, descriptor in os.fwalk(directory):
+            for name in (*names, *files):
+                with contextlib.suppress(OSError):
+                    total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def _deleted_bytes(pid: int) -> int:
+    """Only one that is ending cannot be looked into: its filter lets it not close itself."""
+    found: dict[tuple[int, int], int] = {}
+    try:
+        names = procfs.descriptors(pid)
+    except OSError:
+        return 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            file = os.stat(f"/proc/{pid}/fd/{name}")
+            if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                found[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(found.values())
+
+
 def hidden_bytes(pids: list[int]) -> int:
     """What these processes hold without having it mapped."""
     return sum(unmapped.table_bytes(pids).values()) + unmapped.stream_bytes(pids)
@@ -61,14 +89,14 @@ def hidden_bytes(pids: list[int]) -> int:
 
 def cell_processes() -> list[int]:
     """Every process that this cell's /proc shows, except process 1."""
-    return [pid for pid in _all_processes() if pid != 1]
+    return [pid for pid in procfs.processes() if pid != 1]
 
 
 def descendants(ancestor: int) -> list[int]:
     """The live processes below one, found through /proc."""
     children: dict[int, list[int]] = {}
-    for pid in _all_processes():
-        children.setdefault(_parent_of(pid), []).append(pid)
+    for pid in procfs.processes():
+        children.setdefault(procfs.state_and_parent(pid)[1], []).append(pid)
     found: list[int] = []
     waiting = [ancestor]
     while waiting:
@@ -80,13 +108,18 @@ def descendants(ancestor: int) -> list[int]:
 
 def live_descendants(ancestor: int) -> list[int]:
     """The processes below one that still run: those that have ended and wait to be collected are left out."""
-    return [pid for pid in descendants(ancestor) if _stat_of(pid)[0] not in "ZX"]
+    for _ in range(1 if procfs.is_own() else _NUM_LOOKS):
+        # A walk from parent to child can miss what changes its parent at that moment.
+        found = [pid for pid in descendants(ancestor) if procfs.state_and_parent(pid)[0] not in "ZX"]
+        if found:
+            return found
+    return []
 
 
 def ancestors(pid: int) -> list[int]:
     """The processes above one, nearest first."""
     found: list[int] = []
-    while (pid := _parent_of(pid)) > 0:
+    while (pid := procfs.state_and_parent(pid)[1]) > 0:
         found.append(pid)
     return found
 
@@ -97,28 +130,7 @@ def proportional_bytes(pid: int) -> int:
     The kernel walks the page table for it, so it is asked only when the quick sum is over a limit.
     """
     try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+        lines = procfs.read(pid, "smaps_rollup").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:"))
     except (OSError, StopIteration):
         return process_resident_bytes(pid)
-
-
-def _all_processes() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def _parent_of(pid: int) -> int:
-    return int(_stat_of(pid)[1])
-
-
-def _stat_of(pid: int) -> tuple[str, str]:
-    """State and parent; a process that is gone is dead and has none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return fields[0].decode(), fields[1].decode()
-    except (OSError, IndexError):
-        return "X", "0"
