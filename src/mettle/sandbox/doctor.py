@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import hosts, isolation

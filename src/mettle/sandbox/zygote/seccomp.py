@@ -92,10 +92,10 @@ def build_filter(
 ) -> bytes:
     """The whole program.
 
-    `has_watches`: watches of files are limited for this user namespace, so that a machine may have them. `only_pid`: there are no namespaces, and what
-    this process does may reach nothing but itself: it can start threads but no process, and has no sockets.
-    `is_machine`: with sockets and terminals, for processes in a network and a root of their own. `is_memory_counted`:
-    a cgroup counts all memory, so that mappings which outlive their processes are allowed.
+    `only_pid`: there are no namespaces, and what this process does may reach nothing but itself: it can start threads
+    but no process, and has no sockets. `is_machine`: with sockets and terminals, for processes in a network and a root
+    of their own; and with watches of files, where `has_watches` says that they are limited for this user namespace.
+    `is_memory_counted`: a cgroup counts all memory, so that mappings which outlive their processes are allowed.
     """
     blocks = _blocks() | (_machine_blocks() if is_machine else {})
     if has_watches and is_machine:

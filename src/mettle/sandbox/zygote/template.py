@@ -55,7 +55,7 @@ def main(settings_json: str) -> NoReturn:
     child.note_harness()
     program = None
     if hello["layers"].get("seccomp") == "":
-        program = alone.build_filter() if settings.is_landlocked else seccomp.build_filter(has_watches=_has_watches())
+        program = alone.build_filter() if settings.is_landlocked else seccomp.build_filter()
     gc.collect()
     gc.freeze()
     gc.disable()

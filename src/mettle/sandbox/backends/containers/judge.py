@@ -201,6 +201,7 @@ class ContainerJudge(SandboxPool):
             control_fd=-1,
             owner_pid=0,
             is_jailed=False,
+            is_landlocked=False,
             host_uid=0,
             max_processes=config.max_processes,
             max_open_files=config.max_open_files,
