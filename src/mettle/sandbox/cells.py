@@ -45,6 +45,7 @@ class Program:
     stack_bytes: int
     artifact: str = ""
     max_artifact_bytes: int = 0
+    has_value: bool = False  # descriptor 3 takes one, as in a function-call test
 
     def header(self) -> dict[str, Any]:
         return {
@@ -54,6 +55,7 @@ class Program:
             "stack_bytes": self.stack_bytes,
             "artifact": self.artifact,
             "max_artifact_bytes": self.max_artifact_bytes,
+            "has_value": self.has_value,
         }
 
 

@@ -49,7 +49,7 @@ class LanguageSpec(BaseModel):
     """One language: how its source is named, compiled and run, and what that may use.
 
     Words of the commands may contain `{source}` (the source file), `{output}` (what the compiler must write),
-    `{program}` (what it wrote) and `{memory_mb}` (the test's limit).
+    `{program}` (what it wrote), `{driver}` (the program that calls a function) and `{memory_mb}` (the test's limit).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,6 +71,15 @@ class LanguageSpec(BaseModel):
 
     run: tuple[str, ...] = ()
     """The command that runs it. Empty only for the Python that is kept warm."""
+
+    call: tuple[str, ...] = ()
+    """The command that calls a function of the source: it names `{driver}` and `{source}`. Empty where none does."""
+
+    call_form: Literal["json", "text"] = "json"
+    """How a driver is given a call and gives the value back; see the drivers of `javascript` and `bash`."""
+
+    driver: str = ""
+    """The program of `{driver}`, as text. Built-in languages have theirs."""
 
     version: tuple[str, ...] = ()
     """A command that prints the version; its program is needed, too."""
@@ -117,6 +126,10 @@ class LanguageSpec(BaseModel):
         wanted = "{program}" if self.compile else "{source}"
         if self.run and not any(wanted in word for word in self.run):
             raise ValueError(f"the run command of {self.name!r} does not name {wanted}")
+        if self.call and (self.compile or not {"{driver}", "{source}"} <= set(self.call)):
+            raise ValueError(
+                f"the call command of {self.name!r} must name {{driver}} and {{source}}, and compile nothing"
+            )
         for path in self.host_paths:
             if not os.path.isabs(path) or any(is_below(path, cover) for cover in _COVERED):
                 raise ValueError(f"host path {path!r} of {self.name!r} cannot be shown under its own name")

@@ -28,12 +28,14 @@ PYTHON: Final = LanguageSpec(name="python", aliases=("python3", "py"), extension
 BUILT_IN: Final = (
     PYTHON,
     LanguageSpec(
-        name="bash", aliases=("sh", "shell"), extension=".sh", run=("bash", "{source}"), version=("bash", "--version"),
+        name="bash", aliases=("sh", "shell"), extension=".sh", run=("bash", "{source}"),
+        call=("bash", "{driver}", "{source}"), call_form="text", version=("bash", "--version"),
         out_of_memory=("cannot allocate",),
     ),
     LanguageSpec(
         name="javascript", aliases=("js", "node", "nodejs"), extension=".js",
-        run=("node", "--max-old-space-size={memory_mb}", "{source}"), version=("node", "--version"),
+        run=("node", "--max-old-space-size={memory_mb}", "{source}"),
+        call=("node", "--max-old-space-size={memory_mb}", "{driver}", "{source}"), version=("node", "--version"),
         max_processes=32, is_space_reserved=True,
         out_of_memory=("heap out of memory", "Array buffer allocation failed"),
     ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from mettle.errors import UserError
+from mettle.sandbox.calls import driver_source, encode_call
 from mettle.sandbox.cells import Program, ProgramFile, TestOrder
 from mettle.sandbox.comparators import UNORDERED_RULES
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
@@ -97,8 +98,9 @@ def make_job(
     if not tests:
         raise UserError("there are no tests: a solution that is tested by nothing has neither passed nor failed")
     check_parallel(num_parallel)
-    program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
-    orders = tuple(_make_order(config, test, number, limits, program, spec) for number, test in enumerate(tests))
+    orders = tuple(_make_order(config, test, number, limits, spec) for number, test in enumerate(tests))
+    if spec.call and any(isinstance(test, CallTest) for test in tests):
+        source = replace(source, files=(ProgramFile(_driver_name(spec), driver_source(spec)),))
     asked = None if checker is None else make_checker(config, checker, tests)
     return Job(source, tuple(tests), orders, stop_at_first_failure, num_parallel, asked)
 
@@ -189,11 +191,16 @@ def _run_program(spec: LanguageSpec, memory_mb: int) -> Program:
     return _program(spec, spec.run, memory_mb, is_space_reserved=spec.is_space_reserved)
 
 
+def _driver_name(spec: LanguageSpec) -> str:
+    return f"driver{spec.extension}"
+
+
 def _program(spec: LanguageSpec, command: Sequence[str], memory_mb: int, *, is_space_reserved: bool) -> Program:
     marks = {
         "{source}": f"{{files}}/{spec.source_name}",
         "{program}": f"{{files}}/{ARTIFACT}",
         "{output}": f"{{work}}/{ARTIFACT}",
+        "{driver}": f"{{files}}/{_driver_name(spec)}",
         "{memory_mb}": str(memory_mb),
     }
     argv = list(command)
@@ -239,19 +246,15 @@ def _make_files(config: SandboxConfig, spec: LanguageSpec, files: Mapping[str, s
     return tuple(made)
 
 
-def _make_order(
-    config: SandboxConfig, test: object, number: int, limits: Limits, program: Program | None, spec: LanguageSpec
-) -> TestOrder:
+def _make_order(config: SandboxConfig, test: object, number: int, limits: Limits, spec: LanguageSpec) -> TestOrder:
     if isinstance(test, StdioTest):
         _check_output_rule(test, number)
         payload = as_bytes(test.stdin, f"test {number}: stdin")
         as_bytes(test.expected, f"test {number}: expected")
+        program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
         order = limits.order("stdio" if program is None else "program", payload, program=program)
     elif isinstance(test, CallTest):
-        if program is not None:
-            raise UserError(f"test {number} calls a function, which is for Python; {spec.name} is tested by stdin")
-        _check_rule(test.compare, get_args(ValueRule), number)
-        order = limits.order("call", _encode_arguments(test, number), test.function)
+        order = _make_call_order(test, number, limits, spec)
     else:
         raise UserError(f"test {number} is a {type(test).__name__}; it must be a StdioTest or a CallTest")
     if len(order.payload) > config.max_input_mb << 20:
@@ -260,6 +263,19 @@ def _make_order(
             f"sandbox.max_input_mb allows {config.max_input_mb} MB"
         )
     return order
+
+
+def _make_call_order(test: CallTest, number: int, limits: Limits, spec: LanguageSpec) -> TestOrder:
+    _check_rule(test.compare, get_args(ValueRule), number)
+    if not isinstance(test.function, str) or not test.function:
+        raise UserError(f"test {number} names no function: {test.function!r}")
+    if spec.is_warm:
+        return limits.order("call", _encode_arguments(test, number), test.function)
+    if not spec.call:
+        raise UserError(f"test {number} calls a function, which {spec.name} has no driver for; it is tested by stdin")
+    payload, words = encode_call(spec, test, number)
+    program = _program(spec, spec.call, limits.memory_mb, is_space_reserved=spec.is_space_reserved)
+    return limits.order("program", payload, program=replace(program, argv=(*program.argv, *words), has_value=True))
 
 
 def _check_output_rule(test: StdioTest, number: int) -> None:
@@ -279,8 +295,6 @@ def _check_rule(rule: str, known: tuple[str, ...], number: int) -> None:
 
 
 def _encode_arguments(test: CallTest, number: int) -> bytes:
-    if not isinstance(test.function, str) or not test.function:
-        raise UserError(f"test {number} names no function: {test.function!r}")
     try:
         return values.encode((tuple(test.args), dict(test.kwargs)))
     except ValueError as error:

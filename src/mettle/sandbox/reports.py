@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from mettle.sandbox.calls import decode_value, returned_matches
 from mettle.sandbox.cells import TestOrder, TestReport
 from mettle.sandbox.checkers import Opinion
 from mettle.sandbox.comparators import outputs_match, values_match
@@ -37,7 +38,7 @@ def judge_report(
     if isinstance(test, CallTest):
         output = None
         if ending.verdict is Verdict.PASSED:
-            output, ending = _judge_value(test, report.value, is_checked=is_checked)
+            output, ending = _judge_value(test, report.value, language, is_checked=is_checked)
     elif ending.verdict is Verdict.PASSED and not is_checked:
         ending = _judge_output(test, report.stdout)
     return _result(test, report, ending, output, "run")
@@ -118,16 +119,22 @@ def _judge_output(test: StdioTest, output: bytes) -> Ending:
     return Ending(Verdict.WRONG, f"the output is not the expected one (compared by {test.compare})")
 
 
-def _judge_value(test: CallTest, data: bytes, *, is_checked: bool) -> tuple[Any, Ending]:
+def _judge_value(test: CallTest, data: bytes, language: LanguageSpec, *, is_checked: bool) -> tuple[Any, Ending]:
     if not data:
         return None, Ending(Verdict.ERROR, f"the code ended before {test.function} returned")
     try:
-        value = values.decode(data)
+        value = values.decode(data) if language.is_warm else decode_value(language, data)
     except values.UnencodableValue as error:
         return None, Ending(Verdict.ERROR, f"{test.function} returned no value: {error}")
-    if is_checked or values_match(value, test.expected, test.compare, test.tolerance):
+    if is_checked or _is_expected(value, test, language):
         return value, Ending(Verdict.PASSED, "")
     return value, Ending(Verdict.WRONG, f"{test.function} returned another value (compared by {test.compare})")
+
+
+def _is_expected(value: Any, test: CallTest, language: LanguageSpec) -> bool:
+    if language.is_warm:
+        return values_match(value, test.expected, test.compare, test.tolerance)
+    return returned_matches(language, value, test)
 
 
 def _says_out_of_memory(stderr: bytes, language: LanguageSpec) -> bool:
