@@ -8,6 +8,7 @@ is found out in `toolchains.py`.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,10 @@ class LanguageReport:
 
 
 PYTHON: Final = LanguageSpec(name="python", aliases=("python3", "py"), extension=".py", out_of_memory=("MemoryError",))
+# The same interpreter, started anew: for programs that are called with names of files.
+PYTHON_PROGRAM: Final = PYTHON.model_copy(
+    update={"run": (os.path.realpath(sys.executable), "-I", "-S", "{source}"), "is_space_reserved": True}
+)
 BUILT_IN: Final = (
     PYTHON,
     LanguageSpec(

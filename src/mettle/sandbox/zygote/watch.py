@@ -78,6 +78,26 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def is_runnable(pids: list[int]) -> bool:
+    """Whether a thread of these runs, or would if it were given a processor."""
+    return any(_state_of_task(pid, task) == "R" for pid in pids for task in _tasks(pid))
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _state_of_task(pid: int, task: str) -> str:
+    try:
+        with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "X"
+
+
 def live_descendants(ancestor: int) -> list[int]:
     """The processes below one that still run: those that have ended and wait to be collected are left out."""
     return [pid for pid in descendants(ancestor) if _stat_of(pid)[0] not in "ZX"]
