@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,8 @@ class Host:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, job: socket.socket) -> None:
         self.now, self.cpu_s, self.is_runnable = 100.0, 0.0, True
-        monkeypatch.setattr(attempts.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(Attempt, "_pids", lambda _: [])
         monkeypatch.setattr(watch, "is_runnable", lambda pids: self.is_runnable)
         monkeypatch.setattr(watch, "measure", lambda *a, **k: watch.Usage(self.cpu_s, 0))
         header = {"mode": "stdio", "run": 0, "is_live": False, "wall_s": 3.0, "cpu_s": 1.0}

@@ -183,6 +183,10 @@ class SandboxConfig(BaseModel):
     output_kb: int = Field(default=1024, ge=1, le=1 << 16)
     """What a test may write to its output streams, together."""
 
+    max_remembered: int = Field(default=0, ge=0, le=1 << 20)
+    """Judgements to remember, so that the same code on the same tests is run once. 0 is none: code that draws random
+    numbers or looks at a clock would give all who wrote it one and the same luck."""
+
     disk_mb: int = Field(default=32, ge=4, le=1 << 14)
     """Size of the private file systems of a test, together; they live in memory."""
 

@@ -161,6 +161,7 @@ class JudgeResult:
     queue_s: float
     wall_s: float
     language: str = "python"
+    is_remembered: bool = False  # the pool has judged the same before
     compile_s: float = 0.0  # of wall time; 0 where nothing was compiled, also because it had been before
 
     @property
