@@ -13,19 +13,30 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forgeries import CHECKER, FORGERIES
 from planted import SECRET, Planted, plant, stragglers
 
 from mettle.sandbox import JudgeResult, PythonChecker, SandboxConfig, SandboxPool, StdioTest, Verdict
-from mettle.sandbox.toolchains import find_language
+from mettle.sandbox.toolchains import bins, find_language, shown_paths, why_missing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROGRAMS = {"bash": "bash", "javascript": "node", "c": "gcc", "cpp": "g++"}
-LANGUAGES = [name for name, program in PROGRAMS.items() if shutil.which(program)]
-every_language = pytest.mark.parametrize("language", LANGUAGES)
+MISSING = {name: why_missing(find_language(SandboxConfig(), name)) for name in FORGERIES}
+LANGUAGES = [name for name, missing in MISSING.items() if missing is None]
+JVM = {"java"}  # seconds for each: marked, and left out where the program only asks a shell, as every language's does
+
+
+def marked(name: str) -> Any:
+    why = MISSING[name]
+    marks = [pytest.mark.skipif(why is not None, reason=str(why)), *([pytest.mark.slow] if name in JVM else [])]
+    return pytest.param(name, marks=marks)
+
+
+every_language = pytest.mark.parametrize("language", [marked(name) for name in FORGERIES])
+every_quick_language = pytest.mark.parametrize("language", [marked(name) for name in FORGERIES if name not in JVM])
 FLOOD_BYTES = 4 << 20
 
 
@@ -65,7 +76,8 @@ def judge_naively(code: str, language: str, folder: Path) -> NaiveResult:
             words = tuple(word.replace(mark, place) for word in words)
         return list(words)
 
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    path = ":".join([*bins(shown_paths([spec])), os.environ["PATH"]])
+    environment = {"PATH": path, "HOME": str(folder)}
     if spec.compile:
         subprocess.run(command(spec.compile), check=True, env=environment)
     with subprocess.Popen(
@@ -134,7 +146,7 @@ async def test_no_test_finds_what_another_has_left(
     assert planted.damage() != []
 
 
-@every_language
+@every_quick_language
 async def test_a_checker_cannot_be_reached(
     pool: SandboxPool, unsafe_pool: SandboxPool, planted: Planted, language: str
 ) -> None:
@@ -146,7 +158,7 @@ async def test_a_checker_cannot_be_reached(
     assert result.tests[-1].has_passed, result.tests
 
 
-@every_language
+@every_quick_language
 async def test_no_process_outlives_its_test(pool: SandboxPool, planted: Planted, language: str) -> None:
     result = await run(pool, language, "leaves a process", [StdioTest(line, "") for line in lines(planted, num=2)])
     assert result.has_passed, result.tests  # it did no harm, and printed what was wanted: nothing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,18 +9,17 @@ import pytest_asyncio
 
 from mettle.errors import UserError
 from mettle.sandbox import CallTest, LanguageSpec, SandboxConfig, SandboxPool, StdioTest, TestResult, Verdict
-from mettle.sandbox.toolchains import find_language
+from mettle.sandbox.toolchains import find_language, why_missing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROGRAMS = {"bash": "bash", "javascript": "node", "c": "gcc", "cpp": "g++", "perl": "perl", "java": "javac"}
-INSTALLED = [name for name, program in PROGRAMS.items() if shutil.which(program)]
 C_HEAD = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n"
 PERL_SUM = "my ($a, $b) = split ' ', <STDIN>; print $a + $b, qq(\\n);"
 JAVA_SUM = (
     "import java.util.*;\npublic class Main { public static void main(String[] a) {\n"
     "Scanner s = new Scanner(System.in); System.out.println(s.nextInt() + s.nextInt()); } }"
 )
+JAVA_MAIN = "public class Main {{ public static void main(String[] a) {{ {} }} }}"
 SUM = {
     "bash": "read a b; echo $((a + b))",
     "javascript": "const [a, b] = require('fs').readFileSync(0, 'utf8').split(' ').map(Number); console.log(a + b)",
@@ -29,7 +27,20 @@ SUM = {
     "cpp": "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b << std::endl; }",
     "perl": PERL_SUM,
     "java": JAVA_SUM,
+    "rust": (
+        "use std::io::*;\nfn main() { let mut s = String::new(); stdin().read_to_string(&mut s).unwrap();\n"
+        'println!("{}", s.split_whitespace().map(|w| w.parse::<i64>().unwrap()).sum::<i64>()); }'
+    ),
+    "go": 'package main\nimport "fmt"\nfunc main() { var a, b int; fmt.Scan(&a, &b); fmt.Println(a + b) }',
+    "ruby": "puts gets.split.sum(&:to_i)",
+    "php": '<?php [$a, $b] = explode(" ", fgets(STDIN)); echo $a + $b, "\\n";',
+    "lua": 'local a, b = io.read("n", "n"); print(a + b)',
+    "tcl": "lassign [gets stdin] a b; puts [expr {$a + $b}]",
+    "r": 'x <- scan(file("stdin"), quiet = TRUE); cat(sum(x), "\\n", sep = "")',
+    "julia": "println(sum(parse.(Int, split(readline()))))",
+    "haskell": 'main = interact $ \\s -> show (sum (map read (words s))) ++ "\\n"',
 }
+INSTALLED = [name for name in SUM if why_missing(find_language(SandboxConfig(), name)) is None]
 # How a program of each language ends badly: its source, the verdict, and a word of the detail.
 ENDINGS = {
     "bash": [
@@ -58,6 +69,22 @@ ENDINGS = {
         (C_HEAD + "int main(void) { abort(); }", Verdict.KILLED, "SIGABRT"),
         ("int main(void) { return *(volatile int *)0; }", Verdict.KILLED, "SIGSEGV"),
     ],
+    "perl": [
+        ("die qq(no\\n)", Verdict.ERROR, "exit status"),
+        ("1 while 1", Verdict.TIMEOUT, "processor"),
+        ("my @x; push @x, 'x' x 1e6 while 1", Verdict.MEMORY, "MB"),
+        ("kill 9, $$", Verdict.KILLED, "SIGKILL"),
+    ],
+    "java": [
+        (JAVA_MAIN.format("throw new RuntimeException(\"no\");"), Verdict.ERROR, "exit status 1"),
+        (JAVA_MAIN.format("java.util.List<long[]> x = new java.util.ArrayList<>(); while (true) x.add(new long[1 << 18]);"),
+         Verdict.MEMORY, "MB"),
+    ],
+    "rust": [
+        ("fn main() { panic!(\"no\") }", Verdict.ERROR, "exit status 101"),
+        ("fn main() { let mut v = vec![1u8]; loop { v.extend_from_slice(&v.clone()) } }", Verdict.MEMORY, "MB"),
+    ],
+    "tcl": [("error no", Verdict.ERROR, "exit status 1"), ("while 1 {}", Verdict.TIMEOUT, "processor")],
     "cpp": [
         ("#include <stdexcept>\nint main() { throw std::runtime_error(\"no\"); }", Verdict.KILLED, "SIGABRT"),
         ("#include <vector>\nint main() { std::vector<long> v; for (;;) v.push_back(1); }", Verdict.MEMORY, "MB"),
@@ -224,9 +251,9 @@ async def test_a_missing_interpreter_is_one_clear_error(own_pool: SandboxPool) -
     assert (await own_pool.judge("print(1)", [StdioTest("", "1")])).has_passed
 
 
-async def test_functions_are_called_in_python_only(pool: SandboxPool) -> None:
-    with pytest.raises(UserError, match="calls a function, which is for Python; bash is tested by stdin"):
-        await pool.judge("f() { :; }", [CallTest("f", (1,), expected=1)], language="bash")
+async def test_a_language_without_a_driver_is_tested_by_stdin(own_pool: SandboxPool) -> None:
+    with pytest.raises(UserError, match="calls a function, which awk has no driver for; it is tested by stdin"):
+        await own_pool.judge("function f() { }", [CallTest("f", (1,), expected=1)], language="awk")
 
 
 async def test_programs_can_read_a_large_input_or_leave_it(pool: SandboxPool) -> None:

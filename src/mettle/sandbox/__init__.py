@@ -43,6 +43,7 @@ from mettle.sandbox.pool import PoolStats, SandboxPool, probe
 from mettle.sandbox.verdicts import (
     CallTest,
     Checker,
+    InteractiveTest,
     JudgeResult,
     ProgramChecker,
     PythonChecker,
@@ -58,6 +59,7 @@ __all__ = [
     "Chunk",
     "Entry",
     "ExecResult",
+    "InteractiveTest",
     "IsolationReport",
     "Job",
     "JudgeResult",

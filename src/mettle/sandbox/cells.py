@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mettle.errors import SandboxError
 from mettle.sandbox.zygote import frames
+from mettle.sandbox.zygote.attempt import WALL_PATIENCE
 from mettle.sandbox.zygote.settings import CellLimits
 
 _ANSWER_GRACE_S = 5.0
@@ -45,6 +46,7 @@ class Program:
     stack_bytes: int
     artifact: str = ""
     max_artifact_bytes: int = 0
+    has_value: bool = False  # descriptor 3 takes one, as in a function-call test
 
     def header(self) -> dict[str, Any]:
         return {
@@ -54,6 +56,7 @@ class Program:
             "stack_bytes": self.stack_bytes,
             "artifact": self.artifact,
             "max_artifact_bytes": self.max_artifact_bytes,
+            "has_value": self.has_value,
         }
 
 
@@ -69,6 +72,7 @@ class TestOrder:
     memory_bytes: int
     output_bytes: int
     program: Program | None = None  # in mode "program"
+    is_live: bool = False  # its input comes while it runs, and its output is told at once
 
     __test__ = False
 
@@ -83,6 +87,7 @@ class TestOrder:
             "memory_bytes": self.memory_bytes,
             "output_bytes": self.output_bytes,
             "is_last": is_last,
+            "is_live": self.is_live,
         }
 
 
@@ -151,10 +156,28 @@ class Cell:
 
     async def run(self, number: int, order: TestOrder, *, is_last: bool) -> TestReport:
         """Run one test; the cell enforces its limits, and a cell that does not answer in time is lost."""
+        await self.start(number, order, is_last=is_last)
+        answer = await self._receive(WALL_PATIENCE * order.wall_s + _ANSWER_GRACE_S)
+        return self._finish(answer, number, is_last=is_last)
+
+    async def start(self, number: int, order: TestOrder, *, is_last: bool) -> None:
+        """Begin one test; of one that is live, `hear` tells what happens."""
         self._unsent.append(frames.encode(order.header(number, is_last=is_last), order.payload))
         message, self._unsent = b"".join(self._unsent), []
         await self._send(message)
-        answer = await self._receive(order.wall_s + _ANSWER_GRACE_S)
+
+    def feed(self, number: int, data: bytes, *, is_end: bool) -> None:
+        """Input for a live test. Its whole amount is limited by what the other side may print."""
+        self._writer.write(frames.encode({"feed": number, "is_end": is_end}, data))
+
+    async def hear(self, number: int, order: TestOrder) -> bytes | TestReport:
+        """What a live test has printed (nothing: it has closed its output), or how it ended."""
+        answer = await self._receive(WALL_PATIENCE * order.wall_s + _ANSWER_GRACE_S)
+        if answer.header.get("out") == number:
+            return answer.payload
+        return self._finish(answer, number, is_last=True)
+
+    def _finish(self, answer: frames.Frame, number: int, *, is_last: bool) -> TestReport:
         try:
             report = _read_report(answer, number)
         except (KeyError, TypeError, ValueError) as error:

@@ -55,7 +55,7 @@ class LanguageSpec(BaseModel):
     """One language: how its source is named, compiled and run, and what that may use.
 
     Words of the commands may contain `{source}` (the source file), `{output}` (what the compiler must write),
-    `{program}` (what it wrote) and `{memory_mb}` (the test's limit).
+    `{program}` (what it wrote), `{driver}` (the program that calls a function) and `{memory_mb}` (the test's limit).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,6 +77,15 @@ class LanguageSpec(BaseModel):
 
     run: tuple[str, ...] = ()
     """The command that runs it. Empty only for the Python that is kept warm."""
+
+    call: tuple[str, ...] = ()
+    """The command that calls a function of the source: it names `{driver}` and `{source}`. Empty where none does."""
+
+    call_form: Literal["json", "text"] = "json"
+    """How a driver is given a call and gives the value back; see the drivers of `javascript` and `bash`."""
+
+    driver: str = ""
+    """The program of `{driver}`, as text. Built-in languages have theirs."""
 
     version: tuple[str, ...] = ()
     """A command that prints the version; its program is needed, too."""
@@ -123,6 +132,10 @@ class LanguageSpec(BaseModel):
         wanted = "{program}" if self.compile else "{source}"
         if self.run and not any(wanted in word for word in self.run):
             raise ValueError(f"the run command of {self.name!r} does not name {wanted}")
+        if self.call and (self.compile or not {"{driver}", "{source}"} <= set(self.call)):
+            raise ValueError(
+                f"the call command of {self.name!r} must name {{driver}} and {{source}}, and compile nothing"
+            )
         for path in self.host_paths:
             if not os.path.isabs(path) or any(is_below(path, cover) for cover in _COVERED):
                 raise ValueError(f"host path {path!r} of {self.name!r} cannot be shown under its own name")
@@ -182,6 +195,10 @@ class SandboxConfig(BaseModel):
 
     output_kb: int = Field(default=1024, ge=1, le=1 << 16)
     """What a test may write to its output streams, together."""
+
+    max_remembered: int = Field(default=0, ge=0, le=1 << 20)
+    """Judgements to remember, so that the same code on the same tests is run once. 0 is none: code that draws random
+    numbers or looks at a clock would give all who wrote it one and the same luck."""
 
     disk_mb: int = Field(default=32, ge=4, le=1 << 14)
     """Size of the private file systems of a test, together; they live in memory."""

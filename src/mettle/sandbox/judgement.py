@@ -16,9 +16,10 @@ import asyncio
 from mettle.sandbox.builds import Builder, CellSource, CompileFailure, Losses
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile
 from mettle.sandbox.checking import Asker
+from mettle.sandbox.dialogues import Dialogue
 from mettle.sandbox.orders import Job
 from mettle.sandbox.reports import compile_failure, judge_report, killed_result, with_opinion
-from mettle.sandbox.verdicts import CallTest, TestResult
+from mettle.sandbox.verdicts import CallTest, InteractiveTest, TestResult
 
 
 class Judgement:
@@ -107,6 +108,11 @@ class Worker:
 
     async def _use_a_cell(self) -> None:
         """The tests that one cell can take."""
+        if self._number is None:
+            self._number = self._judgement.take()
+        if self._number is not None and self._job.interactors[self._number] is not None:
+            await self._converse(self._number)
+            return
         async with self._judgement.cells.cell(self._job.source.cell) as cell:
             try:
                 await self._run_in(cell)
@@ -118,18 +124,37 @@ class Worker:
             detail = f"its cell was lost again and again: {lost}"
             self._settle(killed_result(self._job.tests[self._number], detail))
 
+    async def _converse(self, number: int) -> None:
+        """One interactive test, in two cells that serve nothing else."""
+        test, order, asked = self._job.tests[number], self._job.orders[number], self._job.interactors[number]
+        assert isinstance(test, InteractiveTest), "only these have interactors"
+        assert asked is not None, "only these come here"
+        talk = Dialogue(self._judgement.cells, self._judgement.builder, asked)
+        async with self._judgement.cells.cell(self._job.source.cell) as cell:
+            try:
+                self._load(cell)
+                self._settle(await talk.hold(cell, test, order, self._job.source.language))
+                return
+            except CellLost as error:
+                lost = error
+        if self._losses.is_codes_own(cell, lost):
+            self._settle(killed_result(test, f"its cell was lost again and again: {lost}"))
+
     async def _run_in(self, cell: Cell) -> None:
-        if self._job.source.cell is None:
-            cell.load(self._job.source.code)
-        else:
-            cell.load_files(self._judgement.files)
+        self._load(cell)
         is_usable = True
         while is_usable:
             if self._number is None:
                 self._number = self._judgement.take()
-            if self._number is None:
+            if self._number is None or self._job.interactors[self._number] is not None:
                 return
             is_usable = await self._run_test(cell, self._number)
+
+    def _load(self, cell: Cell) -> None:
+        if self._job.source.cell is None:
+            cell.load(self._job.source.code)
+        else:
+            cell.load_files(self._judgement.files)
 
     async def _run_test(self, cell: Cell, number: int) -> bool:
         """One test; whether the cell can take another."""
@@ -137,6 +162,7 @@ class Worker:
         report = await cell.run(number, order, is_last=not self._judgement.has_more)
         result = judge_report(test, order, report, self._job.source.language, is_checked=self._asker is not None)
         if self._asker is not None and result.has_passed:
+            assert not isinstance(test, InteractiveTest), "these go with no checker"
             output = result.output if isinstance(test, CallTest) else report.stdout
             result = with_opinion(result, await self._asker.opinion(test, output))
         self._settle(result)

@@ -1,7 +1,7 @@
 """The limits of one run: what a caller may ask for, and how they become an order.
 
-Processor time decides; the wall only guards against code that sleeps, so that a busy machine does not turn right
-answers into wrong ones.
+Processor time decides; the wall only guards against code that sleeps: time in which it would have run, had the host
+given it a processor, is not counted (`zygote/attempt.py`). So a busy host does not turn right answers into wrong ones.
 """
 
 from __future__ import annotations

@@ -13,15 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from mettle.errors import UserError
+from mettle.sandbox.calls import driver_source, encode_call
 from mettle.sandbox.cells import Program, ProgramFile, TestOrder
 from mettle.sandbox.comparators import UNORDERED_RULES
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
-from mettle.sandbox.languages import PYTHON
+from mettle.sandbox.languages import PYTHON, PYTHON_PROGRAM
 from mettle.sandbox.limits import Limits, check_parallel, make_limits
 from mettle.sandbox.toolchains import SEARCHED, bins, require_language, shown_paths
 from mettle.sandbox.verdicts import (
     CallTest,
     Checker,
+    InteractiveTest,
     OutputRule,
     ProgramChecker,
     PythonChecker,
@@ -76,6 +78,7 @@ class Job:
     should_stop_early: bool = False
     num_parallel: int = 1
     checker: CheckerJob | None = None
+    interactors: tuple[CheckerJob | None, ...] = ()  # of the tests, where they have one
 
 
 def make_job(
@@ -97,10 +100,12 @@ def make_job(
     if not tests:
         raise UserError("there are no tests: a solution that is tested by nothing has neither passed nor failed")
     check_parallel(num_parallel)
-    program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
-    orders = tuple(_make_order(config, test, number, limits, program, spec) for number, test in enumerate(tests))
+    orders = tuple(_make_order(config, test, number, limits, spec) for number, test in enumerate(tests))
+    if spec.call and any(isinstance(test, CallTest) for test in tests):
+        source = replace(source, files=(ProgramFile(_driver_name(spec), driver_source(spec)),))
     asked = None if checker is None else make_checker(config, checker, tests)
-    return Job(source, tuple(tests), orders, stop_at_first_failure, num_parallel, asked)
+    interactors = tuple(make_interactor(config, test, limits) for test in tests)
+    return Job(source, tuple(tests), orders, stop_at_first_failure, num_parallel, asked, interactors)
 
 
 def make_source(
@@ -138,15 +143,39 @@ def make_checker(config: SandboxConfig, checker: Checker, tests: Sequence[Test])
             raise UserError("a program checker reads files; a function's value is checked by a PythonChecker")
     else:
         raise UserError(f"the checker is a {type(checker).__name__}; it must be a PythonChecker or a ProgramChecker")
+    if any(isinstance(test, InteractiveTest) for test in tests):
+        raise UserError("an interactive test is decided by its interactor; it takes no checker")
     if any(isinstance(test, CallTest) and test.kwargs for test in tests):
         raise UserError("a checker is given positional arguments, and a test passes its function others")
     limits = make_limits(config, spec, checker.timeout_s, checker.memory_mb)
     return CheckerJob(checker, make_source(config, spec, checker.code, files), limits)
 
 
+def make_interactor(config: SandboxConfig, test: Test, solutions: Limits) -> CheckerJob | None:
+    """The program that talks to the code in this test; its wall limit outlasts that of the code."""
+    if not isinstance(test, InteractiveTest):
+        return None
+    asked = test.interactor
+    if not isinstance(asked, ProgramChecker):
+        raise UserError(f"an interactor is a ProgramChecker, not a {type(asked).__name__}")
+    spec = require_language(config, asked.language)
+    spec = PYTHON_PROGRAM if spec.is_warm else spec
+    limits = make_limits(config, spec, asked.timeout_s, asked.memory_mb)
+    return CheckerJob(asked, make_source(config, spec, asked.code, asked.files), limits)
+
+
+def interactor_order(job: CheckerJob, solution: TestOrder) -> TestOrder:
+    """The interactor's part of a conversation."""
+    program = _run_program(job.source.language, job.limits.memory_mb)
+    given, _, expected = CHECKED_FILES
+    argv = (*program.argv, f"{{files}}/{given}", "{work}/output.txt", f"{{files}}/{expected}")
+    order = job.limits.order("program", b"", program=replace(program, argv=argv))
+    return replace(order, is_live=True, wall_s=solution.wall_s + order.wall_s)
+
+
 def check_order(job: CheckerJob, test: Test, expected: object, output: object) -> TestOrder:
     """The question to a checker in Python, about one output or returned value."""
-    given = _shown(test.stdin) if isinstance(test, StdioTest) else tuple(test.args)
+    given = tuple(test.args) if isinstance(test, CallTest) else _shown(test.stdin)
     try:
         payload = values.encode(((given, _shown(expected), _shown(output)), {}))
     except ValueError as error:
@@ -189,11 +218,16 @@ def _run_program(spec: LanguageSpec, memory_mb: int) -> Program:
     return _program(spec, spec.run, memory_mb, is_space_reserved=spec.is_space_reserved)
 
 
+def _driver_name(spec: LanguageSpec) -> str:
+    return f"driver{spec.extension}"
+
+
 def _program(spec: LanguageSpec, command: Sequence[str], memory_mb: int, *, is_space_reserved: bool) -> Program:
     marks = {
         "{source}": f"{{files}}/{spec.source_name}",
         "{program}": f"{{files}}/{ARTIFACT}",
         "{output}": f"{{work}}/{ARTIFACT}",
+        "{driver}": f"{{files}}/{_driver_name(spec)}",
         "{memory_mb}": str(memory_mb),
     }
     argv = list(command)
@@ -239,27 +273,44 @@ def _make_files(config: SandboxConfig, spec: LanguageSpec, files: Mapping[str, s
     return tuple(made)
 
 
-def _make_order(
-    config: SandboxConfig, test: object, number: int, limits: Limits, program: Program | None, spec: LanguageSpec
-) -> TestOrder:
+def _make_order(config: SandboxConfig, test: object, number: int, limits: Limits, spec: LanguageSpec) -> TestOrder:
     if isinstance(test, StdioTest):
         _check_output_rule(test, number)
         payload = as_bytes(test.stdin, f"test {number}: stdin")
         as_bytes(test.expected, f"test {number}: expected")
+        program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
         order = limits.order("stdio" if program is None else "program", payload, program=program)
     elif isinstance(test, CallTest):
-        if program is not None:
-            raise UserError(f"test {number} calls a function, which is for Python; {spec.name} is tested by stdin")
-        _check_rule(test.compare, get_args(ValueRule), number)
-        order = limits.order("call", _encode_arguments(test, number), test.function)
+        order = _make_call_order(test, number, limits, spec)
+    elif isinstance(test, InteractiveTest):
+        for name in ("stdin", "expected"):
+            as_bytes(getattr(test, name), f"test {number}: {name}")
+        program = None if spec.is_warm else _run_program(spec, limits.memory_mb)
+        order = limits.order("stdio" if program is None else "program", b"", program=program)
+        order = replace(order, is_live=True)
     else:
-        raise UserError(f"test {number} is a {type(test).__name__}; it must be a StdioTest or a CallTest")
+        raise UserError(
+            f"test {number} is a {type(test).__name__}; it must be a StdioTest, a CallTest or an InteractiveTest"
+        )
     if len(order.payload) > config.max_input_mb << 20:
         raise UserError(
             f"the input of test {number} has {len(order.payload):,} bytes; "
             f"sandbox.max_input_mb allows {config.max_input_mb} MB"
         )
     return order
+
+
+def _make_call_order(test: CallTest, number: int, limits: Limits, spec: LanguageSpec) -> TestOrder:
+    _check_rule(test.compare, get_args(ValueRule), number)
+    if not isinstance(test.function, str) or not test.function:
+        raise UserError(f"test {number} names no function: {test.function!r}")
+    if spec.is_warm:
+        return limits.order("call", _encode_arguments(test, number), test.function)
+    if not spec.call:
+        raise UserError(f"test {number} calls a function, which {spec.name} has no driver for; it is tested by stdin")
+    payload, words = encode_call(spec, test, number)
+    program = _program(spec, spec.call, limits.memory_mb, is_space_reserved=spec.is_space_reserved)
+    return limits.order("program", payload, program=replace(program, argv=(*program.argv, *words), has_value=True))
 
 
 def _check_output_rule(test: StdioTest, number: int) -> None:
@@ -279,8 +330,6 @@ def _check_rule(rule: str, known: tuple[str, ...], number: int) -> None:
 
 
 def _encode_arguments(test: CallTest, number: int) -> bytes:
-    if not isinstance(test.function, str) or not test.function:
-        raise UserError(f"test {number} names no function: {test.function!r}")
     try:
         return values.encode((tuple(test.args), dict(test.kwargs)))
     except ValueError as error:

@@ -32,6 +32,7 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judgement import Judgement
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.memory import Memory
 from mettle.sandbox.orders import Job, make_job
 from mettle.sandbox.toolchains import known_languages
 from mettle.sandbox.verdicts import Checker, JudgeResult, StdioTest, Test
@@ -54,6 +55,7 @@ class PoolStats:
     """Counters since the pool started, and what it holds now."""
 
     num_judged: int = 0
+    num_remembered: int = 0
     num_warm_hits: int = 0
     num_cells: int = 0
     num_cells_lost: int = 0
@@ -71,6 +73,7 @@ class SandboxPool:
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
         self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
         self._builder = Builder(self)
+        self._memory = Memory(self.config.max_remembered)
         self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
@@ -165,15 +168,22 @@ class SandboxPool:
             num_parallel=num_parallel,
         )
         self._require_processes(job)
+        judged = await self._memory.judged(job, lambda: self._judge(job, report))
+        stats = self._stats
+        self._stats = replace(
+            stats, num_judged=stats.num_judged + 1, num_remembered=stats.num_remembered + judged.is_remembered
+        )
+        return judged
+
+    async def _judge(self, job: Job, report: IsolationReport) -> JudgeResult:
         judgement = Judgement(self, self._builder, job)
         queued = time.monotonic()
         async with self.slot():
             started = time.monotonic()
             results = await judgement.run()
-        self._stats = replace(self._stats, num_judged=self._stats.num_judged + 1)
         return JudgeResult(
             tests=tuple(results),
-            num_tests=len(tests),
+            num_tests=len(job.tests),
             isolation=report,
             queue_s=started - queued,
             wall_s=time.monotonic() - started,
@@ -195,7 +205,8 @@ class SandboxPool:
         )
 
     def _require_processes(self, job: Job) -> None:
-        sources = [job.source, *([job.checker.source] if job.checker else [])]
+        others = {asked.source for asked in (job.checker, *job.interactors) if asked is not None}
+        sources = [job.source, *others]
         for source in sources if self.isolation.grade == "landlock-only" else ():
             if not source.language.is_warm:
                 raise UserError(f"{source.language.name} cannot be judged here: {_NEEDS_PROCESSES}")

@@ -9,12 +9,13 @@ import signal
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from mettle.sandbox.calls import decode_value, returned_matches
 from mettle.sandbox.cells import TestOrder, TestReport
 from mettle.sandbox.checkers import Opinion
 from mettle.sandbox.comparators import outputs_match, values_match
 from mettle.sandbox.config import LanguageSpec
 from mettle.sandbox.orders import as_bytes
-from mettle.sandbox.verdicts import CallTest, Stage, StdioTest, Test, TestResult, Verdict
+from mettle.sandbox.verdicts import CallTest, InteractiveTest, Stage, StdioTest, Test, TestResult, Verdict
 from mettle.sandbox.zygote import values
 
 _KEPT_STDERR_BYTES: Final = 4096
@@ -37,8 +38,8 @@ def judge_report(
     if isinstance(test, CallTest):
         output = None
         if ending.verdict is Verdict.PASSED:
-            output, ending = _judge_value(test, report.value, is_checked=is_checked)
-    elif ending.verdict is Verdict.PASSED and not is_checked:
+            output, ending = _judge_value(test, report.value, language, is_checked=is_checked)
+    elif isinstance(test, StdioTest) and ending.verdict is Verdict.PASSED and not is_checked:
         ending = _judge_output(test, report.stdout)
     return _result(test, report, ending, output, "run")
 
@@ -84,6 +85,18 @@ def judge_end(order: TestOrder, report: TestReport, language: LanguageSpec) -> E
     return Ending(Verdict.PASSED, "")
 
 
+def judge_dialogue(
+    test: InteractiveTest, order: TestOrder, report: TestReport, language: LanguageSpec, opinion: Opinion | None
+) -> TestResult:
+    """The verdict on a conversation. Without an opinion the code has ended it, badly."""
+    ending = judge_end(order, report, language)
+    output = report.stdout.decode(errors="replace")
+    if opinion is None or (opinion.score > 0 and ending.verdict is not Verdict.PASSED):
+        assert ending.verdict is not Verdict.PASSED, "code that ends well is judged by its interactor"
+        return _result(test, report, ending, output, "run")
+    return with_opinion(_result(test, report, Ending(Verdict.PASSED, ""), output, "run"), opinion)
+
+
 def judge_compilation(order: TestOrder, report: TestReport, language: LanguageSpec) -> Ending:
     """`passed` when there is a program."""
     ending = judge_end(order, report, language)
@@ -95,13 +108,14 @@ def judge_compilation(order: TestOrder, report: TestReport, language: LanguageSp
 
 
 def _result(test: Test, report: TestReport, ending: Ending, output: Any, stage: Stage) -> TestResult:
-    expected = as_bytes(test.expected, "expected").decode(errors="replace") if isinstance(test, StdioTest) else None
+    is_call = isinstance(test, CallTest)
+    expected = None if is_call else as_bytes(test.expected, "expected").decode(errors="replace")
     is_compiler = stage == "compile"
     kept = report.stderr[:_KEPT_STDERR_BYTES] if is_compiler else report.stderr[-_KEPT_STDERR_BYTES:]
     return TestResult(
         verdict=ending.verdict,
         output=output,
-        expected=expected if isinstance(test, StdioTest) else test.expected,
+        expected=test.expected if is_call else expected,
         wall_s=report.wall_s,
         cpu_s=report.cpu_s,
         memory_bytes=report.memory_bytes,
@@ -120,16 +134,22 @@ def _judge_output(test: StdioTest, output: bytes) -> Ending:
     return Ending(Verdict.WRONG, f"the output is not the expected one (compared by {test.compare})")
 
 
-def _judge_value(test: CallTest, data: bytes, *, is_checked: bool) -> tuple[Any, Ending]:
+def _judge_value(test: CallTest, data: bytes, language: LanguageSpec, *, is_checked: bool) -> tuple[Any, Ending]:
     if not data:
         return None, Ending(Verdict.ERROR, f"the code ended before {test.function} returned")
     try:
-        value = values.decode(data)
+        value = values.decode(data) if language.is_warm else decode_value(language, data)
     except values.UnencodableValue as error:
         return None, Ending(Verdict.ERROR, f"{test.function} returned no value: {error}")
-    if is_checked or values_match(value, test.expected, test.compare, test.tolerance):
+    if is_checked or _is_expected(value, test, language):
         return value, Ending(Verdict.PASSED, "")
     return value, Ending(Verdict.WRONG, f"{test.function} returned another value (compared by {test.compare})")
+
+
+def _is_expected(value: Any, test: CallTest, language: LanguageSpec) -> bool:
+    if language.is_warm:
+        return values_match(value, test.expected, test.compare, test.tolerance)
+    return returned_matches(language, value, test)
 
 
 def _says_out_of_memory(stderr: bytes, language: LanguageSpec) -> bool:

@@ -70,9 +70,6 @@ class CallTest:
     tolerance: float | None = None
 
 
-Test = StdioTest | CallTest
-
-
 @dataclass(frozen=True, slots=True)
 class PythonChecker:
     """A task's own Python that decides, in a cell of its own: source that defines `function`.
@@ -107,6 +104,23 @@ Checker = PythonChecker | ProgramChecker
 
 
 @dataclass(frozen=True, slots=True)
+class InteractiveTest:
+    """Run the code against a program that talks to it: each reads what the other prints, in a cell of its own.
+
+    `interactor` (in any language, `python` too) is called with the names of three files: `stdin`, one that it may
+    write, `expected`. Its exit codes are those of a `ProgramChecker`, and what it prints as errors is the `detail`. The
+    code sees no file.
+    """
+
+    interactor: ProgramChecker
+    stdin: str | bytes = ""
+    expected: str | bytes = ""
+
+
+Test = StdioTest | CallTest | InteractiveTest
+
+
+@dataclass(frozen=True, slots=True)
 class TestResult:
     """One test's verdict. `output` is the printed text, or the returned value of a function-call test (None if none).
 
@@ -128,6 +142,7 @@ class TestResult:
     detail: str = ""
     stage: Stage = "run"
     score: float = 0.0
+    transcript: str = ""  # of an interactive test: lines to the code begin with `>`, those from it with `<`
 
     __test__ = False  # not a test class, whatever its name says
 
@@ -146,6 +161,7 @@ class JudgeResult:
     queue_s: float
     wall_s: float
     language: str = "python"
+    is_remembered: bool = False  # the pool has judged the same before
     compile_s: float = 0.0  # of wall time; 0 where nothing was compiled, also because it had been before
 
     @property

@@ -27,6 +27,7 @@ from mettle.envs.state import State
 from mettle.sandbox import (
     CallTest,
     Checker,
+    InteractiveTest,
     JudgeResult,
     ProgramChecker,
     PythonChecker,
@@ -38,7 +39,7 @@ from mettle.sandbox import (
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.toolchains import find_language
 
-Test = StdioTest | CallTest
+Test = StdioTest | CallTest | InteractiveTest
 
 
 class CodeRubric(Rubric):
@@ -177,13 +178,22 @@ def checker_of(info: Mapping[str, Any]) -> Checker | None:
 
 
 def _test(row: dict[str, Any]) -> Test:
-    kind: type[Test] = CallTest if "function" in row else StdioTest
+    kind: type[Test] = CallTest if "function" in row else InteractiveTest if "interactor" in row else StdioTest
     known = {field.name for field in fields(kind)}
-    if set(row) - known or "expected" not in row:
-        raise EnvironmentFault(f"a test with {sorted(row)} is neither a stdin test nor a function test")
+    if set(row) - known or ("expected" not in row and kind is not InteractiveTest):
+        raise EnvironmentFault(f"a test with {sorted(row)} is neither a stdin, nor a function, nor an interactive test")
+    if kind is InteractiveTest:
+        row["interactor"] = _interactor(row["interactor"])
     if kind is CallTest:
         row["args"] = tuple(row.get("args", ()))
     return kind(**row)
+
+
+def _interactor(given: Any) -> ProgramChecker:
+    row = dict(given) if isinstance(given, Mapping) else {}
+    if "code" not in row or set(row) - {field.name for field in fields(ProgramChecker)}:
+        raise EnvironmentFault("a test's interactor is a mapping with its code, and what else a ProgramChecker has")
+    return ProgramChecker(**row)
 
 
 def _no_code(num_tests: int) -> dict[str, Any]:

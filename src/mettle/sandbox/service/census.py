@@ -201,6 +201,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         "judge_running": ("Judgements being carried out.", running),
         "judge_slots": ("Judgements that can be carried out at a time.", service.config.sandbox.max_running),
         "judge_warm": ("Cells kept ready.", int(getattr(pool, "num_warm", 0))),
+        "judge_remembered": ("Judgements that were remembered.", int(getattr(pool, "num_remembered", 0))),
         "judge_cells": ("Cells made since the start.", int(getattr(pool, "num_cells", 0))),
         "judge_cells_lost": ("Cells that ended before their work did.", int(getattr(pool, "num_cells_lost", 0))),
         "machines": ("Machines that exist.", service.register.num_running),

@@ -16,7 +16,7 @@ from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.bodies import read_json
 from mettle.sandbox.service.state import KEY_HEADER, Service, holder_of, service_of
 from mettle.sandbox.service.wire import pack, unpack
-from mettle.sandbox.verdicts import CallTest, JudgeResult, StdioTest
+from mettle.sandbox.verdicts import CallTest, InteractiveTest, JudgeResult, ProgramChecker, StdioTest, Test
 
 _ALWAYS: Final = {"code", "tests"}
 
@@ -24,8 +24,8 @@ _ALWAYS: Final = {"code", "tests"}
 async def judge(request: web.Request) -> web.StreamResponse:
     """Judge `code` on `tests`; the other fields are the arguments of `Judge.judge`.
 
-    A test is `{"stdin", "expected"}` or `{"function", "args", "expected"}`, with the other fields of `StdioTest` and
-    `CallTest`.
+    A test is `{"stdin", "expected"}`, `{"function", "args", "expected"}` or `{"interactor", "stdin", "expected"}`, with
+    the other fields of `StdioTest`, `CallTest` and `InteractiveTest`.
     """
     service, holder = service_of(request), holder_of(request)
     if service.judge is None:
@@ -89,11 +89,20 @@ def _test(test: Any) -> Any:
     """A test as a person writes it in JSON; one that came as a record is one already."""
     if not isinstance(test, Mapping):
         return test
-    kind: type[StdioTest | CallTest] = CallTest if "function" in test else StdioTest
+    kind: type[Test] = CallTest if "function" in test else InteractiveTest if "interactor" in test else StdioTest
     unknown = set(test) - {field.name for field in fields(kind)}
     if unknown:
         raise UserError(f"a {kind.__name__} has no {sorted(unknown)}")
     held = dict(test)
+    if isinstance(held.get("interactor"), Mapping):
+        held["interactor"] = _interactor(held["interactor"])
     if isinstance(held.get("args"), list):
         held["args"] = tuple(held["args"])
     return kind(**held)
+
+
+def _interactor(given: Mapping[str, Any]) -> ProgramChecker:
+    unknown = set(given) - {field.name for field in fields(ProgramChecker)}
+    if unknown or "code" not in given:
+        raise UserError(f"an interactor is a ProgramChecker; it has no {sorted(unknown) or 'code'}")
+    return ProgramChecker(**given)

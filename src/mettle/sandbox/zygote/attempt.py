@@ -13,11 +13,12 @@ import socket
 import time
 from typing import Any, Final, NamedTuple
 
-from mettle.sandbox.zygote import jail, watch
+from mettle.sandbox.zygote import frames, jail, watch
 from mettle.sandbox.zygote.counter import Counter
 from mettle.sandbox.zygote.settings import Settings
 from mettle.sandbox.zygote.watch import Usage
 
+WALL_PATIENCE: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
 _POLL_S: Final = 0.02
 _READ_BYTES: Final = 1 << 16
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
@@ -68,8 +69,13 @@ class Attempt:
         self._written = {descriptor: bytearray() for descriptor in child.streams[1:]}
         # A program shares nothing with the template once it has taken the child's place.
         self._inherited_bytes = 0 if self._is_program else child.resident_bytes
+        self._number: int = header["run"]
+        # What it reads comes from the owner as it runs, and what it prints goes there.
+        self._is_live: bool = header["is_live"]
+        self._is_input_open = self._is_live
+        self._used_s, self._asleep_s = 0.0, 0.0
         self.ended = ""
-        self.started = time.monotonic()
+        self.started = self._looked = time.monotonic()
 
     @property
     def is_flooded(self) -> bool:
@@ -84,7 +90,7 @@ class Attempt:
         poller = select.poll()
         for descriptor in (self.child.exit_fd, *self._written):
             poller.register(descriptor, _READABLE)
-        poller.register(channel, select.POLLRDHUP)
+        poller.register(channel, select.POLLRDHUP | (select.POLLIN if self._is_live else 0))
         poller.register(self.child.stdin, select.POLLOUT)
         if self.child.counter is not None:
             poller.register(self.child.counter.listener, select.POLLIN)
@@ -93,8 +99,9 @@ class Attempt:
         while not self.ended:
             for descriptor, _ in poller.poll(max(0.0, next_look - time.monotonic()) * 1000 + 1):
                 if descriptor == channel.fileno():
-                    raise ConnectionResetError("the owner hung up")
-                self._attend(poller, descriptor)
+                    self._hear(poller, channel)
+                else:
+                    self._attend(poller, descriptor, channel)
             if not self.ended and time.monotonic() >= next_look:
                 self._check_limits()
                 next_look = time.monotonic() + _POLL_S
@@ -111,7 +118,24 @@ class Attempt:
                     break
                 data += piece
 
-    def _attend(self, poller: select.poll, descriptor: int) -> None:
+    def _hear(self, poller: select.poll, channel: socket.socket) -> None:
+        """More input for a test that is fed as it runs; of any other the owner can only hang up."""
+        frame = frames.receive(channel) if self._is_live else None
+        if frame is None:
+            raise ConnectionResetError("the owner hung up")
+        if not self._is_input_open:
+            return
+        self._stdin = memoryview(bytes(self._stdin) + frame.payload)
+        self._is_input_open = not frame.header["is_end"]
+        self._asleep_s = 0.0  # it may have waited for this; all in all it is bounded by the last limit
+        poller.register(self.child.stdin, select.POLLOUT)
+        self._write_stdin(poller)
+
+    def _tell(self, channel: socket.socket, data: bytes) -> None:
+        """What has been printed, to the owner; nothing when it is closed."""
+        channel.sendall(frames.encode({"out": self._number, "is_end": not data}, data))
+
+    def _attend(self, poller: select.poll, descriptor: int, channel: socket.socket) -> None:
         if descriptor == self.child.exit_fd:
             self.ended = self.ended or "exit"
         elif descriptor == self.child.stdin:
@@ -119,8 +143,11 @@ class Attempt:
         elif self.child.counter is not None and descriptor == self.child.counter.listener:
             if not self.child.counter.attend():
                 poller.unregister(descriptor)
-        elif not self._read(descriptor):
-            poller.unregister(descriptor)
+        elif (data := self._read(descriptor)) is not None:
+            if not data:
+                poller.unregister(descriptor)
+            if self._is_live and descriptor == self.child.stdout:
+                self._tell(channel, data)
 
     def _write_stdin(self, poller: select.poll) -> None:
         """Write what the pipe takes; close it at the end of the input or when nobody reads."""
@@ -131,20 +158,23 @@ class Attempt:
             return
         except BrokenPipeError:
             self._stdin = self._stdin[:0]
+            self._is_input_open = False
         poller.unregister(self.child.stdin)
+        if self._is_input_open:
+            return
         # Replaced rather than closed: the number stays taken until the test is over.
         os.dup2(jail.NOTHING_FD, self.child.stdin, inheritable=False)
 
-    def _read(self, descriptor: int) -> bool:
-        """Take what is there; False at the end of the stream. Too much output ends the test."""
+    def _read(self, descriptor: int) -> bytes | None:
+        """Take what is there: nothing at the end of the stream, None if it is not there yet. Too much ends the test."""
         try:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
-            return True
+            return None
         self._written[descriptor] += data
         if self.is_flooded:
             self.ended = "output"
-        return bool(data)
+        return data
 
     def _check_limits(self) -> None:
         usage = self._usage()
@@ -152,7 +182,7 @@ class Attempt:
             self.ended = "cpu"
         elif usage.resident_bytes > self._memory_bytes and self._is_over_memory():
             self.ended = "memory"
-        elif time.monotonic() - self.started > self._wall_s:
+        elif self._has_slept_too_long(usage.cpu_s - self.child.spent_s):
             self.ended = "wall"
         elif self._scratch and watch.tree_bytes(self._scratch, self.child.pid) > self._disk_bytes:
             self.ended = "disk"
@@ -162,9 +192,23 @@ class Attempt:
             return watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
         return watch.measure_one(self.child.pid)
 
+    def _has_slept_too_long(self, cpu_s: float) -> bool:
+        """The wall limit counts what the test has used and slept, and not that a busy host let it wait for its turn."""
+        now = time.monotonic()
+        lacked_s = now - self._looked - max(0.0, cpu_s - self._used_s)
+        if lacked_s > 0 and not watch.is_runnable(self._pids()):
+            self._asleep_s += lacked_s
+        self._looked, self._used_s = now, max(cpu_s, self._used_s)
+        return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_PATIENCE * self._wall_s
+
+    def _pids(self) -> list[int]:
+        if self.child.counter is not None:
+            return [self.child.pid]
+        return watch.cell_processes() if self._is_jailed else [self.child.pid, *watch.descendants(self.child.pid)]
+
     def _is_over_memory(self) -> bool:
         """The exact sum, for programs: their processes share pages, which the quick sum counts each time."""
         if not self._is_program:
             return True
-        pids = watch.cell_processes() if self._is_jailed else watch.descendants(os.getpid())
+        pids = self._pids()
         return sum(watch.proportional_bytes(pid) for pid in pids) + watch.hidden_bytes(pids) > self._memory_bytes

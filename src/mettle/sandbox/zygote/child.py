@@ -173,8 +173,11 @@ def _become(header: dict[str, Any], payload: bytes) -> NoReturn:
 
 
 def _become_program(header: dict[str, Any]) -> NoReturn:
-    """Execute a command in this process's place, with three descriptors and an environment written by the owner."""
-    os.close(RESULT_FD)
+    """Execute a command in this process's place, with its descriptors and an environment written by the owner."""
+    if header["has_value"]:
+        os.set_inheritable(RESULT_FD, True)
+    else:
+        os.close(RESULT_FD)
     stack_bytes, hard = header["stack_bytes"], resource.getrlimit(resource.RLIMIT_STACK)[1]
     stack_bytes = stack_bytes if hard == resource.RLIM_INFINITY else min(stack_bytes, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))

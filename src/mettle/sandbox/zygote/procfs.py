@@ -50,6 +50,18 @@ def num_lines(pid: int, name: str) -> int:
         os.close(descriptor)
 
 
+def tasks(pid: int) -> list[str]:
+    """The threads of a process, as `read` takes them after "task/"; none if the process is gone."""
+    try:
+        directory = _open(f"{_number(pid)}/task", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return []
+    try:
+        return os.listdir(directory)
+    finally:
+        os.close(directory)
+
+
 def descriptors(pid: int) -> list[str]:
     """The names of the descriptors that a process has open."""
     directory = _open(f"{_number(pid)}/fd", os.O_RDONLY | os.O_DIRECTORY)

@@ -106,6 +106,18 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def is_runnable(pids: list[int]) -> bool:
+    """Whether a thread of these runs, or would if it were given a processor."""
+    return any(_state_of_task(pid, task) == b"R" for pid in pids for task in procfs.tasks(pid))
+
+
+def _state_of_task(pid: int, task: str) -> bytes:
+    try:
+        return procfs.read(pid, f"task/{task}/stat").rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return b"X"
+
+
 def live_descendants(ancestor: int) -> list[int]:
     """The processes below one that still run: those that have ended and wait to be collected are left out."""
     for _ in range(1 if procfs.is_own() else _NUM_LOOKS):
