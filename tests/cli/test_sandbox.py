@@ -67,7 +67,8 @@ def test_create_exec_and_delete_are_three_commands_and_nothing_is_started_by_han
     made = typed("create", "--label", "for=me")
     assert made.returncode == 0, made.stderr
     machine = made.stdout.decode().split()[0]
-    assert f"next: mettle sandbox exec {machine}".encode() in made.stdout
+    assert made.stdout == f"{machine}\n".encode(), "nothing else, so that a script can take it"
+    assert f"next: mettle sandbox exec {machine}".encode() in made.stderr
     ran = typed("exec", machine, "--", "sh", "-c", r"printf 'a\377\0'; echo b >&2; exit 7")
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"a\xff\0", b"b\n"), "bytes as they are, and the exit code"
     assert typed("exec", "-i", machine, "wc -c | tr -d ' '", stdin=b"x" * 100_000).stdout == b"100000\n"
@@ -221,3 +222,70 @@ def test_bench_compares_with_a_plain_process(mettle: Callable[..., object]) -> N
     assert len(figures) == 5
     assert figures[0]["ratio"] == 1.0
     assert all(figure["p50_ms"] > 0 for figure in figures)
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_person_types_without_dashes_reaches_the_machine(mettle: Callable[..., object]) -> None:
+    machine = mettle("sandbox", "create", "--memory", "128M", "--json").json["id"]
+    assert typed("exec", machine, "printf", "%s|", "-i", "--timeout", "9").stdout == b"-i|--timeout|9|"
+    assert typed("exec", machine, "--cwd", "/tmp", "pwd").stdout == b"/tmp\n"
+    assert typed("run", "--memory", "64M", "sh", "-c", "echo -n").returncode == 0
+    assert mettle("sandbox", "list", "--json").json["machines"][0]["memory_mb"] == 128
+
+
+@pytest.mark.usefixtures("own")
+def test_lists_show_what_runs_and_on_demand_what_has_ended(mettle: Callable[..., object]) -> None:
+    assert mettle("sandbox", "list").out == "no machine is running\nnext: mettle sandbox create\n"
+    machine = mettle("sandbox", "create").out.strip()
+    assert mettle("sandbox", "delete", machine).code == 0
+    assert machine not in mettle("sandbox", "list").out
+    assert f"{machine}" in mettle("sandbox", "list", "-a").out
+    assert "it was deleted" in mettle("sandbox", "list", "--status", "ended").out
+
+
+@pytest.mark.usefixtures("own")
+def test_logs_are_followed_to_the_end_of_the_job(mettle: Callable[..., object], tmp_path: Path) -> None:
+    machine = mettle("sandbox", "create").out.strip()
+    wait = "echo first; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 5"
+    assert mettle("sandbox", "exec", "-b", machine, "--", "sh", "-c", wait).out == "1\n"
+    words = [sys.executable, "-m", "mettle.cli", "sandbox", "logs", "-f", machine]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"first\n", "while it runs"
+        (tmp_path / "go").write_text("")
+        assert mettle("sandbox", "upload", machine, str(tmp_path / "go")).code == 0
+        out, err = following.communicate(timeout=60)
+    assert (out, err) == (b"last\n", b"job 1 has ended: exit code 5\n")
+
+
+@pytest.mark.usefixtures("own")
+def test_a_directory_comes_out_without_its_links(mettle: Callable[..., object], tmp_path: Path) -> None:
+    machine = mettle("sandbox", "create").out.strip()
+    make = "mkdir -p out/deep && echo a > out/a && echo b > out/deep/b && ln -s /etc/passwd out/link && chmod 755 out/a"
+    assert mettle("sandbox", "exec", machine, "--", make).code == 0
+    done = mettle("sandbox", "download", machine, "out", "here")
+    assert "2 files, 4 bytes; 1 links left out" in done.out
+    found = sorted(str(path.relative_to(tmp_path / "here")) for path in (tmp_path / "here").rglob("*"))
+    assert found == ["a", "deep", "deep/b"]
+    assert (tmp_path / "here" / "a").stat().st_mode & 0o111
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / "deep").symlink_to(tmp_path)
+    assert mettle("sandbox", "download", machine, "out", "trap").code == 0
+    assert not (tmp_path / "b").exists(), "a link that is here already is not followed"
+    refused = mettle("sandbox", "download", machine, "out", "-")
+    assert (refused.code, "directory" in refused.err) == (2, True)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_command_without_memory_says_which_option_gives_more() -> None:
+    ended = typed("run", "--memory", "64", "--", "python3", "-c", "x = bytearray(300 << 20)")
+    assert ended.returncode != 0
+    assert b"64 MB of memory were not enough" in ended.stderr, ended
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("rm", "delete"), ("ls", "list"), ("ps", "list"), ("cp", "upload"), ("lits", "list")]
+)
+def test_words_of_other_tools_are_answered_with_ours(mettle: Callable[..., object], word: str, meant: str) -> None:
+    ended = mettle("sandbox", word)
+    assert (ended.code, f"did you mean 'mettle sandbox {meant}'" in ended.err) == (2, True)

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from mettle.cli import sandbox_files as files
 from mettle.cli import sandbox_machines as machines
 from mettle.cli.groups import NounGroup
-from mettle.cli.sandbox_machines import run_with_client, url_option
+from mettle.cli.sandbox_options import print_next_step, run_with_client, url_option
 from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
 
 if TYPE_CHECKING:
     from mettle.sandbox.config import Requirement
 
 
-@click.group(cls=NounGroup)
+class SandboxGroup(NounGroup):
+    """Knows what other tools of this kind call these commands, and says what they are called here."""
+
+    names_elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("ls", "ps"), "list"),
+        **dict.fromkeys(("rm", "kill", "stop", "terminate"), "delete"),
+        **dict.fromkeys(("push", "put"), "upload"),
+        **dict.fromkeys(("pull", "get"), "download"),
+        **dict.fromkeys(("new", "start", "spawn"), "create"),
+        "cp": "upload' or 'mettle sandbox download",
+        "tokens": "token",
+        "up": "serve",
+    }
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` starts with."""
+        meant = self.names_elsewhere.get(args[0])
+        if meant is not None:
+            raise click.UsageError(f"no command {args[0]!r}; did you mean 'mettle sandbox {meant}'?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=SandboxGroup)
 def sandbox() -> None:
     """Run untrusted code: machines to work in, here or at a service."""
 
@@ -26,9 +52,9 @@ for verb in (
     machines.list_machines,
     machines.execute,
     machines.run,
-    machines.upload,
-    machines.download,
-    machines.logs,
+    files.upload,
+    files.download,
+    files.logs,
     machines.delete,
 ):
     sandbox.add_command(verb)
@@ -72,7 +98,7 @@ def _doctor_of_service(url: str, required: Requirement, is_json: bool) -> int:
     else:
         for use, report in reports.items():
             click.echo("\n".join([f"{use}:", *report.lines()]))
-        print_next(f"mettle sandbox run --url {url} -- uname -a")
+        print_next_step(url, "run -- uname -a")
     return 0 if all(report.meets(required) for report in reports.values()) else 1
 
 
@@ -94,7 +120,7 @@ def bench(url: str | None, num: int, is_json: bool) -> None:
         return
     rows = [(f.what, f.num, round(f.p50_ms, 2), round(f.p95_ms, 2), round(f.per_s), round(f.ratio, 2)) for f in figures]
     print_table(("what", "n", "p50 ms", "p95 ms", "per s", "to plain"), rows)
-    print_next("mettle sandbox doctor")
+    print_next_step(url, "doctor")
 
 
 @sandbox.command()
@@ -122,6 +148,7 @@ def serve(config: Path | None, **given: Any) -> None:
 
     with going_on("its machines have ended; `mettle sandbox serve` starts it again"):
         asyncio.run(serve_until_told(settings, on_ready))
+    click.echo("stopped; its machines have ended")
 
 
 @sandbox.command()
@@ -141,7 +168,7 @@ def token(name: str | None, revoke: bool, tokens: Path | None, quota: tuple[str,
         if is_json:
             print_json(rows)
         else:
-            print_table(("name", "created", "quota"), [tuple(row.values()) for row in rows])
+            _show_tokens(rows, path)
             print_next("mettle sandbox token NAME")
     elif revoke:
         kept.revoke_token(path, name)
@@ -154,4 +181,15 @@ def token(name: str | None, revoke: bool, tokens: Path | None, quota: tuple[str,
         else:
             click.echo(made)
             click.echo(f"kept as a hash in {path}; clients take it from {kept.TOKEN_ENV}", err=True)
-            click.echo("next: mettle sandbox serve", err=True)
+            print_next("mettle sandbox serve", is_aside=True)
+
+
+def _show_tokens(rows: list[dict[str, Any]], path: Path) -> None:
+    if not rows:
+        click.echo(f"there is no token in {path}")
+        return
+    shown = []
+    for row in rows:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created"])) if row["created"] else None
+        shown.append((row["name"], made, " ".join(f"{key}={value}" for key, value in (row["quota"] or {}).items())))
+    print_table(("name", "created", "quota"), shown)

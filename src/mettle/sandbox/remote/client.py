@@ -107,9 +107,10 @@ class SandboxClient:
         jobs: list[dict[str, Any]] = (await self.connection.ask("GET", f"/machines/{machine_id}/jobs"))["jobs"]
         return jobs
 
-    async def job_output(self, machine_id: str, job: str) -> dict[str, Any]:
-        """`stdout`, `stderr`, and the `result` if it has one."""
-        shown = await self.connection.ask("GET", f"/machines/{machine_id}/jobs/{job}", params={"output": "1"})
+    async def job_output(self, machine_id: str, job: str, *, wait_s: float = 0.0) -> dict[str, Any]:
+        """`stdout`, `stderr`, and the `result` if it has one; that is waited for so long."""
+        params = {"output": "1", "wait_s": f"{wait_s:g}"}
+        shown = await self.connection.ask("GET", f"/machines/{machine_id}/jobs/{job}", params=params)
         return {**shown, "result": unpack(shown["result"])}
 
     async def status(self) -> dict[str, Any]:

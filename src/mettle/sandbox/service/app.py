@@ -110,7 +110,7 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
         cause = faults.describe(error)["type"]
         service.metrics.count("errors_total", cause=cause)
         if cause == "token":
-            logger.warning("a token was refused", extra={"peer": request.remote, "path": request.path})
+            logger.warning("a token was refused: %s from %s", error, request.remote, extra={"path": request.path})
         response = prime.error_response(request, error) or faults.response(
             error, is_websocket="Upgrade" in request.headers
         )

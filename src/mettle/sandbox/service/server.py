@@ -120,10 +120,16 @@ async def _bind(runner: web.AppRunner, config: ServiceConfig) -> str:
     try:
         await site.start()
     except OSError as error:
-        raise UserError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        raise UserError(f"cannot listen on {config.host}:{config.port}: {_why_not(error)}") from error
     port = int(runner.addresses[0][1])
     shown = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{shown}:{port}"
+
+
+def _why_not(error: OSError) -> str:
+    """The reason alone; what asyncio says repeats the address."""
+    is_of_name = isinstance(error, socket.gaierror)
+    return "there is no such host" if is_of_name else os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 def _unix_socket(path: Path) -> socket.socket:
