@@ -11,7 +11,7 @@ import click
 from mettle.cli import sandbox_files as files
 from mettle.cli import sandbox_machines as machines
 from mettle.cli.groups import NounGroup
-from mettle.cli.sandbox_options import print_next_step, run_with_client, url_option
+from mettle.cli.sandbox_options import access_given, print_next_step, run_with_client, url_option
 from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def bench(url: str | None, num: int, is_json: bool) -> None:
     from mettle.sandbox import SandboxConfig
     from mettle.sandbox.bench import measure
 
-    config = SandboxConfig(backend="remote", urls=(url,)) if url else SandboxConfig()
+    config = SandboxConfig(backend="remote", urls=(url,), **access_given()) if url else SandboxConfig()
     figures = asyncio.run(measure(config, num))
     if is_json:
         print_json({"url": url, "figures": [figure.as_dict() for figure in figures]})
@@ -128,6 +128,8 @@ def bench(url: str | None, num: int, is_json: bool) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=8300, help="0 takes a free one.  [default: 8300]")
 @click.option("--unix", type=click.Path(path_type=Path), help="Listen on this Unix socket instead; needs no token.")
 @click.option("--tokens", type=click.Path(path_type=Path), help="File of tokens; that of `mettle sandbox token`.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Speak TLS with this certificate (PEM).")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, unless it is in the same file.")
 @click.option("--backend", default="zygote", show_default=True, help="What it runs on.")
 @click.option(
     "--max-running", type=click.IntRange(min=1), help="Judgements at a time; twice the processors by default."
@@ -145,6 +147,8 @@ def serve(config: Path | None, **given: Any) -> None:
     def on_ready(url: str) -> None:
         click.echo(f"serving sandboxes (backend {settings.sandbox.backend}) at {url} until Ctrl-C")
         print_next(f"mettle sandbox run --url {url} -- uname -a")
+        if settings.is_in_the_open:
+            click.echo("warning: without --tls-cert the network can read what clients send, tokens too", err=True)
 
     with going_on("its machines have ended; `mettle sandbox serve` starts it again"):
         asyncio.run(serve_until_told(settings, on_ready))

@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-URL_ENV: Final = "METTLE_SANDBOX_URL"
+_ENV: Final = "METTLE_SANDBOX_"
+URL_ENV: Final = f"{_ENV}URL"
 _SIZE: Final = re.compile(r"(\d+)\s*([mg]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -74,8 +76,38 @@ class CommandInMachine(CommandLine):
 
 
 def url_option(command: F) -> F:
-    """The `--url` of a service."""
-    return click.option("--url", envvar=URL_ENV, help=f"Service, http://host:port or unix:/path.  [{URL_ENV}]")(command)
+    """The `--url` of a service, and how far it is trusted; the latter is read by `access_given`."""
+    for option in (
+        click.option(
+            "--plain-http",
+            is_flag=True,
+            envvar=f"{_ENV}PLAIN_HTTP",
+            expose_value=False,
+            callback=_keep,
+            help="Send the token to another host without TLS.",
+        ),
+        click.option(
+            "--ca-file",
+            type=click.Path(path_type=Path),
+            envvar=f"{_ENV}CA_FILE",
+            expose_value=False,
+            callback=_keep,
+            help="Who may have signed its certificate.",
+        ),
+        click.option("--url", envvar=URL_ENV, help=f"Service, https://host:port or unix:/path.  [{URL_ENV}]"),
+    ):
+        command = option(command)
+    return command
+
+
+def access_given() -> dict[str, Any]:
+    """`ca_file` and `plain_http` of the command that was typed."""
+    held: dict[str, Any] = click.get_current_context().meta.get(_ENV, {})
+    return dict(held)
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    ctx.meta.setdefault(_ENV, {})[param.name] = value
 
 
 def machine_options(command: F) -> F:
@@ -85,8 +117,17 @@ def machine_options(command: F) -> F:
         click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label of your own; repeatable."),
         click.option("--idle", type=float, metavar="SECONDS", help="End it when nothing is asked of it for so long."),
         click.option("--lifetime", type=float, default=3600.0, show_default=True, help="Seconds until it ends."),
-        click.option("--disk", callback=_megabytes, metavar="MB", default="256", show_default=True, help="All its files; or 2G."),
-        click.option("--memory", callback=_megabytes, metavar="MB", default="512", show_default=True, help="All its processes; or 2G."),
+        click.option(
+            "--disk", callback=_megabytes, metavar="MB", default="256", show_default=True, help="All its files; or 2G."
+        ),
+        click.option(
+            "--memory",
+            callback=_megabytes,
+            metavar="MB",
+            default="512",
+            show_default=True,
+            help="All its processes; or 2G.",
+        ),
     ):
         command = option(command)
     return command
@@ -97,10 +138,10 @@ def run_with_client(url: str | None, work: Callable[[SandboxClient], Awaitable[T
     from mettle.sandbox.remote.client import SandboxClient
     from mettle.sandbox.service.local import local_service
 
-    found = url or local_service()
+    found, access = url or local_service(), access_given()
 
     async def main() -> T:
-        async with SandboxClient(found) as client:
+        async with SandboxClient(found, **access) as client:
             return await work(client)
 
     return asyncio.run(main())
@@ -110,6 +151,11 @@ def print_next_step(url: str | None, step: str, *, is_aside: bool = False) -> No
     """Name the command that comes next, at the same service; aside: where the output is a value for a script."""
     verb, _, rest = step.partition(" ")
     chosen = f" --url {url}" if url and url != os.environ.get(URL_ENV) else ""
+    access = access_given()
+    if access.get("ca_file") and f"{_ENV}CA_FILE" not in os.environ:
+        chosen += f" --ca-file {access['ca_file']}"
+    if access.get("plain_http") and f"{_ENV}PLAIN_HTTP" not in os.environ:
+        chosen += " --plain-http"
     text = f"mettle sandbox {verb}{chosen} {rest}".rstrip()
     print_next(text, is_aside=is_aside)
 

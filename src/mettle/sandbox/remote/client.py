@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.remote.connection import Connection, check_url
+from mettle.sandbox.remote.access import Access
+from mettle.sandbox.remote.connection import Connection
 from mettle.sandbox.remote.machine import RemoteMachine, machine_request
 from mettle.sandbox.service.tokens import TOKEN_ENV
 from mettle.sandbox.service.wire import unpack
@@ -22,14 +24,16 @@ from mettle.sandbox.service.wire import unpack
 class SandboxClient:
     """Use as `async with SandboxClient(url) as client`. The token is taken from the environment."""
 
-    def __init__(self, url: str, token_env: str = TOKEN_ENV) -> None:
-        check_url(url)
+    def __init__(
+        self, url: str, token_env: str = TOKEN_ENV, *, ca_file: Path | None = None, plain_http: bool = False
+    ) -> None:
         self.url = url
-        self._token = os.environ.get(token_env)
+        self._access = Access(os.environ.get(token_env), ca_file, plain_http)
+        self._access.check(url)
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
-        self._connection = Connection(self.url, self._token, client="")
+        self._connection = Connection(self.url, self._access, client="")
         return self
 
     async def __aexit__(

@@ -29,9 +29,13 @@ async def download_here(machine: Machine, source: str, target: Path) -> str:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return ""
-    place = target / PurePosixPath(source).name if target.is_dir() else target
-    place.write_bytes(data)
-    return f"{place}: {len(data):,} bytes"
+    return _write(data, PurePosixPath(source).name, target)
+
+
+def _write(data: bytes, name: str, target: Path) -> str:
+    path = target / name if target.is_dir() else target
+    path.write_bytes(data)
+    return f"{path}: {len(data):,} bytes"
 
 
 def unpack_directory(data: bytes, source: PurePosixPath, target: Path) -> str:
