@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_ENV: Final = "METTLE_SANDBOX_"
-URL_ENV: Final = f"{_ENV}URL"
+_ACCESS: Final = "mettle.sandbox.access"
+URL_ENV: Final = "METTLE_SANDBOX_URL"
+CA_FILE_ENV: Final = "METTLE_SANDBOX_CA_FILE"
+PLAIN_HTTP_ENV: Final = "METTLE_SANDBOX_PLAIN_HTTP"
 _SIZE: Final = re.compile(r"(\d+)\s*([mg]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -81,7 +83,7 @@ def url_option(command: F) -> F:
         click.option(
             "--plain-http",
             is_flag=True,
-            envvar=f"{_ENV}PLAIN_HTTP",
+            envvar=PLAIN_HTTP_ENV,
             expose_value=False,
             callback=_keep,
             help="Send the token to another host without TLS.",
@@ -89,7 +91,7 @@ def url_option(command: F) -> F:
         click.option(
             "--ca-file",
             type=click.Path(path_type=Path),
-            envvar=f"{_ENV}CA_FILE",
+            envvar=CA_FILE_ENV,
             expose_value=False,
             callback=_keep,
             help="Who may have signed its certificate.",
@@ -102,12 +104,12 @@ def url_option(command: F) -> F:
 
 def access_given() -> dict[str, Any]:
     """`ca_file` and `plain_http` of the command that was typed."""
-    held: dict[str, Any] = click.get_current_context().meta.get(_ENV, {})
+    held: dict[str, Any] = click.get_current_context().meta.get(_ACCESS, {})
     return dict(held)
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    ctx.meta.setdefault(_ENV, {})[param.name] = value
+    ctx.meta.setdefault(_ACCESS, {})[param.name] = value
 
 
 def machine_options(command: F) -> F:
@@ -152,9 +154,9 @@ def print_next_step(url: str | None, step: str, *, is_aside: bool = False) -> No
     verb, _, rest = step.partition(" ")
     chosen = f" --url {url}" if url and url != os.environ.get(URL_ENV) else ""
     access = access_given()
-    if access.get("ca_file") and f"{_ENV}CA_FILE" not in os.environ:
+    if access.get("ca_file") and CA_FILE_ENV not in os.environ:
         chosen += f" --ca-file {access['ca_file']}"
-    if access.get("plain_http") and f"{_ENV}PLAIN_HTTP" not in os.environ:
+    if access.get("plain_http") and PLAIN_HTTP_ENV not in os.environ:
         chosen += " --plain-http"
     text = f"mettle sandbox {verb}{chosen} {rest}".rstrip()
     print_next(text, is_aside=is_aside)
