@@ -7,59 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from own_service import services, typed
 
-from mettle.sandbox import SandboxConfig, probe
 from mettle.sandbox.service import local
 from mettle.sandbox.service.tokens import read_tokens
-
-SOURCE = str(Path(__file__).parents[2] / "src")
-
-
-@pytest.fixture(scope="module")
-def _isolated() -> None:
-    if not probe(SandboxConfig()).is_at_least("ns"):
-        pytest.skip("this host cannot isolate code")
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _isolated: None) -> Iterator[Path]:
-    """A runtime directory, and the end of whatever was started there."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", SOURCE)
-    monkeypatch.delenv("METTLE_SANDBOX_URL", raising=False)
-    yield tmp_path
-    for pid in _services(tmp_path):
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while pid in _services(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-def _services(home: Path) -> list[int]:
-    """Services that listen in this directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except OSError:
-            continue
-        if b"mettle.sandbox.service" in words and str(home).encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
-def typed(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "mettle.cli", "sandbox", *words],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
 
 
 @pytest.mark.usefixtures("own")
@@ -72,7 +27,7 @@ def test_create_exec_and_delete_are_three_commands_and_nothing_is_started_by_han
     ran = typed("exec", machine, "--", "sh", "-c", r"printf 'a\377\0'; echo b >&2; exit 7")
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"a\xff\0", b"b\n"), "bytes as they are, and the exit code"
     assert typed("exec", "-i", machine, "wc -c | tr -d ' '", stdin=b"x" * 100_000).stdout == b"100000\n"
-    assert len(_services(own)) == 1
+    assert len(services(own)) == 1
     assert typed("delete", machine).returncode == 0
     gone = typed("exec", machine, "--", "true")
     assert gone.returncode != 0
@@ -83,17 +38,17 @@ def test_two_first_commands_at_once_start_one_service(own: Path) -> None:
     words = [sys.executable, "-m", "mettle.cli", "sandbox", "run", "--", "echo", "ran"]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in both] == [b"ran\n", b"ran\n"]
-    assert len(_services(own)) == 1
+    assert len(services(own)) == 1
 
 
 def test_an_idle_service_ends_by_itself(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "IDLE_EXIT_S", 0.3)
     assert local.local_service({"sandbox": {"warm": 0}}).startswith("unix:")
-    assert _services(own)
+    assert services(own)
     deadline = time.monotonic() + 10
-    while _services(own) and time.monotonic() < deadline:
+    while services(own) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _services(own)
+    assert not services(own)
     assert not local.local_socket().exists()
 
 

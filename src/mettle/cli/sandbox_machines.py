@@ -137,6 +137,20 @@ def run(
     return ended.exit_code
 
 
+@click.command("shell", cls=CommandInMachine)
+@click.argument("machine_id", metavar="ID")
+@click.argument("command", nargs=-1)
+@url_option
+def shell(machine_id: str, command: tuple[str, ...], url: str | None) -> int:
+    """Open a shell in a machine, or run COMMAND, with this terminal as its own. Exits with its code."""
+    from mettle.sandbox.remote.shell import shell_here
+
+    async def work(client: SandboxClient) -> int:
+        return await shell_here(await client.machine(machine_id), command)
+
+    return run_with_client(url, work)
+
+
 @click.command("delete")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--label", multiple=True, metavar="NAME[=VALUE]", help="Those with this label; repeatable: all of them.")

@@ -7,7 +7,8 @@
     fleet.py        several: the least loaded of those that are there, the lease, what is tried again where
     judge.py        judgements; machines.py, the pool of machines; machine.py, one of them
     commands.py     streams and jobs; tunnels.py, ports
-    client.py       one service for somebody who comes and goes; terminal.py, downloads.py, its commands for a person
+    client.py       one service for somebody who comes and goes
+    terminal.py     its commands for a person; shell.py, a terminal inside; downloads.py, files onto this disk
 
 Invariants: a judgement is tried elsewhere when its service is lost, since it changes nothing; a machine is made once,
 however often its making is asked for; a command is never repeated. What a service isolates is checked against the
