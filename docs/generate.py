@@ -122,7 +122,7 @@ def hub_api_page() -> str:
 
 def sandbox_api_page() -> str:
     """Every route of the sandbox service, from its handlers, and every error, from the table of them."""
-    from mettle.sandbox.service import app, commands, faults, prime
+    from mettle.sandbox.service import app, commands, faults, metrics, prime
 
     lines = [NOTE, "", "# The sandbox service's API", ""]
     lines += [
@@ -143,6 +143,16 @@ def sandbox_api_page() -> str:
     lines += ["## Errors", "", '`{"error": {"type", "message"}}`, one line, with', ""]
     lines += ["| type | status | in Python |", "|---|---|---|"]
     lines += [f"| `{name}` | {status} | `{kind.__name__}` |" for name, (status, kind) in faults.KINDS.items()]
+    lines += [
+        "",
+        "## Metrics",
+        "",
+        "At `/metrics`, for Prometheus. Histograms are in seconds. Figures with the label `token` are",
+    ]
+    lines += ["those of the token that asks; the service's own (`METTLE_SANDBOX_TOKEN`, its Unix socket) sees all.", ""]
+    lines += ["| metric | type | what it is |", "|---|---|---|"]
+    tables = (("gauge", metrics.GAUGES), ("counter", metrics.COUNTS), ("histogram", metrics.TIMES))
+    lines += [f"| `{metrics.PREFIX}{name}` | {kind} | {text} |" for kind, held in tables for name, text in held.items()]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,12 @@ import pytest
 
 from mettle.cli import main
 from mettle.storage.ledger import Ledger
+
+sys.path.append(str(Path(__file__).parent))  # for the helpers beside the tests
+
+from own_service import _isolated, own
+
+__all__ = ["_isolated", "own"]
 
 
 @dataclass

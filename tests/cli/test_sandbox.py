@@ -7,59 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from own_service import services, typed
 
-from mettle.sandbox import SandboxConfig, probe
 from mettle.sandbox.service import local
 from mettle.sandbox.service.tokens import read_tokens
-
-SOURCE = str(Path(__file__).parents[2] / "src")
-
-
-@pytest.fixture(scope="module")
-def _isolated() -> None:
-    if not probe(SandboxConfig()).is_at_least("ns"):
-        pytest.skip("this host cannot isolate code")
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _isolated: None) -> Iterator[Path]:
-    """A runtime directory, and the end of whatever was started there."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", SOURCE)
-    monkeypatch.delenv("METTLE_SANDBOX_URL", raising=False)
-    yield tmp_path
-    for pid in _services(tmp_path):
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while pid in _services(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-def _services(home: Path) -> list[int]:
-    """Services that listen in this directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except OSError:
-            continue
-        if b"mettle.sandbox.service" in words and str(home).encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
-def typed(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "mettle.cli", "sandbox", *words],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
 
 
 @pytest.mark.usefixtures("own")
@@ -67,11 +22,12 @@ def test_create_exec_and_delete_are_three_commands_and_nothing_is_started_by_han
     made = typed("create", "--label", "for=me")
     assert made.returncode == 0, made.stderr
     machine = made.stdout.decode().split()[0]
-    assert f"next: mettle sandbox exec {machine}".encode() in made.stdout
+    assert made.stdout == f"{machine}\n".encode(), "nothing else, so that a script can take it"
+    assert f"next: mettle sandbox exec {machine}".encode() in made.stderr
     ran = typed("exec", machine, "--", "sh", "-c", r"printf 'a\377\0'; echo b >&2; exit 7")
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"a\xff\0", b"b\n"), "bytes as they are, and the exit code"
     assert typed("exec", "-i", machine, "wc -c | tr -d ' '", stdin=b"x" * 100_000).stdout == b"100000\n"
-    assert len(_services(own)) == 1
+    assert len(services(own)) == 1
     assert typed("delete", machine).returncode == 0
     gone = typed("exec", machine, "--", "true")
     assert gone.returncode != 0
@@ -82,17 +38,17 @@ def test_two_first_commands_at_once_start_one_service(own: Path) -> None:
     words = [sys.executable, "-m", "mettle.cli", "sandbox", "run", "--", "echo", "ran"]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in both] == [b"ran\n", b"ran\n"]
-    assert len(_services(own)) == 1
+    assert len(services(own)) == 1
 
 
 def test_an_idle_service_ends_by_itself(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "IDLE_EXIT_S", 0.3)
     assert local.local_service({"sandbox": {"warm": 0}}).startswith("unix:")
-    assert _services(own)
+    assert services(own)
     deadline = time.monotonic() + 10
-    while _services(own) and time.monotonic() < deadline:
+    while services(own) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _services(own)
+    assert not services(own)
     assert not local.local_socket().exists()
 
 
@@ -221,3 +177,70 @@ def test_bench_compares_with_a_plain_process(mettle: Callable[..., object]) -> N
     assert len(figures) == 5
     assert figures[0]["ratio"] == 1.0
     assert all(figure["p50_ms"] > 0 for figure in figures)
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_person_types_without_dashes_reaches_the_machine(mettle: Callable[..., object]) -> None:
+    machine = mettle("sandbox", "create", "--memory", "128M", "--json").json["id"]
+    assert typed("exec", machine, "printf", "%s|", "-i", "--timeout", "9").stdout == b"-i|--timeout|9|"
+    assert typed("exec", machine, "--cwd", "/tmp", "pwd").stdout == b"/tmp\n"
+    assert typed("run", "--memory", "64M", "sh", "-c", "echo -n").returncode == 0
+    assert mettle("sandbox", "list", "--json").json["machines"][0]["memory_mb"] == 128
+
+
+@pytest.mark.usefixtures("own")
+def test_lists_show_what_runs_and_on_demand_what_has_ended(mettle: Callable[..., object]) -> None:
+    assert mettle("sandbox", "list").out == "no machine is running\nnext: mettle sandbox create\n"
+    machine = mettle("sandbox", "create").out.strip()
+    assert mettle("sandbox", "delete", machine).code == 0
+    assert machine not in mettle("sandbox", "list").out
+    assert f"{machine}" in mettle("sandbox", "list", "-a").out
+    assert "it was deleted" in mettle("sandbox", "list", "--status", "ended").out
+
+
+@pytest.mark.usefixtures("own")
+def test_logs_are_followed_to_the_end_of_the_job(mettle: Callable[..., object], tmp_path: Path) -> None:
+    machine = mettle("sandbox", "create").out.strip()
+    wait = "echo first; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 5"
+    assert mettle("sandbox", "exec", "-b", machine, "--", "sh", "-c", wait).out == "1\n"
+    words = [sys.executable, "-m", "mettle.cli", "sandbox", "logs", "-f", machine]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"first\n", "while it runs"
+        (tmp_path / "go").write_text("")
+        assert mettle("sandbox", "upload", machine, str(tmp_path / "go")).code == 0
+        out, err = following.communicate(timeout=60)
+    assert (out, err) == (b"last\n", b"job 1 has ended: exit code 5\n")
+
+
+@pytest.mark.usefixtures("own")
+def test_a_directory_comes_out_without_its_links(mettle: Callable[..., object], tmp_path: Path) -> None:
+    machine = mettle("sandbox", "create").out.strip()
+    make = "mkdir -p out/deep && echo a > out/a && echo b > out/deep/b && ln -s /etc/passwd out/link && chmod 755 out/a"
+    assert mettle("sandbox", "exec", machine, "--", make).code == 0
+    done = mettle("sandbox", "download", machine, "out", "here")
+    assert "2 files, 4 bytes; 1 links left out" in done.out
+    found = sorted(str(path.relative_to(tmp_path / "here")) for path in (tmp_path / "here").rglob("*"))
+    assert found == ["a", "deep", "deep/b"]
+    assert (tmp_path / "here" / "a").stat().st_mode & 0o111
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap" / "deep").symlink_to(tmp_path)
+    assert mettle("sandbox", "download", machine, "out", "trap").code == 0
+    assert not (tmp_path / "b").exists(), "a link that is here already is not followed"
+    refused = mettle("sandbox", "download", machine, "out", "-")
+    assert (refused.code, "directory" in refused.err) == (2, True)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_command_without_memory_says_which_option_gives_more() -> None:
+    ended = typed("run", "--memory", "64", "--", "python3", "-c", "x = bytearray(300 << 20)")
+    assert ended.returncode != 0
+    assert b"64 MB of memory were not enough" in ended.stderr, ended
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("rm", "delete"), ("ls", "list"), ("ps", "list"), ("cp", "upload"), ("lits", "list")]
+)
+def test_words_of_other_tools_are_answered_with_ours(mettle: Callable[..., object], word: str, meant: str) -> None:
+    ended = mettle("sandbox", word)
+    assert (ended.code, f"did you mean 'mettle sandbox {meant}'" in ended.err) == (2, True)

@@ -32,10 +32,10 @@ def call(tool: str, **arguments: str) -> dict:
 @pytest.mark.parametrize(
     ("example", "said", "reward"),
     [
-        (0, [call("bash", command="seq 2 99 | factor | awk 'NF == 2' | wc -l > answer.txt"), "done"], 1.0),
-        (0, [call("bash", command="echo 24 > answer.txt"), "done"], 0.0),
-        (0, ["25"], 0.0),
-        (1, [call("python", code="n = 2**100"), call("python", code="sum(map(int, str(n)))"), "It is 115."], 1.0),
+        (1, [call("bash", command="seq 2 99 | factor | awk 'NF == 2' | wc -l > answer.txt"), "done"], 1.0),
+        (1, [call("bash", command="echo 24 > answer.txt"), "done"], 0.0),
+        (1, ["25"], 0.0),
+        (2, [call("python", code="n = 2**100"), call("python", code="sum(map(int, str(n)))"), "It is 115."], 1.0),
     ],
 )
 async def test_the_environments_reward_what_they_say(scripted, example, said, reward):
@@ -48,9 +48,10 @@ async def test_the_environments_reward_what_they_say(scripted, example, said, re
 
 
 async def test_the_programs_print_what_they_say():
-    assert await load(2)["main"]() == "Linux\n"
-    assert await load(3)["main"]() == "42\nmain.py\n"
-    assert await load(4)["main"]() == "example.com:443 is not in network.allow"
+    assert await load(0)["main"]() == ["passed", "wrong"]
+    assert await load(3)["main"]() == "Linux\n"
+    assert await load(4)["main"]() == "42\nmain.py\n"
+    assert await load(5)["main"]() == "example.com:443 is not in network.allow"
 
 
 def test_every_name_that_the_guide_uses_is_there():

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from mettle.cli import sandbox_files as files
 from mettle.cli import sandbox_machines as machines
 from mettle.cli.groups import NounGroup
-from mettle.cli.sandbox_machines import run_with_client, url_option
+from mettle.cli.sandbox_options import access_given, print_next_step, run_with_client, url_option
 from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
 
 if TYPE_CHECKING:
     from mettle.sandbox.config import Requirement
 
 
-@click.group(cls=NounGroup)
+class SandboxGroup(NounGroup):
+    """Knows what other tools of this kind call these commands, and says what they are called here."""
+
+    names_elsewhere: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("ls", "ps"), "list"),
+        **dict.fromkeys(("rm", "kill", "stop", "terminate"), "delete"),
+        **dict.fromkeys(("push", "put"), "upload"),
+        **dict.fromkeys(("pull", "get"), "download"),
+        **dict.fromkeys(("new", "start", "spawn"), "create"),
+        **dict.fromkeys(("ssh", "connect", "attach"), "shell"),
+        "cp": "upload' or 'mettle sandbox download",
+        "tokens": "token",
+        "up": "serve",
+    }
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` starts with."""
+        meant = self.names_elsewhere.get(args[0])
+        if meant is not None:
+            raise click.UsageError(f"no command {args[0]!r}; did you mean 'mettle sandbox {meant}'?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=SandboxGroup)
 def sandbox() -> None:
     """Run untrusted code: machines to work in, here or at a service."""
 
@@ -26,9 +53,10 @@ for verb in (
     machines.list_machines,
     machines.execute,
     machines.run,
-    machines.upload,
-    machines.download,
-    machines.logs,
+    machines.shell,
+    files.upload,
+    files.download,
+    files.logs,
     machines.delete,
 ):
     sandbox.add_command(verb)
@@ -74,7 +102,7 @@ def _doctor_of_service(url: str, required: Requirement, is_json: bool) -> int:
     else:
         for use, report in reports.items():
             click.echo("\n".join([f"{use}:", *report.lines()]))
-        print_next(f"mettle sandbox run --url {url} -- uname -a")
+        print_next_step(url, "run -- uname -a")
     return 0 if all(report.meets(required) for report in reports.values()) else 1
 
 
@@ -89,14 +117,14 @@ def bench(url: str | None, num: int, is_json: bool) -> None:
     from mettle.sandbox import SandboxConfig
     from mettle.sandbox.bench import measure
 
-    config = SandboxConfig(backend="remote", urls=(url,)) if url else SandboxConfig()
+    config = SandboxConfig(backend="remote", urls=(url,), **access_given()) if url else SandboxConfig()
     figures = asyncio.run(measure(config, num))
     if is_json:
         print_json({"url": url, "figures": [figure.as_dict() for figure in figures]})
         return
     rows = [(f.what, f.num, round(f.p50_ms, 2), round(f.p95_ms, 2), round(f.per_s), round(f.ratio, 2)) for f in figures]
     print_table(("what", "n", "p50 ms", "p95 ms", "per s", "to plain"), rows)
-    print_next("mettle sandbox doctor")
+    print_next_step(url, "doctor")
 
 
 @sandbox.command()
@@ -104,6 +132,8 @@ def bench(url: str | None, num: int, is_json: bool) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=8300, help="0 takes a free one.  [default: 8300]")
 @click.option("--unix", type=click.Path(path_type=Path), help="Listen on this Unix socket instead; needs no token.")
 @click.option("--tokens", type=click.Path(path_type=Path), help="File of tokens; that of `mettle sandbox token`.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Speak TLS with this certificate (PEM).")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, unless it is in the same file.")
 @click.option("--backend", default="zygote", show_default=True, help="What it runs on.")
 @click.option(
     "--max-running", type=click.IntRange(min=1), help="Judgements at a time; twice the processors by default."
@@ -121,9 +151,12 @@ def serve(config: Path | None, **given: Any) -> None:
     def on_ready(url: str) -> None:
         click.echo(f"serving sandboxes (backend {settings.sandbox.backend}) at {url} until Ctrl-C")
         print_next(f"mettle sandbox run --url {url} -- uname -a")
+        if settings.is_in_the_open:
+            click.echo("warning: without --tls-cert the network can read what clients send, tokens too", err=True)
 
     with going_on("its machines have ended; `mettle sandbox serve` starts it again"):
         asyncio.run(serve_until_told(settings, on_ready))
+    click.echo("stopped; its machines have ended")
 
 
 @sandbox.command()
@@ -143,7 +176,7 @@ def token(name: str | None, revoke: bool, tokens: Path | None, quota: tuple[str,
         if is_json:
             print_json(rows)
         else:
-            print_table(("name", "created", "quota"), [tuple(row.values()) for row in rows])
+            _show_tokens(rows, path)
             print_next("mettle sandbox token NAME")
     elif revoke:
         kept.revoke_token(path, name)
@@ -156,4 +189,15 @@ def token(name: str | None, revoke: bool, tokens: Path | None, quota: tuple[str,
         else:
             click.echo(made)
             click.echo(f"kept as a hash in {path}; clients take it from {kept.TOKEN_ENV}", err=True)
-            click.echo("next: mettle sandbox serve", err=True)
+            print_next("mettle sandbox serve", is_aside=True)
+
+
+def _show_tokens(rows: list[dict[str, Any]], path: Path) -> None:
+    if not rows:
+        click.echo(f"there is no token in {path}")
+        return
+    shown = []
+    for row in rows:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created"])) if row["created"] else None
+        shown.append((row["name"], made, " ".join(f"{key}={value}" for key, value in (row["quota"] or {}).items())))
+    print_table(("name", "created", "quota"), shown)

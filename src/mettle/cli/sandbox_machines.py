@@ -1,64 +1,27 @@
-"""`mettle sandbox` for those who use machines: create, list, exec, run, upload, download, logs, delete.
-
-All of them speak to a service: `--url`, METTLE_SANDBOX_URL, or one of this user's own that is started when it is
-needed and ends when it has been idle.
-"""
+"""`mettle sandbox` for machines: create, list, exec, run, delete."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mettle.cli.terminal import json_option, print_json, print_next, print_table, seconds
+from mettle.cli.sandbox_options import (
+    CommandInMachine,
+    CommandLine,
+    environment_of,
+    labels_of,
+    machine_config,
+    machine_options,
+    print_next_step,
+    run_with_client,
+    url_option,
+)
+from mettle.cli.terminal import json_option, print_json, print_table, seconds
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
-    from mettle.sandbox.machines.config import MachineConfig
     from mettle.sandbox.remote.client import SandboxClient
-
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def url_option(command: F) -> F:
-    """The `--url` of a service."""
-    return click.option(
-        "--url", envvar="METTLE_SANDBOX_URL", help="Service, http://host:port or unix:/path.  [METTLE_SANDBOX_URL]"
-    )(command)
-
-
-def machine_options(command: F) -> F:
-    """What a new machine is like."""
-    for option in (
-        click.option("--env", multiple=True, metavar="NAME=VALUE", help="Variable of all its commands; repeatable."),
-        click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label of your own; repeatable."),
-        click.option("--idle", type=float, metavar="SECONDS", help="End it when nothing is asked of it for so long."),
-        click.option("--lifetime", type=float, default=3600.0, show_default=True, help="Seconds until it ends."),
-        click.option("--disk", type=int, default=256, show_default=True, help="MB of all its files."),
-        click.option("--memory", type=int, default=512, show_default=True, help="MB of all its processes."),
-    ):
-        command = option(command)
-    return command
-
-
-def run_with_client(url: str | None, work: Callable[[SandboxClient], Awaitable[T]]) -> T:
-    """Do the work with a client of the service at `url`, or of this user's own."""
-    from mettle.sandbox.remote.client import SandboxClient
-    from mettle.sandbox.service.local import local_service
-
-    found = url or local_service()
-
-    async def main() -> T:
-        async with SandboxClient(found) as client:
-            return await work(client)
-
-    return asyncio.run(main())
 
 
 @click.command("create")
@@ -68,7 +31,7 @@ def run_with_client(url: str | None, work: Callable[[SandboxClient], Awaitable[T
 @json_option
 def create(url: str | None, is_json: bool, name: str, **asked: Any) -> None:
     """Make a machine and print its id."""
-    config = _config(**asked)
+    config = machine_config(**asked)
 
     async def work(client: SandboxClient) -> dict[str, Any]:
         return await client.show((await client.create(config, name)).id)
@@ -78,25 +41,29 @@ def create(url: str | None, is_json: bool, name: str, **asked: Any) -> None:
         print_json(made)
     else:
         click.echo(made["id"])
-        print_next(f"mettle sandbox exec {made['id']} -- uname -a")
+        print_next_step(url, f"exec {made['id']} -- uname -a", is_aside=True)
 
 
 @click.command("list")
 @click.option("--label", multiple=True, metavar="NAME[=VALUE]", help="Only those with this label; repeatable: all.")
-@click.option("--status", type=click.Choice(["running", "ended"]), help="Only these.")
+@click.option("-a", "--all", "is_all", is_flag=True, help="Also those that have ended, and why.")
+@click.option("--status", type=click.Choice(["running", "ended"]), help="Only these.  [default: running]")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Machines on a page.")
 @click.option("--cursor", help="Begin where an earlier page ended.")
 @url_option
 @json_option
 def list_machines(
-    url: str | None, is_json: bool, label: tuple[str, ...], status: str | None, limit: int, cursor: str | None
+    url: str | None, is_json: bool, label: tuple[str, ...], is_all: bool, status: str | None, **paging: Any
 ) -> None:
-    """List machines, oldest first; those that have ended are remembered for a while."""
-    labels = dict(text.partition("=")[::2] for text in label)
-    page = run_with_client(url, lambda client: client.page(labels, status=status, limit=limit, cursor=cursor))
+    """List machines that run, oldest first; those that have ended are remembered for a while (-a)."""
+    asked = None if is_all else status or "running"
+    page = run_with_client(url, lambda client: client.page(labels_of(label), status=asked, **paging))
     if is_json:
         print_json(page)
         return
+    machines = page["machines"]
+    if not machines:
+        click.echo(f"no machine {'with this label ' if label else ''}{f'is {asked}' if asked else 'is known'}")
     rows = [
         (
             machine["id"],
@@ -106,14 +73,16 @@ def list_machines(
             seconds(machine["age_s"]),
             " ".join(f"{key}={value}" if value else key for key, value in machine["labels"].items()) or None,
         )
-        for machine in page["machines"]
+        for machine in machines
     ]
-    print_table(("id", "name", "status", "memory", "age", "labels"), rows)
+    if rows:
+        print_table(("id", "name", "status", "memory", "age", "labels"), rows)
+    running = next((machine["id"] for machine in machines if machine["status"] == "running"), None)
     more = page["next_cursor"]
-    print_next(f"mettle sandbox list --cursor {more}" if more else "mettle sandbox create")
+    print_next_step(url, f"list --cursor {more}" if more else f"exec {running} -- ps" if running else "create")
 
 
-@click.command("exec")
+@click.command("exec", cls=CommandInMachine)
 @click.argument("machine_id", metavar="ID")
 @click.argument("command", nargs=-1, required=True)
 @click.option("--cwd", default="/work", show_default=True, help="Directory to run in.")
@@ -128,14 +97,14 @@ def execute(machine_id: str, url: str | None, background: bool, **asked: Any) ->
     from mettle.sandbox.remote.terminal import Order, execute_here, start_here
 
     is_json = bool(asked.pop("is_json"))
-    order = Order.read(_environment(asked.pop("env")), **asked)
+    order = Order.read(environment_of(asked.pop("env")), **asked)
     if background:
         job = run_with_client(url, lambda client: start_here(client, machine_id, order))
         if is_json:
             print_json({"job": job})
         else:
             click.echo(job)
-            print_next(f"mettle sandbox logs {machine_id} {job}")
+            print_next_step(url, f"logs {machine_id} {job}", is_aside=True)
         return 0
     ended = run_with_client(url, lambda client: execute_here(client, machine_id, order, is_quiet=is_json))
     if is_json:
@@ -143,7 +112,7 @@ def execute(machine_id: str, url: str | None, background: bool, **asked: Any) ->
     return ended.exit_code
 
 
-@click.command("run")
+@click.command("run", cls=CommandLine)
 @click.argument("command", nargs=-1, required=True)
 @click.option("--cwd", default="/work", show_default=True, help="Directory to run in.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until it is ended.")
@@ -160,7 +129,7 @@ def run(
     """Run a command, after `--`, in a new machine that is deleted afterwards. Exits with the command's code."""
     from mettle.sandbox.remote.terminal import Order, run_once
 
-    config = _config(**asked)
+    config = machine_config(**asked)
     order = Order.read({}, command=command, cwd=cwd, timeout=timeout, is_fed=is_fed)
     ended = run_with_client(url, lambda client: run_once(client, config, order, is_quiet=is_json))
     if is_json:
@@ -168,63 +137,18 @@ def run(
     return ended.exit_code
 
 
-@click.command("upload")
+@click.command("shell", cls=CommandInMachine)
 @click.argument("machine_id", metavar="ID")
-@click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="LOCAL")
-@click.argument("target", metavar="REMOTE", required=False)
+@click.argument("command", nargs=-1)
 @url_option
-def upload(machine_id: str, source: Path, target: str | None, url: str | None) -> None:
-    """Copy a file or a directory into a machine; relative paths are below /work."""
-    path = target or source.resolve().name
+def shell(machine_id: str, command: tuple[str, ...], url: str | None) -> int:
+    """Open a shell in a machine, or run COMMAND, with this terminal as its own. Exits with its code."""
+    from mettle.sandbox.remote.shell import shell_here
 
-    async def work(client: SandboxClient) -> None:
-        await (await client.machine(machine_id)).upload(path, source)
+    async def work(client: SandboxClient) -> int:
+        return await shell_here(await client.machine(machine_id), command)
 
-    run_with_client(url, work)
-    click.echo(f"{source} is {path} in {machine_id}")
-    print_next(f"mettle sandbox exec {machine_id} -- ls -l")
-
-
-@click.command("download")
-@click.argument("machine_id", metavar="ID")
-@click.argument("source", metavar="REMOTE")
-@click.argument("target", type=click.Path(path_type=Path), metavar="LOCAL", required=False)
-@url_option
-def download(machine_id: str, source: str, target: Path | None, url: str | None) -> None:
-    """Copy a file out of a machine; LOCAL may be - for standard output."""
-
-    async def work(client: SandboxClient) -> bytes:
-        return await (await client.machine(machine_id)).download(source)
-
-    path = target or Path(Path(source).name)
-    try:
-        data = run_with_client(url, work)
-        if str(path) == "-":
-            sys.stdout.buffer.write(data)
-            return
-        path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"{error.filename or source}: {error.strerror or error}") from error
-    click.echo(f"{path}: {len(data):,} bytes")
-    print_next(f"mettle sandbox delete {machine_id}")
-
-
-@click.command("logs")
-@click.argument("machine_id", metavar="ID")
-@click.argument("job", required=False)
-@url_option
-@json_option
-def logs(machine_id: str, job: str | None, url: str | None, is_json: bool) -> None:
-    """Show what a background command has written; of the last one if none is named."""
-    from mettle.sandbox.remote.terminal import job_logs, write_output
-
-    shown = run_with_client(url, lambda client: job_logs(client, machine_id, job))
-    if is_json:
-        print_json(shown)
-        return
-    write_output("stdout", shown["stdout"].encode())
-    write_output("stderr", shown["stderr"].encode())
-    click.echo(shown["state"], err=True)
+    return run_with_client(url, work)
 
 
 @click.command("delete")
@@ -237,44 +161,13 @@ def delete(ids: tuple[str, ...], label: tuple[str, ...], is_all: bool, url: str 
     """End machines, and everything in them."""
     if not ids and not label and not is_all:
         raise UserError("which machines? give their ids, or --label, or --all")
-    labels = dict(text.partition("=")[::2] for text in label)
+    labels = labels_of(label)
     deleted = run_with_client(url, lambda client: client.delete(ids, labels, is_all=is_all))
     missing = [machine_id for machine_id in ids if machine_id not in deleted]
     if is_json:
         print_json({"deleted": deleted, "missing": missing})
     elif deleted:
         click.echo(f"deleted {' '.join(deleted)}")
-        print_next("mettle sandbox list")
+        print_next_step(url, "list")
     if missing:
         raise UserError(f"not running, or never made: {' '.join(missing)}")
-
-
-def _config(
-    memory: int,
-    disk: int,
-    lifetime: float,
-    idle: float | None,
-    label: tuple[str, ...],
-    env: tuple[str, ...],
-    **rest: Any,
-) -> MachineConfig:
-    from mettle.sandbox.machines.config import MachineConfig
-    from mettle.sandbox.remote.terminal import files_of
-
-    config = MachineConfig(
-        memory_mb=memory,
-        disk_mb=disk,
-        lifetime_s=lifetime,
-        idle_s=idle,
-        labels=dict(text.partition("=")[::2] for text in label),
-        env=_environment(env),
-        files=files_of(rest.get("files", ())),
-    )
-    config.limits()
-    return config
-
-
-def _environment(given: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE, or NAME for the value that it has here."""
-    pairs = [text.partition("=") for text in given]
-    return {name: value if sign else os.environ.get(name, "") for name, sign, value in pairs}

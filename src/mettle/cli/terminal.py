@@ -43,9 +43,9 @@ def print_json_line(value: Any) -> None:
     click.echo(json.dumps(_finite(value), default=str, allow_nan=False))
 
 
-def print_next(command: str) -> None:
-    """Name the command that comes next, as it can be typed here."""
-    click.echo(f"next: {program()}{command.removeprefix('mettle')}")
+def print_next(command: str, *, is_aside: bool = False) -> None:
+    """Name the command that comes next, as it can be typed here; aside (standard error) where the output is a value."""
+    click.echo(f"next: {program()}{command.removeprefix('mettle')}", err=is_aside)
 
 
 def console() -> Console:
@@ -64,7 +64,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
         title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
     )
     for index, name in enumerate(columns):
-        is_number = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
+        cells = [row[index] for row in rows if row[index] is not None]
+        is_number = bool(cells) and all(isinstance(cell, (int, float)) for cell in cells)
         table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(figure(cell)) for cell in row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -165,7 +166,8 @@ class SandboxConfig(BaseModel):
     started by `mettle sandbox serve`, at `urls`. Others by the entry point group `mettle.sandboxes`."""
 
     urls: tuple[str, ...] = ()
-    """Of `remote`: the services, as `http://host:port` or `unix:/path`; work goes to the least loaded."""
+    """Of `remote`: the services, as `https://host:port`, `http://` on this host, or `unix:/path`; work goes to the
+    least loaded."""
 
     token_env: str = "METTLE_SANDBOX_TOKEN"
     """Of `remote`: the environment variable that holds the token, if the services ask for one."""
@@ -175,6 +177,12 @@ class SandboxConfig(BaseModel):
 
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Of `kubernetes`."""
+
+    ca_file: Path | None = None
+    """Of `remote`: the certificates (PEM) to trust for `https://`, in place of those of this host."""
+
+    plain_http: bool = False
+    """Of `remote`: send the token over plain HTTP to other hosts, too, where the network in between can read it."""
 
     require: Requirement = "ns"
     """The least isolation that will do: a grade, or grades and layers, as in `["ns", "landlock", "cgroup-memory"]`. A

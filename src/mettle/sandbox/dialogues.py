@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from mettle.sandbox.builds import Builder, CellSource, Losses, require_processes
+from mettle.sandbox.builds import Builder, CellSource, Losses
 from mettle.sandbox.cells import Cell, CellLost, ProgramFile, TestOrder, TestReport
 from mettle.sandbox.checkers import CheckerError, Opinion, read_exit
 from mettle.sandbox.config import LanguageSpec
@@ -150,7 +150,6 @@ class Dialogue:
         return read_exit(report.status >> 8, report.stderr.decode(errors="replace"), self._job.checker.max_points)
 
     def _load(self, cell: Cell, files: tuple[ProgramFile, ...], test: InteractiveTest) -> None:
-        require_processes(cell, self._job.source)
         given, _, expected = CHECKED_FILES
         held = [
             ProgramFile(given, as_bytes(test.stdin, given)),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.remote.connection import Connection, check_url
+from mettle.sandbox.remote.access import Access
+from mettle.sandbox.remote.connection import Connection
 from mettle.sandbox.remote.machine import RemoteMachine, machine_request
 from mettle.sandbox.service.tokens import TOKEN_ENV
 from mettle.sandbox.service.wire import unpack
@@ -22,14 +24,16 @@ from mettle.sandbox.service.wire import unpack
 class SandboxClient:
     """Use as `async with SandboxClient(url) as client`. The token is taken from the environment."""
 
-    def __init__(self, url: str, token_env: str = TOKEN_ENV) -> None:
-        check_url(url)
+    def __init__(
+        self, url: str, token_env: str = TOKEN_ENV, *, ca_file: Path | None = None, plain_http: bool = False
+    ) -> None:
         self.url = url
-        self._token = os.environ.get(token_env)
+        self._access = Access(os.environ.get(token_env), ca_file, plain_http)
+        self._access.check(url)
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
-        self._connection = Connection(self.url, self._token, client="")
+        self._connection = Connection(self.url, self._access, client="")
         return self
 
     async def __aexit__(
@@ -107,9 +111,10 @@ class SandboxClient:
         jobs: list[dict[str, Any]] = (await self.connection.ask("GET", f"/machines/{machine_id}/jobs"))["jobs"]
         return jobs
 
-    async def job_output(self, machine_id: str, job: str) -> dict[str, Any]:
-        """`stdout`, `stderr`, and the `result` if it has one."""
-        shown = await self.connection.ask("GET", f"/machines/{machine_id}/jobs/{job}", params={"output": "1"})
+    async def job_output(self, machine_id: str, job: str, *, wait_s: float = 0.0) -> dict[str, Any]:
+        """`stdout`, `stderr`, and the `result` if it has one; that is waited for so long."""
+        params = {"output": "1", "wait_s": f"{wait_s:g}"}
+        shown = await self.connection.ask("GET", f"/machines/{machine_id}/jobs/{job}", params=params)
         return {**shown, "result": unpack(shown["result"])}
 
     async def status(self) -> dict[str, Any]:

@@ -14,12 +14,12 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import aiohttp
 
-from mettle.errors import SandboxError, UserError
+from mettle.errors import SandboxError
 from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.remote.access import Access, not_trusted
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.pumps import MAX_MESSAGE
@@ -47,12 +47,12 @@ class Told(dict[str, Any]):
 class Connection:
     """One service. Made in the loop that uses it."""
 
-    def __init__(self, url: str, token: str | None, client: str) -> None:
+    def __init__(self, url: str, access: Access, client: str) -> None:
         self.url = url.rstrip("/")
-        base, connector = _connector(self.url)
+        base, connector = access.connector(self.url)
         headers = {CLIENT_HEADER: client} if client else {}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        if access.token:
+            headers["Authorization"] = f"Bearer {access.token}"
         self._base = base
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -61,6 +61,7 @@ class Connection:
             read_bufsize=1 << 18,
             auto_decompress=False,
         )
+        self._has_answered = False
         self._waiting: set[asyncio.Timeout] = set()
         self._reports: dict[str, IsolationReport] = {}
 
@@ -78,12 +79,14 @@ class Connection:
         if "json" in request:  # as a file, of which aiohttp sends one piece at a time
             headers["Content-Type"] = "application/json"
             request["data"] = io.BytesIO(json.dumps(request.pop("json"), separators=(",", ":")).encode())
+        request |= {"headers": headers, "allow_redirects": False}  # the token goes where it was sent, or nowhere
         with self._attributed():
             async with (
                 self._until_lost(timeout_s),
-                self._session.request(method, f"{self._base}{PREFIX}{path}", headers=headers, **request) as response,
+                self._session.request(method, f"{self._base}{PREFIX}{path}", **request) as response,
             ):
-                if response.status >= 400:
+                self._has_answered = True
+                if response.status >= 300:
                     raise self._named(faults.rebuild(response.status, await read_body(response, _MAX_ERROR_BYTES)))
                 yield response
 
@@ -155,12 +158,16 @@ class Connection:
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            untrusted = not_trusted(self.url, error)
+            if untrusted is not None:
+                raise untrusted from error
             raise NotConnected(f"sandbox service {self.url} cannot be reached: {_reason(error)}") from error
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             if isinstance(error, OSError) and getattr(error, "is_of_service", False):
                 raise  # an error met inside a machine
+            hint = "" if self._has_answered or not self._base.startswith("http:") else "; does it speak https:// only?"
             raise ServiceLost(
-                f"sandbox service {self.url} was lost in the middle of a request: {_reason(error)}"
+                f"sandbox service {self.url} was lost in the middle of a request: {_reason(error)}{hint}"
             ) from error
 
     def _named(self, error: Exception) -> Exception:
@@ -170,21 +177,6 @@ class Connection:
         elif isinstance(error, faults.TokenRefused | ServiceLost) or type(error) is SandboxError:
             error.args = (f"{error} (sandbox service {self.url})",)
         return error
-
-
-def check_url(url: str) -> None:
-    """Raises: UserError for what is no address of a service."""
-    parts = urlsplit(url)
-    if url.startswith("unix:/") or (parts.scheme in ("http", "https") and parts.hostname and not parts.query):
-        return
-    raise UserError(f"{url!r} is not the address of a sandbox service; write http://host:port or unix:/path")
-
-
-def _connector(url: str) -> tuple[str, aiohttp.BaseConnector]:
-    check_url(url)
-    if url.startswith("unix:"):
-        return "http://sandbox", aiohttp.UnixConnector(path=url.removeprefix("unix:"), limit=0)
-    return url, aiohttp.TCPConnector(limit=0)
 
 
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -214,6 +206,8 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "there is no such host"
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
     if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
         return os.strerror(cause.errno).lower()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import secrets
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final, Literal, TypeVar
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.remote.access import Access
 from mettle.sandbox.remote.connection import Connection, NotConnected
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
 
@@ -76,8 +76,11 @@ class Fleet:
 
     async def start(self) -> None:
         """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
-        client, token = f"c-{secrets.token_hex(8)}", os.environ.get(self.config.token_env)
-        self.members = [Member(Connection(url, token, client)) for url in self.config.urls]
+        client, access = f"c-{secrets.token_hex(8)}", Access.of(self.config)
+        for url in self.config.urls:
+            access.check(url)
+        for url in self.config.urls:
+            self.members.append(Member(Connection(url, access, client)))
         asked = await asyncio.gather(*(self._meet(member) for member in self.members), return_exceptions=True)
         for result in asked:
             if isinstance(result, BaseException) and not isinstance(result, ServiceLost | ServiceBusy):

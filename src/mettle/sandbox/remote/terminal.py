@@ -6,6 +6,7 @@ Invariant: bytes go to a pipe as they are; on a terminal, control characters of 
 from __future__ import annotations
 
 import codecs
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from mettle.sandbox.remote.client import SandboxClient
 _TIMED_OUT: Final = 124
 _ENDED: Final = 137
 _KEPT_BYTES: Final = 16 << 20
+_LOOK_S: Final = 0.5
 _SHOWN: Final = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
@@ -93,16 +95,46 @@ async def start_here(client: SandboxClient, machine_id: str, order: Order) -> st
 
 async def job_logs(client: SandboxClient, machine_id: str, name: str | None) -> dict[str, Any]:
     """What a job has written, and how it stands with it; the last job when none is named."""
-    if name is None:
-        jobs = await client.jobs(machine_id)
-        if not jobs:
-            raise UserError(f"machine {machine_id} has no background command; `exec -b` starts one")
-        name = str(jobs[-1]["id"])
+    name = name or await _last_job(client, machine_id)
     shown = await client.job_output(machine_id, name)
     result: ExecResult | None = shown["result"]
-    state = f"job {name} is running" if result is None else f"job {name} has ended: {_how(result)}"
     code = None if result is None else result.exit_code
-    return {"job": name, "state": state, "exit_code": code, "stdout": shown["stdout"], "stderr": shown["stderr"]}
+    written = {stream: shown[stream] for stream in ("stdout", "stderr")}
+    return {"job": name, "state": _state(name, result), "exit_code": code, **written}
+
+
+async def follow_job(client: SandboxClient, machine_id: str, name: str | None, *, is_patient: bool) -> str:
+    """Write what a job has written, and if patient, what it writes until it ends; how it stands with it then."""
+    name = name or await _last_job(client, machine_id)
+    written: dict[StreamName, str] = {"stdout": "", "stderr": ""}
+    while True:
+        shown = await client.job_output(machine_id, name, wait_s=_LOOK_S if is_patient else 0.0)
+        result: ExecResult | None = shown["result"]
+        for stream, before in written.items():
+            # A character that has come by half is shown when all of it has.
+            after = shown[stream] if result else shown[stream].rstrip("\N{REPLACEMENT CHARACTER}")
+            written[stream] = after
+            write_output(stream, after[_num_shared(before, after) :].encode())
+        if result is not None or not is_patient:
+            return _state(name, result)
+
+
+def _num_shared(before: str, after: str) -> int:
+    """How much of the text was shown already; of output over the limit its middle goes missing meanwhile."""
+    if after.startswith(before):
+        return len(before)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+
+
+async def _last_job(client: SandboxClient, machine_id: str) -> str:
+    jobs = await client.jobs(machine_id)
+    if not jobs:
+        raise UserError(f"machine {machine_id} has no background command; `exec -b` starts one")
+    return str(jobs[-1]["id"])
+
+
+def _state(name: str, result: ExecResult | None) -> str:
+    return f"job {name} is running" if result is None else f"job {name} has ended: {_how(result)}"
 
 
 def files_of(given: Sequence[str]) -> dict[str, bytes | str | Path]:
@@ -139,12 +171,23 @@ async def _follow(machine: Machine, order: Order, *, is_quiet: bool) -> Ended:
                 write_output(chunk.stream, chunk.data)
         result = stream.result
     assert result is not None, "a stream that has ended has a result"
-    if result.is_timed_out and not is_quiet:
-        write_output("stderr", f"ended after {order.timeout_s:g} s; --timeout gives it more\n".encode())
+    if not is_quiet and (why := _why_killed(result, machine, order)):
+        write_output("stderr", f"{why}\n".encode())
     return Ended(result, bytes(held["stdout"]), bytes(held["stderr"]))
+
+
+def _why_killed(result: ExecResult, machine: Machine, order: Order) -> str:
+    """What was over, and which option gives more; empty for a command that ended by itself."""
+    if result.is_timed_out:
+        return f"ended after {order.timeout_s:g} s; --timeout gives it more"
+    if result.is_out_of_memory:
+        return f"ended: {machine.config.memory_mb} MB of memory were not enough; `create` and `run` take --memory"
+    return ""
 
 
 def _how(result: ExecResult) -> str:
     if result.is_timed_out:
         return "its time was over"
+    if result.is_out_of_memory:
+        return "out of memory"
     return "it was ended" if result.exit_code is None else f"exit code {result.exit_code}"

@@ -1,6 +1,7 @@
 """Sandboxes behind HTTP, so that a pool can live on another machine: `mettle sandbox serve`.
 
     app.py          the routes and what stands around each of them; server.py binds it, and ends it in good order
+    certificates.py its TLS
     config.py       settings, limits and quotas; settings.py, from files and words; state.py, what the routes share
     tokens.py       who may come in; quotas.py, how much each may have
     machines.py     the machines of all clients: owners, labels, leases, jobs; lessees.py, clients that are still there

@@ -17,14 +17,13 @@ from aiohttp import web
 
 from mettle.sandbox.service import census, commands, faults, gateway, judging, ports, prime, transfers
 from mettle.sandbox.service.state import HOLDER, SERVICE, Service, client_of, service_of
-from mettle.sandbox.service.tokens import Holder
+from mettle.sandbox.service.tokens import LOCAL, Holder
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PREFIX: Final = "/api/v1"
 OPEN: Final = ("/health",)
-LOCAL: Final = "local"
 _SWEEP_S: Final = 0.5
 _GONE: Final = 499
 """Stands in the figures for a client that has gone."""
@@ -90,6 +89,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _answer(service: Service, request: web.Request, handler: Handler) -> web.StreamResponse:
+    holder: Holder | None = None
     try:
         with contextlib.ExitStack() as stack:
             if request.path not in OPEN:
@@ -110,8 +110,10 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
     except Exception as error:
         cause = faults.describe(error)["type"]
         service.metrics.count("errors_total", cause=cause)
+        if cause in ("quota", "busy") and holder is not None:
+            service.metrics.count("refusals_total", token=holder.name, cause=cause)
         if cause == "token":
-            logger.warning("a token was refused", extra={"peer": request.remote, "path": request.path})
+            logger.warning("a token was refused: %s from %s", error, request.remote, extra={"path": request.path})
         response = prime.error_response(request, error) or faults.response(
             error, is_websocket="Upgrade" in request.headers
         )

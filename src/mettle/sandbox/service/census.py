@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,9 @@ from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.service.bodies import read_json, seconds, take, texts
 from mettle.sandbox.service.faults import NoMachine
 from mettle.sandbox.service.machines import Record
+from mettle.sandbox.service.metrics import CONTENT_TYPE, Sample
 from mettle.sandbox.service.state import KEY_HEADER, Service, client_of, holder_of, service_of
+from mettle.sandbox.service.tokens import GIVEN, LOCAL
 from mettle.sandbox.service.wire import pack
 
 _CONFIG_FIELDS = {
@@ -191,21 +194,50 @@ async def report(request: web.Request) -> web.StreamResponse:
 
 
 async def metrics(request: web.Request) -> web.StreamResponse:
-    """The page for Prometheus."""
-    service = service_of(request)
+    """The page for Prometheus. The figures of other tokens are shown to the service's own token (or socket) alone."""
+    service, holder = service_of(request), holder_of(request)
     service.register.sweep()
+
+    def is_shown(token: str) -> bool:
+        return not token or token == holder.name or holder.name in (GIVEN, LOCAL)
+
     pool = getattr(service.judge, "stats", None)
+    for name in ("cells", "cells_lost", "remembered"):
+        service.metrics.counts[f"judge_{name}_total"][()] = int(getattr(pool, f"num_{name}", 0))
+    gauges = {**_of_the_service(service, pool), **_of_tokens(service, is_shown)}
+    return web.Response(text=service.metrics.page(gauges, is_shown), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _of_the_service(service: Service, pool: Any) -> dict[str, list[Sample]]:
     running = int(getattr(pool, "num_running", service.num_judging))
-    gauges = {
-        "judge_queue": ("Judgements that wait for a slot.", max(0, service.num_judging - running)),
-        "judge_running": ("Judgements being carried out.", running),
-        "judge_slots": ("Judgements that can be carried out at a time.", service.config.sandbox.max_running),
-        "judge_warm": ("Cells kept ready.", int(getattr(pool, "num_warm", 0))),
-        "judge_remembered": ("Judgements that were remembered.", int(getattr(pool, "num_remembered", 0))),
-        "judge_cells": ("Cells made since the start.", int(getattr(pool, "num_cells", 0))),
-        "judge_cells_lost": ("Cells that ended before their work did.", int(getattr(pool, "num_cells_lost", 0))),
-        "machines": ("Machines that exist.", service.register.num_running),
-        "machines_making": ("Machines being made.", service.register.num_making),
-        "requests_open": ("Requests being answered.", service.num_open),
+    figures = {
+        "judge_queue": max(0, service.num_judging - running),
+        "judge_running": running,
+        "judge_slots": service.config.sandbox.max_running,
+        "judge_warm": int(getattr(pool, "num_warm", 0)),
+        "machines": service.register.num_running,
+        "machines_making": service.register.num_making,
+        "requests_open": service.num_open,
     }
-    return web.Response(text=service.metrics.page(gauges), content_type="text/plain", charset="utf-8")
+    return {name: [((), value)] for name, value in figures.items()}
+
+
+def _of_tokens(service: Service, is_shown: Callable[[str], bool]) -> dict[str, list[Sample]]:
+    samples: dict[str, list[Sample]] = {}
+    for name, account in sorted(service.quotas.accounts.items()):
+        if not is_shown(name):
+            continue
+        quota = account.quota
+        for what, value in (
+            ("machines", account.num_machines),
+            ("max_machines", quota.max_machines),
+            ("memory_bytes", account.memory_mb << 20),
+            ("max_memory_bytes", quota.max_memory_mb << 20),
+            ("disk_bytes", account.disk_mb << 20),
+            ("max_disk_bytes", quota.max_disk_mb << 20),
+            ("judging", account.num_judging),
+            ("max_judging", quota.max_judging),
+            ("requests_open", account.num_requests),
+        ):
+            samples.setdefault(f"token_{what}", []).append(((("token", name),), value))
+    return samples

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import tempfile
 from pathlib import Path
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mettle.sandbox.config import SandboxConfig
 
@@ -48,6 +50,12 @@ class ServiceConfig(BaseModel):
     unix: Path | None = None
     """Listen on this Unix socket instead, for its own user only; no token is needed there."""
 
+    tls_cert: Path | None = None
+    """Speak TLS with this certificate (PEM, its chain behind it); plain HTTP, if left out."""
+
+    tls_key: Path | None = None
+    """Its private key (PEM, without a password); in the certificate's own file, if left out."""
+
     tokens_file: Path | None = None
     """The hashes of tokens that `mettle sandbox token` has made; read again whenever it changes."""
 
@@ -83,3 +91,26 @@ class ServiceConfig(BaseModel):
 
     grace_s: float = Field(default=10.0, ge=0)
     """How long requests may go on after the signal to end."""
+
+    @property
+    def is_in_the_open(self) -> bool:
+        """Whether other hosts reach it over plain HTTP."""
+        return self.unix is None and self.tls_cert is None and not is_this_host(self.host)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert, the certificate that it is the key of")
+        if self.tls_cert is not None and self.unix is not None:
+            raise ValueError("tls_cert is for a network; leave it out, or leave out unix")
+        return self
+
+
+def is_this_host(name: str) -> bool:
+    """Whether what is sent there stays on this host."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -262,6 +262,8 @@ def _cause(why: str) -> str:
         ("nothing was asked", "idle"),
         ("has not been heard of", "lease"),
         ("shut down", "shutdown"),
+        ("client left", "left"),
+        ("never learned of it", "left"),
     ):
         if words in why:
             return cause

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.service.config import QuotaConfig
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy
 from mettle.sandbox.service.tokens import Holder
 
 
 @dataclass
 class Account:
-    """What one token has now."""
+    """What one token has now, and may have."""
 
+    quota: QuotaConfig = field(default_factory=QuotaConfig)
     num_machines: int = 0
     memory_mb: int = 0
     disk_mb: int = 0
@@ -36,7 +38,9 @@ class Quotas:
     accounts: dict[str, Account] = field(default_factory=dict)
 
     def of(self, holder: Holder) -> Account:
-        return self.accounts.setdefault(holder.name, Account())
+        account = self.accounts.setdefault(holder.name, Account())
+        account.quota = holder.quota
+        return account
 
     @contextlib.contextmanager
     def request(self, holder: Holder) -> Iterator[None]:

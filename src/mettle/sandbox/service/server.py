@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,7 @@ from mettle.errors import UserError
 from mettle.sandbox.backends import find_backend
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.app import make_app
+from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.lessees import Lessees
 from mettle.sandbox.service.machines import Register
@@ -71,6 +73,7 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[Service]:
 @contextlib.asynccontextmanager
 async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]:
     """A service that answers, and its URL."""
+    context = tls_context(config.tls_cert, config.tls_key) if config.tls_cert is not None else None
     async with started_service(config) as service:
         runner = web.AppRunner(
             make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
@@ -78,7 +81,7 @@ async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]
         await runner.setup()
         service.visitors.connections = lambda: runner.server.connections if runner.server is not None else []
         try:
-            yield service, await _bind(runner, config)
+            yield service, await _bind(runner, config, context)
             service.is_closing = True
             await _drain(service)
         finally:
@@ -113,18 +116,24 @@ def _is_idle(service: Service) -> bool:
     return time.monotonic() - service.last_used > after_s
 
 
-async def _bind(runner: web.AppRunner, config: ServiceConfig) -> str:
+async def _bind(runner: web.AppRunner, config: ServiceConfig, context: ssl.SSLContext | None) -> str:
     if config.unix is not None:
         await web.SockSite(runner, _unix_socket(config.unix)).start()
         return f"unix:{config.unix}"
-    site = web.TCPSite(runner, config.host, config.port)
+    site = web.TCPSite(runner, config.host, config.port, ssl_context=context)
     try:
         await site.start()
     except OSError as error:
-        raise UserError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        raise UserError(f"cannot listen on {config.host}:{config.port}: {_why_not(error)}") from error
     port = int(runner.addresses[0][1])
     shown = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{shown}:{port}"
+    return f"http{'s' if context else ''}://{shown}:{port}"
+
+
+def _why_not(error: OSError) -> str:
+    """The reason alone; what asyncio says repeats the address."""
+    is_of_name = isinstance(error, socket.gaierror)
+    return "there is no such host" if is_of_name else os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 def _unix_socket(path: Path) -> socket.socket:

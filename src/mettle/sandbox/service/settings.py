@@ -20,6 +20,8 @@ def service_config(
     port: int,
     unix: Path | None,
     tokens: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     backend: str,
     max_running: int | None,
 ) -> ServiceConfig:
@@ -30,6 +32,8 @@ def service_config(
         "port": port if port != default.port else None,
         "unix": str(unix) if unix else None,
         "tokens_file": str(tokens) if tokens else None,
+        "tls_cert": str(tls_cert) if tls_cert else None,
+        "tls_key": str(tls_key) if tls_key else None,
         "sandbox.backend": backend if backend != default.sandbox.backend else None,
         "sandbox.max_running": max_running,
     }

@@ -28,6 +28,10 @@ from mettle.sandbox.service.faults import TokenRefused
 logger = logging.getLogger(__name__)
 
 TOKEN_ENV: Final = "METTLE_SANDBOX_TOKEN"
+GIVEN: Final = "env"
+"""Holder of the token in the service's own environment: whoever runs the service."""
+LOCAL: Final = "local"
+"""Holder of everything that comes through the service's own Unix socket."""
 _PREFIX: Final = "msb_"
 _MIN_LENGTH: Final = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -53,7 +57,7 @@ class Tokens:
         if given is not None:
             if len(given) < _MIN_LENGTH:
                 raise UserError(f"the token in {TOKEN_ENV} has {len(given)} characters; it needs {_MIN_LENGTH} or more")
-            self._given[digest(given)] = Holder("env", quota)
+            self._given[digest(given)] = Holder(GIVEN, quota)
         self._reload()
 
     @property
@@ -110,8 +114,11 @@ def digest(token: str) -> bytes:
 
 def add_token(path: Path, name: str, quota: Mapping[str, Any] | None = None) -> str:
     """Make a token, keep its hash under `name`, and return it: the only time that it is seen."""
-    if not _NAME.fullmatch(name):
-        raise UserError(f"a token's name is letters, digits, '.', '_' and '-', up to 64 of them, not {name!r}")
+    if not _NAME.fullmatch(name) or name in (GIVEN, LOCAL):
+        raise UserError(
+            f"a token's name is letters, digits, '.', '_' and '-', up to 64 of them, not {name!r}"
+            + (" (kept for the service's own)" if name in (GIVEN, LOCAL) else "")
+        )
     rows = read_tokens(path)
     if any(row["name"] == name for row in rows):
         raise UserError(f"there is a token {name!r} already; `mettle sandbox token {name} --revoke` ends it")
