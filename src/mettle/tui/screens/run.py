@@ -27,9 +27,7 @@ from mettle.tui.opened import OpenRun
 from mettle.tui.overview import headline, overview
 from mettle.tui.parts import BrowserScreen, Page, PromptBar
 from mettle.tui.record_table import RecordTable
-from mettle.tui.screens.rollout import RolloutScreen
 from mettle.tui.screens.rows import columns_of, row_of
-from mettle.tui.screens.task import TaskScreen
 from mettle.tui.search import Needle, scan
 from mettle.tui.selection import SORTS
 
@@ -241,12 +239,12 @@ class RunScreen(BrowserScreen):
         """Show the rollouts of the same task."""
         index = self.index()
         if self.run is not None and index is not None:
-            self.app.push_screen(TaskScreen(self.run, index))
+            self.browser.open_task(self.run, index)
 
     def _open(self, index: int) -> None:
         run = self.run
         if run is not None:
-            self.app.push_screen(RolloutScreen(run, index, lambda: run.selection.order, on_left=self.go_to))
+            self.browser.open_rollout(run, index, lambda: run.selection.order, self.go_to)
 
     def _give_up(self, why: str) -> None:
         self.table.empty = why
