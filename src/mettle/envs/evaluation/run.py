@@ -203,6 +203,7 @@ def _config(
         client_type=client_type_named(spec.api_client_type or client_type),
         max_retries=spec.max_retries,
         extra_headers={**(headers or {}), **spec.headers},
+        extra_headers_from_state=spec.headers_from_state,
         tokenizer=spec.tokenizer or tokenizer,
     )
 
