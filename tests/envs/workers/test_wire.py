@@ -58,7 +58,7 @@ def test_garbage_is_refused(body, numbers, complaint):
         frames.decode(body, numbers)
 
 
-@pytest.mark.parametrize("text", ["\ud83d\ude00", "\ude00\ud83d", "a\ud800", "\U0001f600", "\u2028\x00\r\n"])
+@pytest.mark.parametrize("text", ["\ud83d\ude00", "a\ud800", "\U0001f600", "\u2028\x00\r\n"])
 def test_text_arrives_as_the_code_points_that_it_had(text):
     frame = frames.encode({"text": text, text: 1})
     size, _ = frames.HEADER.unpack(frame[: frames.HEADER.size])

@@ -157,7 +157,8 @@ def checked(key: str, value: Any) -> tuple[str, Any]:
     try:
         return name, SETTINGS[name](value)
     except ValueError as error:
-        raise UserError(f"{key} = {value!r}: must be {error}") from None
+        shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value  # an option given once
+        raise UserError(f"{key} = {shown!r}: must be {error}") from None
 
 
 def spec_from(levels: Sequence[Mapping[str, Any]]) -> EvalSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dis
-import inspect
 import logging
 import statistics
 from collections import deque
@@ -27,11 +26,6 @@ NUM_HOLDS = 2
 NUM_REMEMBERED = 32
 NUM_FOR_MEDIAN = 8
 WAITING = frozenset({"GET_AWAITABLE", "GET_ANEXT", "YIELD_VALUE", "SEND", "BEFORE_ASYNC_WITH", "YIELD_FROM"})
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def never_waits(function: Callable[..., Any]) -> bool:

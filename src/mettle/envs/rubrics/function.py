@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from mettle.envs.rubrics.coroutines import HoldMeter, in_a_loop_of_its_own, is_async, never_waits, to_its_end
+from mettle.envs.rubrics.coroutines import HoldMeter, in_a_loop_of_its_own, never_waits, to_its_end
 from mettle.envs.rubrics.processes import shared_processes
 from mettle.envs.rubrics.threads import ThreadLane
 from mettle.envs.rubrics.values import FAILURES, Overrun, Score, failure_of, number_from
-from mettle.envs.signatures import signature_of
+from mettle.envs.signatures import is_async, signature_of
 from mettle.errors import JudgeError, RolloutError
 
 logger = logging.getLogger(__name__)
