@@ -1,7 +1,7 @@
 """What a function wants by name, read once: reward functions, stop conditions, cleanup handlers, tools.
 
-Parts: `Signature`, `signature_of`, `SignatureCache`, `call_by_name`, `is_async`. Invariant: `inspect.signature` runs once per
-function and owner, never once per rollout.
+Parts: `Signature`, `signature_of`, `SignatureCache`, `call_by_name`, `is_async`. Invariant: `inspect.signature` runs
+once per function and owner, never once per rollout.
 """
 
 from __future__ import annotations
