@@ -29,6 +29,33 @@ def test_no_module_has_a_name_that_says_nothing():
     assert [p for p in SOURCES if FORBIDDEN_NAMES & {p.stem, *p.relative_to(ROOT).parts}] == []
 
 
+@pytest.mark.parametrize("room", ["envs", "tui", "gepa", "cli"])
+def test_no_files_of_a_room_need_each_other_to_be_read(room):
+    graph = {
+        _module(path): _imported(path) for path in SOURCES if path.relative_to(ROOT / "src/mettle").parts[0] == room
+    }
+    while leaves := [module for module, needed in graph.items() if not needed & graph.keys()]:
+        for module in leaves:
+            del graph[module]
+    assert not graph, f"a circle of imports, in functions and for types included, goes through some of {sorted(graph)}"
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            known = {name for name in names if (ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists()}
+            found |= known | ({node.module} if known != names else set())
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found - {_module(path)}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src" / "mettle")))
 def test_a_module_with_code_says_what_it_is_for(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))

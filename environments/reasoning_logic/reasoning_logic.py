@@ -1,11 +1,13 @@
 """Logic, puzzles, graphs, sequences and numbers: thirty families of generated tasks in three difficulties.
 
 reasoning-gym makes the tasks and checks the answers. A task is a family and a level, both drawn by its number, so the
-same seed makes the same tasks; with a curriculum the level rises over the training rows.
+same seed makes the same tasks; with a curriculum the level rises over the training rows. Invariant: no question is in
+training and in evaluation, with whatever seeds and sizes, because its own words decide which of the two it may be in.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,22 +37,54 @@ PROMPT = (
     "Think step by step. Then give the final answer alone, in the form the question asks for, inside <answer> tags."
 )
 
+MAX_DRAWS = 100
+"""The chance that none of them is an evaluation question is 1 in 10^12, in a family with enough of them."""
+HELD_OUT_KEY = b"reasoning-logic/2"
+"""With this key the families with the fewest questions (six in `tower_of_hanoi`) have some on both sides."""
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question is for evaluation: a quarter of them are, by a hash of the words."""
+    words = " ".join(question.casefold().split())
+    return hashlib.blake2b(words.encode(), digest_size=1, key=HELD_OUT_KEY).digest()[0] < 64
+
 
 class LevelledTasks:
-    """Task `index` is of a family and a level that its number decides; datasets are made when first needed."""
+    """Task `index` is of a family and a level that its number decides; datasets are made when first needed.
 
-    def __init__(self, families: Sequence[str], level_of: Callable[[int], int], size: int, seed: int) -> None:
-        self.datasets = _Datasets(size, seed)
+    The first `num_train` tasks have training questions, the others those that are held out: a task is drawn again until
+    it is of its side. No two tasks draw the same numbers.
+    """
+
+    def __init__(
+        self, families: Sequence[str], level_of: Callable[[int], int], size: int, seed: int, num_train: int
+    ) -> None:
+        self.datasets = _Datasets(size * MAX_DRAWS, seed)
         self._families = families
         self._level_of = level_of
+        self._size = size
         self._seed = seed
+        self._num_train = num_train
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         family = random.Random(f"{self._seed}/{index}").choice(self._families)
         level = self._level_of(index)
         name = f"{family}:{LEVELS[level]}"
-        entry = dict(self.datasets[name][index])
+        entry = self._drawn(name, index)
         return {**entry, "metadata": {**entry["metadata"], "source_dataset": name}}
+
+    def _drawn(self, name: str, index: int) -> dict[str, Any]:
+        """A task of its side.
+
+        Raises: UserError when the family has too few tasks to have some on both.
+        """
+        dataset, wants_held_out = self.datasets[name], index >= self._num_train
+        for draw in range(MAX_DRAWS):
+            entry = dict(dataset[index + draw * self._size])
+            if is_held_out(entry["question"]) is wants_held_out:
+                return entry
+        side = "evaluation" if wants_held_out else "training"
+        raise UserError(f"{name} has too few different tasks: none of {MAX_DRAWS} is for {side}; add other families")
 
 
 class _Datasets(dict[str, Any]):
@@ -80,7 +114,7 @@ class ReasoningLogicEnv(vf.ReasoningGymEnv):
     def build_rg_dataset(self, gym: Any, total_examples: int = 1000, seed: int = 0) -> LevelledTasks:
         """The tasks of all families and levels."""
         super().build_rg_dataset(gym, total_examples, seed)  # refuses what there is not, in one line
-        return LevelledTasks(gym, self._level_of, total_examples, seed)
+        return LevelledTasks(gym, self._level_of, total_examples, seed, self.num_train_examples)
 
     async def check_answer_reward_func(self, completion: vf.Messages, answer: str, **kwargs: Any) -> float:
         """What the verifier says; no answer is worth nothing in every family."""

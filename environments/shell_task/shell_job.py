@@ -8,14 +8,10 @@ expected is computed here and never enters the machine.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shell_leftovers import Leftovers
-
-Check = Callable[["Leftovers"], Awaitable[bool]]
+from shell_leftovers import Check
 
 NOUNS = (
     "amber", "anchor", "basin", "beacon", "birch", "bridge", "canyon", "cedar", "cinder", "clover", "comet", "coral",

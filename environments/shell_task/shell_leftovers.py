@@ -1,20 +1,18 @@
 """What a model has left in its machine, looked at from outside, and the checks made of it.
 
-Parts: `Leftovers`; the makers of checks, from `text_is` to `prints`. Invariants: no command is run in the machine that
-the model has worked in, because what it prints can be forged there: its files are listed and downloaded, its host says
-which of the given programs still run, and a script is tried in a fresh machine. A link is never a file; what is too
-large or too much counts as not there.
+Parts: `Leftovers`; `Check`, and the makers of checks, from `text_is` to `prints`. Invariants: no command is run in the
+machine that the model has worked in, because what it prints can be forged there: its files are listed and downloaded,
+its host says which of the given programs still run, and a script is tried in a fresh machine. A link is never a file;
+what is too large or too much counts as not there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
-
-from shell_job import Check
 
 MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 4000
@@ -22,6 +20,9 @@ MAX_FOLDERS = 400
 CASE_S = 10.0
 END_S = 0.3
 """The host hears of the end of a process a moment after it."""
+
+Check = Callable[["Leftovers"], Awaitable[bool]]
+"""Whether what is left is as it should be."""
 
 
 @dataclass(frozen=True)

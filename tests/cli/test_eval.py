@@ -93,6 +93,12 @@ def test_an_endpoints_file_with_a_mistake_is_one_line(mettle, environment, tmp_p
     assert "configs/endpoints.toml:1: endpoint.0 lacks model" in ended.err
 
 
+def test_a_header_without_a_colon_is_named_as_it_was_typed(mettle, environment, endpoint):
+    ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "--header-from-state", "X-Session")
+    assert ended.code == 2
+    assert "headers_from_state = 'X-Session': must be 'Name: value' lines" in ended.err
+
+
 def test_environment_arguments_and_output_folder(mettle, environment, endpoint, tmp_path):
     ended = mettle(
         "eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-a", '{"words": "one"}',

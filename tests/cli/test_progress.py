@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 
@@ -64,6 +65,31 @@ async def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "words: 2/4 rollouts, reward 0.5, errors 50%, " in lines[0]
+
+
+async def test_a_log_is_told_that_nothing_happens(monkeypatch, capsys):
+    monkeypatch.setattr(module, "LINE_EVERY_S", 0.001)
+    monkeypatch.setattr(module, "LINE_AT_LEAST_EVERY_S", 0.002)
+    tally = Tally("words")
+    tally.start(4, [])
+    async with Progress([tally], is_quiet=False):
+        await asyncio.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 3, "one for the start, and more though nothing has ended"
+    assert "0/4 rollouts" in lines[-1]
+    assert "no rollout ended for " in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds_each", "text"), [(0.1, "10.0 rollouts/s"), (10.0, "6.0 rollouts/min"), (7200.0, "0.5 rollouts/h")]
+)
+def test_a_line_tells_the_rate_in_a_unit_that_suits_it(seconds_each, text):
+    now = [0.0]
+    tally = Tally("words", clock=lambda: now[0])
+    tally.start(10, [])
+    now[0] = seconds_each
+    tally.add(RolloutFacts(0, 1.0))
+    assert text in line_of(tally)
 
 
 def test_a_line_leaves_out_what_is_not_known():

@@ -178,3 +178,25 @@ def test_wire_forms_are_plain_json():
     assert json.loads(json.dumps(wire_message(message))) == {"role": "assistant", "content": "x"}
     nested = {"type": "function", "function": {"name": "f"}}
     assert wire_tool(nested) == nested
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions", "responses", "anthropic"])
+async def test_headers_are_taken_from_the_state_of_the_rollout_that_asks(endpoint, kind):
+    endpoint.answers = [(400, "no")]
+    keys = {"X-Session-ID": "trajectory_id", "X-Task": "task", "X-None": "missing"}
+    made = client_from(ClientConfig(api_base_url=endpoint.url, client_type=kind, extra_headers_from_state=keys))
+    for session in ("a", "b"):
+        state = {"trajectory_id": session, "task": "line\r\nX-Forged: 1 \u00e9"}
+        with pytest.raises(ModelError):
+            await made.get_response([UserMessage(content="hi")], "m", {}, state=state)
+    await made.close()
+    assert [sent["X-Session-ID"] for sent in endpoint.headers] == ["a", "b"]
+    assert endpoint.headers[0]["X-Task"] == "line%0D%0AX-Forged: 1 %C3%A9"
+    assert "X-Forged" not in endpoint.headers[0]
+    assert "X-None" not in endpoint.headers[0]
+
+
+def test_a_client_that_shares_requests_refuses_headers_from_state():
+    config = ClientConfig("http://127.0.0.1:1/v1", client_type="tokens", extra_headers_from_state={"X": "task"})
+    with pytest.raises(UserError, match="shares requests"):
+        client_from(config)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import mettle.envs as vf
+from mettle.errors import UserError
 
 pytest.importorskip("reasoning_gym")
 
@@ -35,6 +36,33 @@ async def test_every_familys_own_answer_scores_one_at_every_level(module, diffic
         for row in env.get_dataset():
             state = await env.run_rollout(row, vf.Demonstrator(env), "gold")
             assert (state["reward"], state["error"]) == (1.0, None), family
+
+
+def test_no_evaluation_question_is_trained_on_with_whatever_seed():
+    def questions(rows):
+        return {" ".join(row["prompt"][-1]["content"].casefold().split()) for row in rows}
+
+    trained, held_out = set(), set()
+    for seed in range(2):
+        env = vf.load_environment("reasoning-logic", num_train=300, num_eval=100, seed=seed)
+        trained |= questions(env.get_dataset())
+        held_out |= questions(env.get_eval_dataset())
+    assert len(held_out) > 150
+    assert trained & held_out == set()
+
+
+@pytest.mark.parametrize("difficulty", ["easy", "medium", "hard"])
+def test_the_families_with_the_fewest_questions_have_some_on_both_sides(module, difficulty):
+    for family in ("tower_of_hanoi", "n_queens", "leg_counting", "count_primes", "maze", "kakurasu"):
+        env = vf.load_environment("reasoning-logic", families=family, difficulty=difficulty, num_train=1, num_eval=1)
+        sides = [module.is_held_out(env.rg_dataset[index]["question"]) for index in (0, 1)]
+        assert sides == [False, True], family
+
+
+def test_a_family_that_cannot_be_parted_is_refused_in_one_line(module, monkeypatch):
+    monkeypatch.setattr(module, "is_held_out", lambda question: False)
+    with pytest.raises(UserError, match="ab:easy has too few different tasks"):
+        vf.load_environment("reasoning-logic", families="ab", num_train=1, num_eval=1).get_eval_dataset()
 
 
 def test_a_curriculum_rises_over_the_training_rows(module):

@@ -31,6 +31,10 @@ def evaluations() -> None:
 @click.option("--api-client-type", help="chat, completions, responses, anthropic or tokens.  [default: chat]")
 @click.option("--tokenizer", help="Model directory whose tokenizer --api-client-type tokens uses.")
 @click.option("--header", "headers", multiple=True, help="Header of each request, as 'Name: value'; repeatable.")
+@click.option(
+    "--header-from-state", "headers_from_state", multiple=True,
+    help="Header of a rollout's requests, as 'Name: key' of its state (trajectory_id, task, ...); repeatable.",
+)  # fmt: skip
 @click.option("-n", "--num-examples", type=click.IntRange(min=-1), help="Tasks, -1 for all.  [default: 5]")
 @click.option("-r", "--rollouts-per-example", type=click.IntRange(min=1), help="Rollouts of each task.  [default: 3]")
 @click.option("-c", "--max-concurrent", type=click.IntRange(min=1), help="Rollouts at a time.  [default: 32]")

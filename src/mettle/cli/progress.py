@@ -1,6 +1,7 @@
 """How far running evaluations are: a live table on a terminal, a line now and then elsewhere.
 
-Parts: `Progress`. Invariant: it is drawn a few times a second, however many rollouts end in between.
+Parts: `Progress`. Invariants: it is drawn a few times a second, however many rollouts end in between; a log gets a
+line at least once a minute, also while no rollout ends, so that whoever reads it can tell slow from dead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from mettle.envs.evaluation.tally import Tally
 
 DRAW_EVERY_S = 0.25
 LINE_EVERY_S = 5.0
+LINE_AT_LEAST_EVERY_S = 60.0
+"""Lines come every 5 seconds at first, and ever more rarely, down to this."""
+LINES_GROW = 1.5
 BAR_WIDTH = 24
 
 
@@ -55,16 +59,20 @@ class Progress:
             self._live.stop()
 
     async def _tick(self) -> None:
+        pause_s = DRAW_EVERY_S if self._is_live else LINE_EVERY_S
         while True:
-            await asyncio.sleep(DRAW_EVERY_S if self._is_live else LINE_EVERY_S)
-            self._draw()
+            await asyncio.sleep(pause_s)
+            self._draw(is_due=pause_s >= LINE_AT_LEAST_EVERY_S)
+            if not self._is_live:
+                pause_s = min(LINE_AT_LEAST_EVERY_S, pause_s * LINES_GROW)
 
-    def _draw(self) -> None:
+    def _draw(self, *, is_due: bool = False) -> None:
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
         elif not self._is_quiet:
             for number, tally in enumerate(self._tallies):
-                if tally.total and self._shown.get(number) != tally.num_done:
+                is_new = self._shown.get(number) != tally.num_done
+                if tally.total and (is_new or (is_due and not tally.is_over)):
                     self._shown[number] = tally.num_done
                     click.echo(line_of(tally), err=True)
 
@@ -89,9 +97,13 @@ def line_of(tally: Tally) -> str:
     pace, cost, left = _pace(tally)
     parts = [f"{tally.num_done}/{tally.total} rollouts", f"reward {figure(tally.avg_reward)}"]
     parts.append(f"errors {tally.num_errors / max(1, tally.num_done):.0%}")
+    parts += [_rate(tally.rollouts_per_s)] if tally.rollouts_per_s else []
     parts += [f"{pace} tokens/s"] if pace else []
     parts += [cost] if cost else []
     parts += [f"{left} left"] if left else []
+    quiet_s = tally.quiet_s
+    if not tally.is_over and quiet_s >= LINE_AT_LEAST_EVERY_S:
+        parts.append(f"no rollout ended for {seconds(quiet_s)}")
     return f"{time.strftime('%H:%M:%S')} {printable(tally.title)}: {', '.join(parts)}"
 
 
@@ -100,6 +112,14 @@ def money(usd: float | None) -> str:
     if usd is None:
         return ""
     return f"${usd:.2f}" if usd >= 1 or usd == 0 else f"${usd:.3g}"
+
+
+def _rate(rollouts_per_s: float) -> str:
+    """Rollouts in a unit of time in which there is at least one, or an hour."""
+    for unit, unit_s in (("s", 1), ("min", 60), ("h", 3600)):
+        if rollouts_per_s * unit_s >= 1 or unit == "h":
+            return f"{rollouts_per_s * unit_s:,.1f} rollouts/{unit}"
+    raise AssertionError("an hour is the last unit")
 
 
 def _pace(tally: Tally) -> tuple[str, str, str]:

@@ -64,6 +64,8 @@ class AnthropicMessagesClient(Client):
         model: str,
         sampling_args: Mapping[str, Any] | None = None,
         tools: list[Tool] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Response:
         """One message."""
@@ -79,7 +81,7 @@ class AnthropicMessagesClient(Client):
             body["extra_body"] = fields
         else:
             body.update(fields)
-        return response_from_message(await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
+        return response_from_message(await self.endpoint.post(self.PATH, body, state), self.base_url + self.PATH)
 
     async def close(self) -> None:
         """Close our own connections."""

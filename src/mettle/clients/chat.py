@@ -35,6 +35,8 @@ class OpenAIChatCompletionsClient(Client):
         model: str,
         sampling_args: Mapping[str, Any] | None = None,
         tools: list[Tool] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Response:
         """One chat completion."""
@@ -45,7 +47,7 @@ class OpenAIChatCompletionsClient(Client):
         is_ours = self.endpoint.transport is not None
         if is_ours and "api.openai.com" in self.base_url and "max_tokens" in body:
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
-        return read(response_from_chat, await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
+        return read(response_from_chat, await self.endpoint.post(self.PATH, body, state), self.base_url + self.PATH)
 
     async def close(self) -> None:
         """Close our own connections."""

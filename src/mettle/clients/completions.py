@@ -31,6 +31,8 @@ class OpenAICompletionsClient(Client):
         model: str,
         sampling_args: Mapping[str, Any] | None = None,
         tools: list[Tool] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Response:
         """One completion of the contents of `prompt`, joined as they are."""
@@ -38,7 +40,9 @@ class OpenAICompletionsClient(Client):
             raise ValueError("text completions know no tools; use a chat endpoint for this environment")
         body: dict[str, Any] = {"model": model, "prompt": "".join(content_text(m.get("content")) for m in prompt)}
         body.update(self.endpoint.fields(sampling_args))
-        return read(response_from_completion, await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
+        return read(
+            response_from_completion, await self.endpoint.post(self.PATH, body, state), self.base_url + self.PATH
+        )
 
     async def close(self) -> None:
         """Close our own connections."""

@@ -18,8 +18,9 @@ class ClientConfig:
     """An endpoint. `client_type` is one of `mettle.clients.factory.CLIENT_TYPES`, or a short name for one.
 
     Without `api_key_var`, a key (OPENAI_API_KEY) is sent to api.openai.com and to nobody else. `model` overrides the
-    model that is asked for. With `endpoint_configs`, rollouts take turns among those. `tokenizer` is a model directory,
-    for the client type that renders prompts itself.
+    model that is asked for. `extra_headers_from_state` maps names of headers to keys of the rollout's state, whose
+    values each of its requests carries. With `endpoint_configs`, rollouts take turns among those. `tokenizer` is a
+    model directory, for the client type that renders prompts itself.
     """
 
     api_base_url: str = "https://api.openai.com/v1"
@@ -28,6 +29,7 @@ class ClientConfig:
     timeout: float = 3600.0
     max_retries: int = 5
     extra_headers: dict[str, str] = field(default_factory=dict)
+    extra_headers_from_state: dict[str, str] = field(default_factory=dict)
     client_idx: int = 0
     endpoint_configs: list[ClientConfig] = field(default_factory=list)
     model: str | None = None

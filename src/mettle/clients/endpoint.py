@@ -1,6 +1,7 @@
 """Where an OpenAI-shaped request goes: over our own transport, or through an `AsyncOpenAI` object that somebody made.
 
-Parts: `Endpoint`. Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that names the URL.
+Parts: `Endpoint`, `headers_of`. Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that
+names the URL.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import asyncio
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
+from urllib.parse import quote
 
 from mettle.clients.base import STREAMING, request_fields
 from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError, one_line, refusal_of
 from mettle.clients.wire import well_formed
+
+PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
+"""What a header may hold. Anything else of a state's value, line breaks above all, is sent percent-encoded."""
 
 
 class Endpoint:
@@ -22,6 +27,7 @@ class Endpoint:
     def __init__(self, source: ClientConfig | str | Any) -> None:
         self.source = source
         self.transport = transport_for(source) if isinstance(source, str | ClientConfig) else None
+        self._headers_from_state = source.extra_headers_from_state if isinstance(source, ClientConfig) else {}
         self._sdk = None if self.transport is not None else source
         if self.transport is not None:
             self.base_url = self.transport.base_url
@@ -41,9 +47,16 @@ class Endpoint:
             key: value for key, value in (sampling_args or {}).items() if value is not None and key not in STREAMING
         }
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer to `body`; an SDK has a resource of the same name for each path."""
+    async def post(
+        self, path: str, body: Mapping[str, Any], state: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        """The answer to `body`; an SDK has a resource of the same name for each path.
+
+        `state` is the rollout's, for the headers that are taken from it.
+        """
         if self.transport is not None:
+            if self._headers_from_state and state is not None:
+                return await self.transport.post(path, body, headers_of(state, self._headers_from_state))
             return await self.transport.post(path, body)
         try:
             resource = attrgetter(path.strip("/").replace("/", "."))(self._sdk)
@@ -56,6 +69,12 @@ class Endpoint:
         """Close our own connections; an object that somebody else made is theirs to close."""
         if self.transport is not None:
             await self.transport.close()
+
+
+def headers_of(state: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, str]:
+    """Headers by the names in `keys`, whose values are what `state` has under its keys; what it lacks is left out."""
+    values = {name: state.get(key) for name, key in keys.items()}
+    return {name: quote(str(value), safe=PRINTABLE) for name, value in values.items() if value is not None}
 
 
 def _sdk_error(error: Exception, base_url: str) -> Exception:

@@ -90,6 +90,8 @@ def _class_of(kind: str) -> Callable[[Any], Client]:
 
 
 def _token_client(config: ClientConfig) -> Client:
+    if config.extra_headers_from_state:
+        raise UserError("client type 'tokens' shares requests among a group's rollouts: it has no headers from state")
     if config.tokenizer is None:
         raise UserError("client type 'tokens' renders prompts itself: it needs a tokenizer (a model directory)")
     from mettle.clients.renderer import Renderer

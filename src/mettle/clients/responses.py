@@ -40,6 +40,8 @@ class OpenAIResponsesClient(Client):
         model: str,
         sampling_args: Mapping[str, Any] | None = None,
         tools: list[Tool] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Response:
         """One response."""
@@ -51,7 +53,7 @@ class OpenAIResponsesClient(Client):
             body["extra_body"] = fields
         else:
             body.update(fields)
-        return response_from_items(await self.endpoint.post(self.PATH, body), self.base_url + self.PATH)
+        return response_from_items(await self.endpoint.post(self.PATH, body, state), self.base_url + self.PATH)
 
     async def close(self) -> None:
         """Close our own connections."""

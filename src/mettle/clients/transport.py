@@ -101,13 +101,15 @@ class Transport:
         self._current: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST `body` as JSON to `base_url` + `path`; the JSON object of the answer."""
+    async def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """POST `body` as JSON to `base_url` + `path`; the JSON object of the answer. `headers` are this request's."""
         try:
             data = encoded(body)
         except (TypeError, ValueError, RecursionError) as error:
             raise ModelError(f"POST {self.base_url + path}: the request has no JSON: {error}") from error
-        return await self._request("POST", path, data)
+        return await self._request("POST", path, data, headers)
 
     async def get(self, path: str) -> dict[str, Any]:
         """GET the JSON object at `base_url` + `path`."""
@@ -119,11 +121,13 @@ class Transport:
         if session is not None and self._loop is asyncio.get_running_loop():
             await session.close()
 
-    async def _request(self, method: str, path: str, data: bytes | None) -> dict[str, Any]:
+    async def _request(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         attempt = 0
         while True:
             try:
-                return await self._attempt(method, self.base_url + path, data)
+                return await self._attempt(method, self.base_url + path, data, headers)
             except _Failure as failure:
                 if attempt >= failure.retries:
                     raise failure.error from failure.__cause__
@@ -132,13 +136,15 @@ class Transport:
                 await self._sleep(wait_s)
                 attempt += 1
 
-    async def _attempt(self, method: str, url: str, data: bytes | None) -> dict[str, Any]:
+    async def _attempt(
+        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None
+    ) -> dict[str, Any]:
         session = self._session()
         import aiohttp
 
         request = f"{method} {url}"
         try:
-            async with session.request(method, url, data=data) as response:
+            async with session.request(method, url, data=data, headers=headers) as response:
                 payload = await self._body(response, request)
         except aiohttp.ConnectionTimeoutError as error:
             lost = ModelError(f"{request}: no connection within {self._connect_timeout_s} s")

@@ -1,8 +1,8 @@
 """An environment: a dataset, how a rollout goes, and a rubric that scores it.
 
 Parts: `Environment`, the base of all kinds. `rollout` is what a kind defines; `run_rollout` and `run_group` run and
-score and never raise for a rollout's failure; `generate` and `evaluate` do so over many rows. Its rows are in
-`splits`, the scoring of what has ended is in `scoring`, running many rows in `evaluation`.
+score and never raise for a rollout's failure. Its rows are in `splits`, `generate` and `evaluate` in
+`many_rollouts`, the scoring of what has ended in `scoring`.
 Invariants: whatever escapes a rollout is that rollout's `state["error"]`, with `reward` None; what an environment's
 class defines (stop conditions, handlers, signatures) is read once per environment.
 """
@@ -26,20 +26,20 @@ from mettle.envs.errors import (
     ModelError,
     attributed,
 )
-from mettle.envs.evaluation.generate import Evaluation
 from mettle.envs.legacy.methods import OlderEnvironmentMethods
 from mettle.envs.legacy.overrides import adapt_environment
 from mettle.envs.legacy.parts import model_call_of_parts
 from mettle.envs.limits import bounded_sampling, within
-from mettle.envs.loops import quiet_collector, run_sync, size_executor
+from mettle.envs.loops import size_executor
+from mettle.envs.many_rollouts import ManyRollouts
 from mettle.envs.pacing import pacer
 from mettle.envs.parsers.parser import Parser
-from mettle.envs.rows import Rows, format_row
+from mettle.envs.rows import format_row
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.rubrics.rubric_group import RubricGroup
 from mettle.envs.rubrics.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
-from mettle.envs.splits import Splits
+from mettle.envs.splits import SplitDatasets, Splits
 from mettle.envs.state import State, new_state
 from mettle.envs.usage import UsageTracker
 from mettle.errors import RolloutError
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 MAX_RETRY_WAIT_S = 60.0
 
 
-class Environment(OlderEnvironmentMethods, ABC):
+class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
     """Base of all environments. Keyword arguments that it does not know become attributes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -120,47 +120,6 @@ class Environment(OlderEnvironmentMethods, ABC):
         self._signatures = SignatureCache()
         self._handlers: dict[str, list[Callable[..., Any]]] = {}
         self._splits = Splits(dataset, eval_dataset, self._format_row)
-
-    # Data
-
-    @property
-    def dataset(self) -> Rows | None:
-        """Training rows, if there are any."""
-        return self._splits.rows("train") if self._splits.has("train") else None
-
-    @dataset.setter
-    def dataset(self, source: Any) -> None:
-        self._splits.replace("train", source)
-
-    @property
-    def eval_dataset(self) -> Rows | None:
-        """Evaluation rows, if there are any."""
-        return self._splits.rows("eval") if self._splits.has("eval") else None
-
-    @eval_dataset.setter
-    def eval_dataset(self, source: Any) -> None:
-        self._splits.replace("eval", source)
-
-    def get_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
-        """Training rows, in the order of `seed` where one is given, the first `n` of them where n > 0."""
-        if not self._splits.has("train"):
-            raise ValueError(f"{self._title} has no training dataset")
-        return self._splits.rows("train", n, seed)
-
-    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
-        """Evaluation rows; the training rows, with a warning, where there are none."""
-        if not self._splits.has("eval"):
-            self.logger.warning("%s has no evaluation dataset; the training dataset stands in", self._title)
-            return self.get_dataset(n, seed)
-        return self._splits.rows("eval", n, seed)
-
-    def build_dataset(self) -> Rows | None:
-        """Read the training rows, where a function makes them."""
-        return self.dataset
-
-    def build_eval_dataset(self) -> Rows | None:
-        """Read the evaluation rows, where a function makes them."""
-        return self.eval_dataset
 
     def _format_row(self, row: dict[str, Any], index: int) -> dict[str, Any]:
         return format_row(row, index, self.system_prompt, self.few_shot)
@@ -369,90 +328,17 @@ class Environment(OlderEnvironmentMethods, ABC):
         chosen = score if self.score_rollouts else None
         await score_states(states, chosen, self.rubric, timeout_s=self.scoring_timeout_seconds)
 
-    # Many rollouts
-
-    async def generate(
-        self,
-        inputs: Any,
-        client: Any,
-        model: str,
-        sampling_args: Any = None,
-        *,
-        num_workers: int = 0,
-        **options: Any,
-    ) -> Any:
-        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options.
-
-        With `num_workers`, in so many processes of their own, which load this environment by its id.
-        """
-        if num_workers:
-            return await generate_in_workers(self, num_workers, inputs, client, model, sampling_args, **options)
-        if self.concurrency:
-            self.set_concurrency(self.concurrency)
-        with quiet_collector():
-            return await Evaluation(self, inputs, client, model, sampling_args, **options).run()
-
-    async def evaluate(
-        self,
-        client: Any,
-        model: str,
-        sampling_args: Mapping[str, Any] | None = None,
-        num_examples: int = -1,
-        rollouts_per_example: int = 1,
-        shuffle: bool = False,
-        shuffle_seed: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Run `rollouts_per_example` rollouts of each of the first `num_examples` evaluation rows."""
-        rows = self.get_eval_dataset()
-        if shuffle:
-            rows = rows.shuffle(seed=shuffle_seed)
-        if num_examples > 0:
-            rows = rows.take(num_examples)
-        inputs: list[dict[str, Any]] = []
-        pace = pacer()
-        for row in rows:
-            inputs += [row] * rollouts_per_example
-            if pace.is_spent:
-                await pace.turn()
-        described: dict[str, Any] = {
-            "rollouts_per_example": rollouts_per_example,
-            "shuffle": shuffle,
-            "shuffle_seed": shuffle_seed,
-        }
-        return await self.generate(inputs, client, model, sampling_args, **described, **options)
-
-    a_generate = generate
-
-    def generate_sync(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
-        """`generate`, for code without an event loop."""
-        return run_sync(
-            self._closing(client, self.generate, inputs, model=model, sampling_args=sampling_args, **options)
-        )
-
-    def evaluate_sync(self, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
-        """`evaluate`, for code without an event loop."""
-        return run_sync(self._closing(client, self.evaluate, model=model, sampling_args=sampling_args, **options))
-
-    async def _closing(self, client: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        resolved = client_from(client)
-        try:
-            return await function(*args, client=resolved, **kwargs)
-        finally:
-            if hasattr(resolved, "close"):
-                await resolved.close()
-
-    @staticmethod
-    def make_dataset(results: Mapping[str, Any]) -> Rows:
-        """The outputs of `generate` or `evaluate` as rows."""
-        return Rows.from_list(results["outputs"])
-
     # Settings
 
     @property
     def requires_group_rollouts(self) -> bool:
         """True when a reward function must see a whole group."""
         return self.rubric.has_group_funcs()
+
+    @property
+    def has_independent_members(self) -> bool:
+        """True when `run_group` does no more than `run_rollout` would do for each of its rows."""
+        return type(self).run_group is Environment.run_group and not self.requires_group_rollouts
 
     @property
     def provides_advantages(self) -> bool:
@@ -491,13 +377,3 @@ class Environment(OlderEnvironmentMethods, ABC):
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
         """End a rollout once it has sampled this many tokens; -1 for no limit."""
         self.max_total_completion_tokens = max_total_completion_tokens
-
-
-async def generate_in_workers(env: Environment, num_workers: int, inputs: Any, *args: Any, **options: Any) -> Any:
-    """`env.generate` with its groups in worker processes."""
-    from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
-    from mettle.envs.workers.pool import WorkerPool
-
-    async with WorkerPool(worker_spec(env), num_workers) as pool:
-        remote = WorkerEnvironment(pool, state_columns=options.get("state_columns") or ())
-        return await Evaluation(remote, inputs, *args, **options).run()

@@ -1,7 +1,7 @@
 """What a function wants by name, read once: reward functions, stop conditions, cleanup handlers, tools.
 
-Parts: `Signature`, `signature_of`, `SignatureCache`, `call_by_name`. Invariant: `inspect.signature` runs once per
-function and owner, never once per rollout.
+Parts: `Signature`, `signature_of`, `SignatureCache`, `call_by_name`, `is_async`. Invariant: `inspect.signature` runs
+once per function and owner, never once per rollout.
 """
 
 from __future__ import annotations
@@ -73,3 +73,10 @@ async def maybe_await(function: Callable[..., Any], *args: Any, **kwargs: Any) -
 async def call_by_name(function: Callable[..., Any], signature: Signature, available: Mapping[str, Any]) -> Any:
     """Call `function` with those of `available` that it asks for."""
     return await maybe_await(function, **signature.pick(available))
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling `function` gives a coroutine; looks through partials and at `__call__` of objects."""
+    while hasattr(function, "func"):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

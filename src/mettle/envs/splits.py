@@ -1,11 +1,12 @@
 """The rows of one environment: a training split and an evaluation split, each given as data or as a function of none.
 
-Parts: `Splits`. Invariants: what a function returns is asked for when it is first needed, and once; data that cannot be
-a dataset, or whose first row cannot be one, is refused where it is given.
+Parts: `Splits`; `SplitDatasets`, a base of `Environment`. Invariants: what a function returns is asked for when it is
+first needed, and once; data that cannot be a dataset, or whose first row cannot be one, is refused where it is given.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -50,3 +51,53 @@ class Splits:
         if len(rows):
             _ = rows[0]
         return rows
+
+
+class SplitDatasets:
+    """The datasets of an `Environment`, by their names."""
+
+    _splits: Splits
+    logger: logging.Logger
+
+    @property
+    def _title(self) -> str:
+        return type(self).__name__
+
+    @property
+    def dataset(self) -> Rows | None:
+        """Training rows, if there are any."""
+        return self._splits.rows("train") if self._splits.has("train") else None
+
+    @dataset.setter
+    def dataset(self, source: Any) -> None:
+        self._splits.replace("train", source)
+
+    @property
+    def eval_dataset(self) -> Rows | None:
+        """Evaluation rows, if there are any."""
+        return self._splits.rows("eval") if self._splits.has("eval") else None
+
+    @eval_dataset.setter
+    def eval_dataset(self, source: Any) -> None:
+        self._splits.replace("eval", source)
+
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
+        """Training rows, in the order of `seed` where one is given, the first `n` of them where n > 0."""
+        if not self._splits.has("train"):
+            raise ValueError(f"{self._title} has no training dataset")
+        return self._splits.rows("train", n, seed)
+
+    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
+        """Evaluation rows; the training rows, with a warning, where there are none."""
+        if not self._splits.has("eval"):
+            self.logger.warning("%s has no evaluation dataset; the training dataset stands in", self._title)
+            return self.get_dataset(n, seed)
+        return self._splits.rows("eval", n, seed)
+
+    def build_dataset(self) -> Rows | None:
+        """Read the training rows, where a function makes them."""
+        return self.dataset
+
+    def build_eval_dataset(self) -> Rows | None:
+        """Read the evaluation rows, where a function makes them."""
+        return self.eval_dataset

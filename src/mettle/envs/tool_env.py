@@ -8,7 +8,6 @@ thread; a rollout keeps the tools that it began with.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from mettle.envs.errors import ToolCallError, ToolParseError
 from mettle.envs.limits import call_in_thread, within
 from mettle.envs.multiturn_env import MultiTurnEnv
 from mettle.envs.rubrics.rubric import Rubric
-from mettle.envs.signatures import maybe_await
+from mettle.envs.signatures import is_async, maybe_await
 from mettle.envs.state import State
 from mettle.envs.tool_schema import tool_of
 from mettle.records.messages import Message, Messages, Tool, ToolMessage, messages_from
@@ -185,13 +184,6 @@ class ToolEnv(MultiTurnEnv):
         if isinstance(error, self.stop_errors):
             raise kind(f"{type(error).__name__}: {error}") from error
         return ToolMessage(content=self.error_formatter(error), tool_call_id=call_id)
-
-
-def is_async(function: ToolFunction) -> bool:
-    """Whether calling `function` gives a coroutine; looks through partials and at `__call__` of objects."""
-    while hasattr(function, "func"):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def as_content(result: Any) -> Any:

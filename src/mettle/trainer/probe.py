@@ -112,7 +112,9 @@ class EngineTransport(Transport):
         self._flush: asyncio.Task[None] | None = None
         self._count = 0
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Sample what `body` asks for."""
         assert path == "/generate", f"the in-process engine has no {path}"
         self._count += 1

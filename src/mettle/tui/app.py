@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -18,9 +19,14 @@ from textual.screen import Screen
 from mettle.envs.evaluation.results import evaluation_folder
 from mettle.tui.catalog import Catalog
 from mettle.tui.figures import short
-from mettle.tui.screens.choices import EnvironmentsScreen
+from mettle.tui.opened import OpenRun
+from mettle.tui.screens.choices import EnvironmentsScreen, ModelsScreen
+from mettle.tui.screens.compare import CompareScreen
 from mettle.tui.screens.help import HelpScreen
+from mettle.tui.screens.rollout import RolloutScreen
 from mettle.tui.screens.run import RunScreen
+from mettle.tui.screens.runs import RunsScreen
+from mettle.tui.screens.task import TaskScreen
 from mettle.tui.text import one_line, sendable
 from mettle.tui.theme import DARK, LIGHT, first_theme
 
@@ -63,6 +69,32 @@ class EvaluationBrowser(App[None]):
         self.push_screen(EnvironmentsScreen())
         if self._path is not None:
             self.push_screen(RunScreen(self._path, rollout=self._rollout))
+
+    def open_models(self, env_id: str) -> None:
+        """Show the models that were evaluated on an environment."""
+        self.push_screen(ModelsScreen(env_id))
+
+    def open_runs(self, env_id: str, model: str) -> None:
+        """Show the evaluations of a model on an environment."""
+        self.push_screen(RunsScreen(env_id, model))
+
+    def open_run(self, path: Path) -> None:
+        """Show one evaluation."""
+        self.push_screen(RunScreen(path))
+
+    def open_comparison(self, before: Path, after: Path) -> None:
+        """Show what changed between two evaluations."""
+        self.push_screen(CompareScreen(before, after))
+
+    def open_rollout(
+        self, run: OpenRun, index: int, order: Callable[[], Sequence[int]], on_left: Callable[[int], Any]
+    ) -> None:
+        """Show a rollout, and those before and after it in `order`."""
+        self.push_screen(RolloutScreen(run, index, order, on_left=on_left))
+
+    def open_task(self, run: OpenRun, index: int) -> None:
+        """Show all rollouts of the task that rollout `index` is of."""
+        self.push_screen(TaskScreen(run, index))
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The colours of ours that Textual's themes do not have."""

@@ -8,7 +8,7 @@ Invariant: no text is read as markup.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from rich.cells import cell_len
 from textual import events
@@ -21,10 +21,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
+from mettle.tui.browser import Browser
 from mettle.tui.text import ELLIPSIS, cut, one_line
-
-if TYPE_CHECKING:
-    from mettle.tui.app import EvaluationBrowser
 
 WIDE = 110
 """Columns from which on there is room for two panes."""
@@ -175,9 +173,9 @@ class BrowserScreen(Screen[None]):
         self.prompt = PromptBar()
 
     @property
-    def browser(self) -> EvaluationBrowser:
+    def browser(self) -> Browser:
         """The program."""
-        return cast("EvaluationBrowser", self.app)
+        return cast("Browser", self.app)
 
     @property
     def is_wide(self) -> bool:

@@ -58,6 +58,15 @@ def test_garbage_is_refused(body, numbers, complaint):
         frames.decode(body, numbers)
 
 
+@pytest.mark.parametrize("text", ["\ud83d\ude00", "a\ud800", "\U0001f600", "\u2028\x00\r\n"])
+def test_text_arrives_as_the_code_points_that_it_had(text):
+    frame = frames.encode({"text": text, text: 1})
+    size, _ = frames.HEADER.unpack(frame[: frames.HEADER.size])
+    found = frames.decode(frame[frames.HEADER.size :][:size], b"")
+    assert [found["text"], found[text]] == [text, 1]
+    assert len(found["text"]) == len(text)
+
+
 def test_a_frame_that_is_too_large_is_refused_on_both_sides(monkeypatch):
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     with pytest.raises(ServiceError, match="above the limit of 100"):

@@ -1,102 +1,36 @@
 """Running an environment over many rows: rollouts side by side, each saved as it finishes, resumed where it stopped.
 
-Parts: `Evaluated` (what is run), `Evaluation`, `GenerateOutputs`. A group is the rows of one `example_id`. Invariants:
-a finished rollout is on disk before the next callback sees it (rollouts that are scored together, when their group is),
-and a resumed evaluation runs only what is missing or failed; one rollout's failure never ends the evaluation, a full
-disk does.
+Parts: `Evaluation`, one call of `generate`; what it runs is an `Evaluated`. A group is the rows of one `example_id`.
+Invariants: a finished rollout is on disk before the next callback sees it (rollouts that are scored together, when
+their group is), and a resumed evaluation runs only what is missing or failed; one rollout's failure never ends the
+evaluation, a full disk does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
+from mettle.envs.evaluation.evaluated import Evaluated
 from mettle.envs.evaluation.facts import RolloutFacts, facts_of
+from mettle.envs.evaluation.generated import GenerateOutputs
 from mettle.envs.evaluation.output import output_of, task_key_of
 from mettle.envs.evaluation.refusals import Refusals
-from mettle.envs.evaluation.report import Stats, plain, stats_of
-from mettle.envs.evaluation.results import ResultsFolder
+from mettle.envs.evaluation.report import plain
+from mettle.envs.evaluation.results import ResultsFolder, new_results_path
 from mettle.envs.evaluation.resume import Row, check_same, count_by_example, example_of, take_over
 from mettle.envs.evaluation.slots import Slots
 from mettle.envs.evaluation.summary import Summary
-from mettle.envs.state import State
 from mettle.errors import StorageError, UserError
-from mettle.records.messages import Tool
 
 METADATA_INTERVAL_S = 0.5
-
-
-class Evaluated(Protocol):
-    """What is asked of an environment that is evaluated; see `mettle.envs.environment.Environment`."""
-
-    env_id: str
-    env_args: dict[str, Any]
-    sampling_args: dict[str, Any]
-    pass_threshold: float
-    tool_defs: list[Tool]
-
-    @property
-    def requires_group_rollouts(self) -> bool: ...
-    async def run_rollout(
-        self,
-        input: Row,
-        client: Any,
-        model: str,
-        sampling_args: Mapping[str, Any] | None = None,
-        max_retries: int = 0,
-    ) -> State: ...
-    async def run_group(
-        self,
-        group_inputs: Sequence[Row],
-        client: Any,
-        model: str,
-        sampling_args: Mapping[str, Any] | None = None,
-        max_retries: int = 0,
-    ) -> list[State]: ...
-
-
-class GenerateOutputs(dict[str, Any]):
-    """`outputs` (one row per rollout) and `metadata`. Columns read as attributes: `results.reward`.
-
-    `stats` holds the figures with their errors; `facts` the few figures of each rollout that they come from.
-    """
-
-    price: Price | None = None
-
-    @cached_property
-    def facts(self) -> list[RolloutFacts]:
-        """The figures of each rollout, in the order in which they finished."""
-        return [facts_of(output) for output in self.get("outputs") or []]
-
-    @cached_property
-    def stats(self) -> Stats:
-        """Averages, pass@k, errors by cause, tokens, cost, timing; see `mettle.envs.evaluation.report`."""
-        metadata = self["metadata"]
-        return stats_of(
-            self.facts,
-            rollouts_per_example=metadata["rollouts_per_example"],
-            pass_threshold=metadata["pass_threshold"],
-            price=self.price,
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        if name.startswith("__"):
-            raise AttributeError(name)
-        outputs = self.get("outputs") or []
-        if outputs and any(name in output for output in outputs):
-            return [output.get(name) for output in outputs]
-        raise AttributeError(f"results have no column {name!r}")
 
 
 class Evaluation:
@@ -281,10 +215,7 @@ class Evaluation:
 
     def _can_split(self) -> bool:
         """True when the rollouts of a group need nothing of each other, neither scores nor a shared request."""
-        from mettle.envs.environment import Environment
-
-        is_usual = getattr(type(self.env), "run_group", None) is Environment.run_group
-        return is_usual and not self.env.requires_group_rollouts and not hasattr(self.client, "for_group")
+        return self.env.has_independent_members and not hasattr(self.client, "for_group")
 
     def _folder(self, results_path: str | Path | None) -> ResultsFolder:
         if results_path is not None:
@@ -303,13 +234,6 @@ class Evaluation:
         self._time_before = saved_time if isinstance(saved_time, int | float) else 0.0
         is_whole_groups = self.env.requires_group_rollouts and not self.independent_scoring
         return take_over(self.folder, self.inputs, self._count, is_whole_groups=is_whole_groups).missing
-
-
-def new_results_path(env_id: str, model: str, output_dir: Path | None = None) -> Path:
-    """Where a new evaluation is saved: beside the environment's source when that is here, as its authors expect."""
-    home = Path("environments") / env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
-    base = output_dir or (home if home.is_dir() else Path()) / "outputs" / "evals"
-    return base / f"{env_id.replace('/', '--')}--{model.replace('/', '--')}" / os.urandom(4).hex()
 
 
 def _grouped(rows: Sequence[Row]) -> list[list[Row]]:

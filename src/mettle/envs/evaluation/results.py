@@ -171,3 +171,10 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+def new_results_path(env_id: str, model: str, output_dir: Path | None = None) -> Path:
+    """Where a new evaluation is saved: beside the environment's source when that is here, as its authors expect."""
+    home = Path("environments") / env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
+    base = output_dir or (home if home.is_dir() else Path()) / "outputs" / "evals"
+    return base / f"{env_id.replace('/', '--')}--{model.replace('/', '--')}" / os.urandom(4).hex()

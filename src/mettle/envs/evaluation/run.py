@@ -19,8 +19,8 @@ from mettle.clients.config import ClientConfig
 from mettle.clients.endpoints import ENDPOINTS_FILE, NamedEndpoint, Registry, read_registry
 from mettle.clients.factory import client_from, client_type_named
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.generate import GenerateOutputs, new_results_path
-from mettle.envs.evaluation.results import METADATA, ResultsFolder
+from mettle.envs.evaluation.generated import GenerateOutputs
+from mettle.envs.evaluation.results import METADATA, ResultsFolder, new_results_path
 from mettle.envs.evaluation.resume import check_same
 from mettle.envs.evaluation.slots import Slots
 from mettle.envs.evaluation.spec import SETTINGS, EvalSpec
@@ -203,6 +203,7 @@ def _config(
         client_type=client_type_named(spec.api_client_type or client_type),
         max_retries=spec.max_retries,
         extra_headers={**(headers or {}), **spec.headers},
+        extra_headers_from_state=spec.headers_from_state,
         tokenizer=spec.tokenizer or tokenizer,
     )
 

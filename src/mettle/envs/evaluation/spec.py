@@ -17,7 +17,7 @@ from mettle.errors import UserError
 
 DEFAULT_NUM_EXAMPLES = 5
 DEFAULT_ROLLOUTS = 3
-MERGED = ("env_args", "extra_env_kwargs", "sampling_args", "headers")
+MERGED = ("env_args", "extra_env_kwargs", "sampling_args", "headers", "headers_from_state")
 NOT_SAVED = ("headers", "resume", "resume_path")
 """Settings that are not written beside the results: headers can hold secrets."""
 
@@ -39,6 +39,7 @@ class EvalSpec:
     api_client_type: str | None = None
     tokenizer: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    headers_from_state: dict[str, str] = field(default_factory=dict)
     sampling_args: dict[str, Any] = field(default_factory=dict)
     num_examples: int = DEFAULT_NUM_EXAMPLES
     rollouts_per_example: int = DEFAULT_ROLLOUTS
@@ -123,7 +124,8 @@ def _headers(value: Any) -> dict[str, str]:
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     "env_id": text, "model": text, "name": text, "env_args": _table, "extra_env_kwargs": _table,
     "env_dir_path": text, "endpoints_path": text, "provider": text, "api_base_url": text, "api_key_var": text,
-    "api_client_type": text, "tokenizer": text, "headers": _headers, "sampling_args": _table,
+    "api_client_type": text, "tokenizer": text, "headers": _headers,
+    "headers_from_state": _headers, "sampling_args": _table,
     "max_tokens": whole(1), "temperature": _number, "num_examples": _num_examples, "rollouts_per_example": whole(1),
     "shuffle": flag, "shuffle_seed": whole(0), "max_concurrent": whole(1), "num_workers": _workers,
     "independent_scoring": flag, "max_retries": whole(0), "timeout": _number,
@@ -136,6 +138,7 @@ ROLLOUTS_PER_WORKER = 256
 
 ALIASES = {
     "id": "env_id", "args": "env_args", "sampling": "sampling_args", "endpoint_id": "model", "header": "headers",
+    "header_from_state": "headers_from_state",
 }  # fmt: skip
 
 IGNORED = (
@@ -154,7 +157,8 @@ def checked(key: str, value: Any) -> tuple[str, Any]:
     try:
         return name, SETTINGS[name](value)
     except ValueError as error:
-        raise UserError(f"{key} = {value!r}: must be {error}") from None
+        shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value  # an option given once
+        raise UserError(f"{key} = {shown!r}: must be {error}") from None
 
 
 def spec_from(levels: Sequence[Mapping[str, Any]]) -> EvalSpec:

@@ -79,6 +79,18 @@ class Tally:
         return self._recent_tokens / max(1e-9, min(WINDOW_S, now - self._started))
 
     @property
+    def rollouts_per_s(self) -> float | None:
+        """Rollouts a second, over all that ended here; None before the first."""
+        elapsed = (self._ended if self.is_over else self._clock()) - self._started
+        num_new = self.num_done - self.num_kept
+        return num_new / elapsed if num_new > 0 and elapsed > 0 else None
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a rollout ended, or since the start."""
+        return self._clock() - self._ended
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds until the last rollout, at the pace so far."""
         num_new = self.num_done - self.num_kept

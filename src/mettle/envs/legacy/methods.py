@@ -7,14 +7,12 @@ lines over what the library does today, and the library itself calls none of the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mettle.envs.author_records import RolloutScores
 from mettle.envs.legacy.asynchrony import maybe_call_with_named_args
 from mettle.envs.rows import Rows, format_row
 from mettle.records.messages import Messages, messages_from
-
-if TYPE_CHECKING:
-    from mettle.envs.types import RolloutScores
 
 
 class OlderEnvironmentMethods:
@@ -102,8 +100,6 @@ class OlderRubricMethods:
         **_: Any,
     ) -> RolloutScores:
         """The scores of several rollouts, one after the other."""
-        from mettle.envs.types import RolloutScores
-
         parts = zip(prompts, completions, answers, states, tasks, infos, strict=True)
         scores = [await self.score_rollout(*each) for each in parts]
         names = scores[0]["metrics"] if scores else {}

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+from mettle.envs.advantages import set_advantages
 from mettle.envs.errors import JudgeError, attributed
 from mettle.envs.legacy.asynchrony import NullAsyncContext
-from mettle.envs.legacy.parts import score_parts, set_advantages, state_after, take_scores
+from mettle.envs.legacy.parts import score_parts, state_after, take_scores
 from mettle.envs.signatures import maybe_await
 from mettle.records.messages import messages_from
 

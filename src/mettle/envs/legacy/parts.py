@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any
 
 from mettle.clients.factory import client_from
+from mettle.envs.author_records import RolloutScore
 from mettle.envs.legacy.responses import as_response
 from mettle.envs.state import State, TrajectoryStep, new_state
 from mettle.records.messages import messages_from, tool_from
@@ -69,13 +70,6 @@ def score_parts(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def set_advantages(states: Sequence[Any]) -> None:
-    """Reward minus the mean of the group, as the library computes it."""
-    from mettle.envs.rubrics.rubric import set_advantages
-
-    set_advantages(states)
-
-
 def take_scores(states: Sequence[Any], rewards: Sequence[float], metrics: Mapping[str, Sequence[float]]) -> None:
     """Write an old rubric's scores into the states."""
     for index, state in enumerate(states):
@@ -128,8 +122,6 @@ def score_call_of_parts(method: Method) -> Method:
     async def score_rollout(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (args and isinstance(args[0], Mapping)) or "completion" not in {*order[1 : len(args)], *kwargs}:
             return await method(self, *args, **kwargs)
-        from mettle.envs.types import RolloutScore
-
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         state = given["state"]
         state["completion"] = given["completion"]

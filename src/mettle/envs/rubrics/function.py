@@ -1,6 +1,7 @@
 """One reward function: what it asks for, where it runs, how long it takes, and how long it may take.
 
-Parts: `run_in` (the decorator that chooses the place), `RewardFunction`. A coroutine function runs on the event loop. A
+Parts: `run_in` (the decorator that chooses the place), `RewardFunction`. A coroutine function that awaits something
+runs on the event loop, and is named when it holds that up; one that never awaits is a plain function in all but name. A
 plain function is tried in a thread first; after `NUM_TRIED` quick calls in a row it runs on the loop, where a call
 costs microseconds, and goes back to its thread for good once it holds the loop up (half of its recent calls over
 `SLOW_S`, or one over `STALL_S`). Invariants: a call gives a `Score` and raises nothing but a cancellation from outside;
@@ -10,19 +11,19 @@ what has hung or raised is named.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from mettle.envs.rubrics.coroutines import HoldMeter, in_a_loop_of_its_own, never_waits, to_its_end
 from mettle.envs.rubrics.processes import shared_processes
 from mettle.envs.rubrics.threads import ThreadLane
 from mettle.envs.rubrics.values import FAILURES, Overrun, Score, failure_of, number_from
-from mettle.envs.signatures import signature_of
+from mettle.envs.signatures import is_async, signature_of
 from mettle.errors import JudgeError, RolloutError
 
 logger = logging.getLogger(__name__)
@@ -39,10 +40,11 @@ WANTS_THE_LOOP = ("main thread", "event loop", "same thread")
 
 
 def run_in(place: Place, *, timeout_s: float | None = None, max_parallel: int = 1) -> Callable[[Function], Function]:
-    """Choose where a plain reward function runs: on the "loop", in a "thread", or in a "process".
+    """Choose where a reward function runs: on the "loop", in a "thread", or in a "process".
 
     In a process it can be killed, and cannot hold up anything; it must be importable by name, and take what can be
-    pickled (`completion`, `answer`, `info`; not `state`). `max_parallel` calls of it run at a time.
+    pickled (`completion`, `answer`, `info`; not `state`). `max_parallel` calls of it run at a time. In a thread or a
+    process a coroutine function gets an event loop of its own, and must not use what belongs to the rollouts' loop.
     """
     if place not in ("loop", "thread", "process"):
         raise ValueError(f"a reward function runs in 'loop', 'thread' or 'process', not {place!r}")
@@ -65,7 +67,8 @@ class RewardFunction:
         self.timeout_s: float | None = timeout_s if own_timeout_s is None else own_timeout_s
         chosen: Place | None = getattr(function, "runs_in", None) or place
         self._is_chosen = chosen is not None
-        self.place: Place = chosen or ("loop" if _is_async(function) else "thread")
+        self._call, self.place = _call_and_place(function, chosen)
+        self._meter = HoldMeter(self.name) if self.place == "loop" and not self._is_chosen else None
         self._durations: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self.num_calls = 0
         self._is_trial = self.place == "thread" and not self._is_chosen
@@ -90,7 +93,7 @@ class RewardFunction:
             return self._elsewhere(arguments)
         started = time.perf_counter()
         try:
-            value = self.function(**arguments)
+            value = self._call(**arguments)
         except FAILURES as error:
             return failure_of(self.name, error)
         if isinstance(value, Awaitable):
@@ -99,13 +102,16 @@ class RewardFunction:
         return value
 
     def stats(self) -> dict[str, Any]:
-        """Calls so far, where the next one runs, and the median and longest of the recent durations."""
+        """Calls so far, where the next one runs, the median and longest of the recent durations; of coroutines, how
+        long one held the loop at most.
+        """
         recent = list(self._durations)
         return {
             "runs_in": self.place,
             "num_calls": self.num_calls,
             "p50_ms": statistics.median(recent) * 1e3 if recent else None,
             "max_ms": max(recent) * 1e3 if recent else None,
+            "held_ms": self._meter.longest_s * 1e3 if self._meter is not None else None,
         }
 
     async def _number(self, value: Awaitable[Any]) -> Score:
@@ -115,7 +121,8 @@ class RewardFunction:
     async def _awaited(self, value: Awaitable[Any], started: float) -> Any:
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
-                returned = await value
+                meter = self._meter
+                returned = await (meter.watch(value) if meter and isinstance(value, Coroutine) else value)
         except TimeoutError as error:
             return self._overrun(error) if limit.expired() else failure_of(self.name, error)
         except asyncio.CancelledError as error:
@@ -135,7 +142,7 @@ class RewardFunction:
         if self._lane is None:
             self._lane = ThreadLane(self.name, getattr(self.function, "max_parallel", 1))
         try:
-            value, duration_s = await self._lane.run(partial(_timed, self.function, arguments), self.timeout_s)
+            value, duration_s = await self._lane.run(partial(_timed, self._call, arguments), self.timeout_s)
         except Overrun as error:
             return self._overrun(error)
         except FAILURES as error:
@@ -197,5 +204,10 @@ def _timed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[
     return value, time.perf_counter() - started
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+def _call_and_place(function: Callable[..., Any], chosen: Place | None) -> tuple[Callable[..., Any], Place]:
+    """How a function is called, and where at first."""
+    if not is_async(function):
+        return function, chosen or "thread"
+    if chosen != "loop" and never_waits(function):
+        return to_its_end(function), chosen or "thread"
+    return (in_a_loop_of_its_own(function) if chosen == "thread" else function), chosen or "loop"

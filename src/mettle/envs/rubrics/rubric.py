@@ -17,6 +17,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from mettle.envs.advantages import set_advantages
 from mettle.envs.decorators import marked_methods
 from mettle.envs.errors import JudgeError
 from mettle.envs.legacy.methods import OlderRubricMethods
@@ -247,20 +248,6 @@ def metric_names(funcs: Sequence[RewardFunc]) -> list[str]:
         taken.add(unique)
         names.append(unique)
     return names
-
-
-def set_advantages(states: Sequence[State]) -> None:
-    """Reward minus the mean over the rollouts that have one; trajectory steps without a reward inherit both."""
-    rewards = [state["reward"] for state in states if state.get("reward") is not None]
-    mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
-    for state in states:
-        reward = state.get("reward")
-        state["advantage"] = None if reward is None else reward - mean
-        for step in state.get("trajectory") or []:
-            if step.get("advantage") is None:
-                step["advantage"] = state["advantage"]
-            if step.get("reward") is None:
-                step["reward"] = reward
 
 
 def _check_weight(weight: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mettle.envs.rubrics.rubric import RewardFunc, Rubric, set_advantages
+from mettle.envs.advantages import set_advantages
+from mettle.envs.rubrics.rubric import RewardFunc, Rubric
 from mettle.envs.state import State
 
 

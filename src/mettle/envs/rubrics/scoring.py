@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from mettle.envs.advantages import set_advantages
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
-from mettle.envs.rubrics.rubric import Rubric, set_advantages
+from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State
 from mettle.errors import RolloutError
 

@@ -7,6 +7,7 @@ other end, this process is killed by the kernel, also in the middle of a call th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
@@ -16,7 +17,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 HEADER = struct.Struct("!I")
@@ -81,7 +82,8 @@ def _within(timeout_s: float, function: Callable[..., Any], arguments: dict[str,
     _armed[0] = True
     signal.setitimer(signal.ITIMER_PROF, timeout_s, 0.1)
     try:
-        return function(**arguments)
+        value = function(**arguments)
+        return asyncio.run(value) if isinstance(value, Coroutine) else value
     finally:
         _armed[0] = False
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -47,6 +47,9 @@ def worker_spec(env: Any) -> WorkerSpec:
 class WorkerEnvironment:
     """Runs groups in `pool`. `client` may be anything that `client_spec` can describe, or a description."""
 
+    has_independent_members = False
+    """A group is one request to a worker."""
+
     def __init__(self, pool: WorkerPool, *, state_columns: Sequence[str] = ()) -> None:
         about = pool.about
         self.pool = pool

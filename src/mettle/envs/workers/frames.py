@@ -1,9 +1,10 @@
 """The wire between a process and its environment's workers: frames of JSON and raw numbers over a socket.
 
-A frame is two big-endian u32 (length of the JSON, length of the numbers), the JSON in ASCII, the numbers. The JSON is
+A frame is two big-endian u32 (length of the JSON, length of the numbers), the JSON in UTF-8, the numbers. The JSON is
 an object; under `arrays` it lists a typecode and a count for each array in the numbers, in machine order (both ends
 are one machine). Parts: `encode`, `decode`, `send`/`receive` (blocking), `read_frame` (asyncio). Invariants: decoding
-builds dicts, lists, text, numbers and arrays and nothing else, and no text inside a message can pass for an array; a
+builds dicts, lists, text, numbers and arrays and nothing else, no text inside a message can pass for an array, and text
+arrives as the same code points, halves of surrogate pairs that stand by themselves or side by side included; a
 frame above `MAX_FRAME_BYTES` is refused on both sides.
 """
 
@@ -31,7 +32,7 @@ def encode(message: Mapping[str, Any], arrays: Sequence[array[Any]] = ()) -> byt
     Raises: TypeError for a value that JSON does not know; ServiceError for a message that is too large.
     """
     shapes = [[numbers.typecode, len(numbers)] for numbers in arrays]
-    text = json.dumps({**message, "arrays": shapes}).encode("ascii")
+    text = json.dumps({**message, "arrays": shapes}, ensure_ascii=False).encode("utf-8", "surrogatepass")
     numbers = b"".join(numbers.tobytes() for numbers in arrays)
     if len(text) + len(numbers) > MAX_FRAME_BYTES:
         raise ServiceError(f"a frame of {len(text) + len(numbers)} bytes is above the limit of {MAX_FRAME_BYTES}")

@@ -144,7 +144,7 @@ class EnvironmentsScreen(ChoiceScreen):
 
     def on_record_table_chosen(self, event: RecordTable.Chosen) -> None:
         """Show its models."""
-        self.app.push_screen(ModelsScreen(self.items[event.row].name))
+        self.browser.open_models(self.items[event.row].name)
 
 
 class ModelsScreen(ChoiceScreen):
@@ -187,6 +187,4 @@ class ModelsScreen(ChoiceScreen):
 
     def on_record_table_chosen(self, event: RecordTable.Chosen) -> None:
         """Show its runs."""
-        from mettle.tui.screens.runs import RunsScreen
-
-        self.app.push_screen(RunsScreen(self.env_id, self.items[event.row].name))
+        self.browser.open_runs(self.env_id, self.items[event.row].name)

@@ -23,7 +23,6 @@ from mettle.tui.opened import OpenRun, well_formed
 from mettle.tui.overview import MUTED, Part
 from mettle.tui.parts import BrowserScreen
 from mettle.tui.record_table import Cell, Column, RecordTable
-from mettle.tui.screens.task import TaskScreen
 from mettle.tui.text import one_line, pad
 
 BAR_CELLS = 24
@@ -102,7 +101,7 @@ class CompareScreen(BrowserScreen):
         run = self.runs[which == "b"]
         members = run.members(self.tasks[self.table.cursor].example_id)
         if members:
-            self.app.push_screen(TaskScreen(run, members[0]))
+            self.browser.open_task(run, members[0])
 
     def _give_up(self, why: str) -> None:
         self.table.empty = "nothing to compare"

@@ -193,9 +193,7 @@ class RolloutScreen(BrowserScreen):
 
     def action_task(self) -> None:
         """Show the rollouts of the same task."""
-        from mettle.tui.screens.task import TaskScreen
-
-        self.app.push_screen(TaskScreen(self.run, self.index))
+        self.browser.open_task(self.run, self.index)
 
     @property
     def _source(self) -> str:

@@ -1,7 +1,8 @@
 """One evaluation: its figures, and its rollouts to sort, filter and search.
 
-Parts: `RunScreen`. Reading, counting and searching run in threads; an evaluation that is still written to is read on
-every second. Invariant: whatever is going on, keys are answered at once and the cursor stays on its rollout.
+Parts: `RunScreen`. Reading and counting run in threads, as searching does (`scanning`); an evaluation that is still
+written to is read on every second. Invariant: whatever is going on, keys are answered at once and the cursor stays on
+its rollout.
 """
 
 from __future__ import annotations
@@ -17,27 +18,25 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
-from textual.worker import get_current_worker
 
 from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import MettleError, UserError
 from mettle.tui.figures import count, whole
-from mettle.tui.filters import Filter, parse_filter
+from mettle.tui.filters import parse_filter
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import headline, overview
-from mettle.tui.parts import BrowserScreen, Page, PromptBar
+from mettle.tui.parts import Page, PromptBar
 from mettle.tui.record_table import RecordTable
-from mettle.tui.screens.rollout import RolloutScreen
 from mettle.tui.screens.rows import columns_of, row_of
-from mettle.tui.screens.task import TaskScreen
-from mettle.tui.search import Needle, scan
+from mettle.tui.screens.scanning import ScanningScreen
+from mettle.tui.search import Needle
 from mettle.tui.selection import SORTS
 
 READ_ON_S = 1.0
 FILTER_HINT = 'reward<0.5  error  stop:max_turns  task:12  text:"foo"  !truncated; ? tells more; empty shows all'
 
 
-class RunScreen(BrowserScreen):
+class RunScreen(ScanningScreen):
     """The rollouts of an evaluation, and what they come to."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -122,7 +121,7 @@ class RunScreen(BrowserScreen):
         place = run.selection.place_of(keep) if keep is not None else None
         if place is not None:
             self.table.cursor = place
-        self._say_where()
+        self.say_where()
 
     def index(self) -> int | None:
         """The rollout that the cursor is on."""
@@ -142,7 +141,7 @@ class RunScreen(BrowserScreen):
 
     def on_record_table_moved(self, event: RecordTable.Moved) -> None:
         """Say where one is."""
-        self._say_where()
+        self.say_where()
 
     def on_record_table_head_clicked(self, event: RecordTable.HeadClicked) -> None:
         """Sort by that column."""
@@ -172,7 +171,7 @@ class RunScreen(BrowserScreen):
         run.selection.holds_text = set() if wanted.texts else None
         self.show_rows()
         if wanted.texts:
-            self._scan_filter(wanted, range(len(run.reader)))
+            self.scan_filter(wanted, range(len(run.reader)))
 
     def search(self, text: str) -> None:
         """Look for a text in what is shown; the cursor goes to the first place from where it is."""
@@ -183,11 +182,11 @@ class RunScreen(BrowserScreen):
         run.found, run.looked_at = set(), None
         run.needle = Needle(text) if text else None
         self.table.refresh()
-        self._say_where()
+        self.say_where()
         if run.needle is not None:
             here = self.table.cursor
             order = run.selection.order
-            self._scan_search(run.needle, order[here:] + order[:here])
+            self.scan_search(run.needle, order[here:] + order[:here])
 
     def action_filter(self) -> None:
         """Ask what to show."""
@@ -230,7 +229,7 @@ class RunScreen(BrowserScreen):
         self.is_following = not self.is_following
         if self.is_following:
             self.table.action_jump(-1)
-        self._say_where()
+        self.say_where()
 
     def action_overview(self) -> None:
         """Show or hide the overview."""
@@ -241,12 +240,12 @@ class RunScreen(BrowserScreen):
         """Show the rollouts of the same task."""
         index = self.index()
         if self.run is not None and index is not None:
-            self.app.push_screen(TaskScreen(self.run, index))
+            self.browser.open_task(self.run, index)
 
     def _open(self, index: int) -> None:
         run = self.run
         if run is not None:
-            self.app.push_screen(RolloutScreen(run, index, lambda: run.selection.order, on_left=self.go_to))
+            self.browser.open_rollout(run, index, lambda: run.selection.order, self.go_to)
 
     def _give_up(self, why: str) -> None:
         self.table.empty = why
@@ -280,7 +279,7 @@ class RunScreen(BrowserScreen):
             self.table.action_jump(-1)
         wanted = run.selection.filter
         if wanted.texts:
-            self._scan_filter(wanted, range(before if before < len(run.reader) else 0, len(run.reader)))
+            self.scan_filter(wanted, range(before if before < len(run.reader) else 0, len(run.reader)))
 
     def _draw_figures(self) -> None:
         run = self.run
@@ -299,57 +298,8 @@ class RunScreen(BrowserScreen):
         assert self.run is not None, "rows are drawn when there is a run"
         return row_of(self.run, self.run.selection.order[row])
 
-    @work(thread=True, group="filter")
-    def _scan_filter(self, wanted: Filter, indexes: range) -> None:
-        worker, run = get_current_worker(), self.run
-        assert run is not None, "a filter is applied to a run"
-        facts = run.reader.facts
-        needles = [(Needle(term.text), term.is_absent) for term in wanted.texts]
-        candidates = [index for index in indexes if index < len(facts) and wanted.accepts(facts[index])]
-
-        def holds(row: Mapping[str, Any]) -> bool:
-            return all(needle.is_in(row) is not is_absent for needle, is_absent in needles)
-
-        def report(num: int, new: list[int]) -> None:
-            self.app.call_from_thread(self._take_filtered, wanted, new, num, len(candidates))
-
-        scan(run.reader, candidates, holds, report, lambda: worker.is_cancelled)
-
-    def _take_filtered(self, wanted: Filter, new: list[int], num: int, total: int) -> None:
-        run = self.run
-        if run is None or run.selection.filter is not wanted or run.selection.holds_text is None:
-            return
-        run.selection.holds_text.update(new)
-        if new:
-            self.show_rows()
-        if num < total:
-            self.say(f"looked at {whole(num)} of {whole(total)}, {whole(len(run.selection))} shown")
-        else:
-            self._say_where()
-
-    @work(thread=True, exclusive=True, group="search")
-    def _scan_search(self, needle: Needle, indexes: list[int]) -> None:
-        worker, run = get_current_worker(), self.run
-        assert run is not None, "a search is of a run"
-        reader: EvaluationReader = run.reader
-
-        def report(num: int, new: list[int]) -> None:
-            self.app.call_from_thread(self._take_found, needle, new, num, len(indexes))
-
-        scan(reader, indexes, needle.is_in, report, lambda: worker.is_cancelled)
-
-    def _take_found(self, needle: Needle, new: list[int], num: int, total: int) -> None:
-        run = self.run
-        if run is None or run.needle is not needle:
-            return
-        if new and not run.found:
-            self.go_to(new[0])
-        run.found.update(new)
-        run.looked_at = num if num < total else None
-        self.table.refresh()
-        self._say_where()
-
-    def _say_where(self) -> None:
+    def say_where(self) -> None:
+        """The status line: the place, the filter, what was looked for."""
         run = self.run
         if run is None:
             return

@@ -22,8 +22,6 @@ from mettle.tui.overview import Paragraphs
 from mettle.tui.parts import Page
 from mettle.tui.record_table import Cell, Column, RecordTable
 from mettle.tui.screens.choices import ChoiceScreen
-from mettle.tui.screens.compare import CompareScreen
-from mettle.tui.screens.run import RunScreen
 from mettle.tui.text import one_line
 
 
@@ -98,7 +96,7 @@ class RunsScreen(ChoiceScreen):
         if item.problem:
             self.browser.refuse(item.problem)
         else:
-            self.app.push_screen(RunScreen(item.path))
+            self.browser.open_run(item.path)
 
     def action_mark(self) -> None:
         """Mark a run for a comparison: the first is A, the second B."""
@@ -118,7 +116,7 @@ class RunsScreen(ChoiceScreen):
         if len(pair) != 2:
             self.browser.refuse("mark two runs with x first: A is the one before, B the one after")
             return
-        self.app.push_screen(CompareScreen(pair[0], pair[1]))
+        self.browser.open_comparison(pair[0], pair[1])
 
     def _preview(self) -> None:
         item = self.chosen()

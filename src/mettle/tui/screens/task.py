@@ -72,11 +72,7 @@ class TaskScreen(BrowserScreen):
 
     def on_record_table_chosen(self, event: RecordTable.Chosen) -> None:
         """Open it."""
-        from mettle.tui.screens.rollout import RolloutScreen
-
-        self.app.push_screen(
-            RolloutScreen(self.run, self.members[event.row], lambda: self.members, on_left=self._go_to)
-        )
+        self.browser.open_rollout(self.run, self.members[event.row], lambda: self.members, self._go_to)
 
     def action_task(self, by: int) -> None:
         """Show the task that comes next in the evaluation."""
