@@ -8,9 +8,11 @@ from here. Invariant: closing the socket closes the port inside; when the servic
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,18 +108,15 @@ class Tunnels:
 
     async def _offer(self, port: int, opened: asyncio.Future[TunnelListener]) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="mettle-port-") as directory:  # for this user only
-                listener = TunnelListener(socket.AF_UNIX, socket.SOCK_STREAM)
-                try:
-                    address = str(Path(directory) / "port")
-                    listener.bind(address)
-                    listener.listen(_BACKLOG)
-                    listener.setblocking(False)
+            listener = TunnelListener(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.setblocking(False)
+            try:
+                with _listening(listener) as address:
                     await self._accept(port, listener, address, opened)
-                finally:
-                    listener.on_close = None
-                    if not opened.done() or opened.exception() is not None:
-                        listener.close()
+            finally:
+                listener.on_close = None
+                if not opened.done() or opened.exception() is not None:
+                    listener.close()
         except (SandboxError, OSError) as error:
             if not opened.done():
                 opened.set_exception(error)
@@ -139,6 +138,20 @@ class Tunnels:
                     ours.close()
                     continue
                 self._spawn(self._carry(f"{path}/{listener.inside_port}/{name}", ours, None, {}))
+
+
+@contextlib.contextmanager
+def _listening(listener: socket.socket) -> Iterator[str]:
+    """Its address, for this process only. The name is gone at once, so that a killed process leaves none."""
+    with tempfile.TemporaryDirectory(prefix="mettle-port-") as directory:
+        path = str(Path(directory) / "port")
+        listener.bind(path)
+        held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        listener.listen(_BACKLOG)
+        yield f"/proc/self/fd/{held}"
+    finally:
+        os.close(held)
 
 
 async def _told(ws: ClientWebSocketResponse) -> dict[str, Any]:
