@@ -28,6 +28,7 @@ from mettle.sandbox.zygote import watch
 _CANCELLED = 0.08
 _PAUSE_S = 0.02
 _MAX_SURPRISES = 20
+_HANGS_S = 45.0
 Action = Callable[[], Awaitable[None]]
 
 
@@ -135,7 +136,8 @@ class Side:
         patience_s = self.rng.uniform(0.0, 0.3) if self.rng.random() < _CANCELLED else None
         try:
             if patience_s is None:
-                await action()
+                async with asyncio.timeout(_HANGS_S):
+                    await action()
                 return True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
@@ -146,6 +148,8 @@ class Side:
                 self.traffic.counts[f"{self.name}: lost with its template"] += 1
             else:
                 self.traffic.surprise(f"{self.name}, {kind}: {type(error).__name__}: {error}")
+        except TimeoutError:
+            self.traffic.surprise(f"{self.name}, {kind}: not over after {_HANGS_S:g} s")
         except Exception as error:  # the soak goes on, and tells
             self.traffic.surprise(f"{self.name}, {kind}: {type(error).__name__}: {error}")
         return False

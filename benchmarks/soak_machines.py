@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from mettle.sandbox import Machine, MachineConfig, MachinePool
 
 SMALL = MachineConfig(memory_mb=128, disk_mb=32, max_processes=32, files={"main.py": "print(6 * 7)"})
-_DEEP = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM; (sleep 500 & sleep 500) & sleep 500' &) ; done; sleep 500"
+DEEP_TREE = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM; (sleep 500 & sleep 500) & sleep 500' &) ; done; sleep 500"
 _HOG = "python3 -c 'x = bytearray(1 << 30)'"
 _SERVER = (
     "import socket; s = socket.socket(); s.setsockopt(1, 2, 1); s.bind(('127.0.0.1', 8000)); s.listen()\n"
@@ -51,7 +52,7 @@ async def snapshots(pool: MachinePool) -> None:
 async def jobs(pool: MachinePool) -> None:
     """Background jobs with deep trees: one is killed, the others are left to the machine's end."""
     async with borrowed(pool) as machine:
-        started = [await machine.start(_DEEP), await machine.start("while echo tick; do sleep 0.02; done")]
+        started = [await machine.start(DEEP_TREE), await machine.start("while echo tick; do sleep 0.02; done")]
         assert await started[0].wait(0.1) is None
         assert "tick" in (await started[1].output()).stdout
         await started[0].kill()
@@ -67,13 +68,20 @@ async def ports(pool: MachinePool) -> None:
                 assert await asyncio.get_running_loop().sock_recv(connection, 9) == b"hello"
         with await machine.listen(9000) as listener:
             caller = asyncio.create_task(machine.exec(["python3", "-c", _CALLER]))
-            try:
-                accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
-                with accepted:
-                    await asyncio.get_running_loop().sock_sendall(accepted, b"dear")
+            answerer = asyncio.create_task(_answer(listener))
+            try:  # the caller first: when the machine has ended, nobody calls
+                assert (await caller).stdout == "dear\n"
             finally:
-                result = await caller
-            assert result.stdout == "dear\n", result
+                caller.cancel()
+                answerer.cancel()
+                await asyncio.wait({answerer})
+
+
+async def _answer(listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    accepted, _ = await loop.sock_accept(listener)
+    with accepted:
+        await loop.sock_sendall(accepted, b"dear")
 
 
 async def streams_left_early(pool: MachinePool) -> None:
