@@ -44,7 +44,12 @@ class TemplateKeeper:
                 await self._bury(self.template)
             self.num_templates += 1
             self.template = Template(self._config, generation=self.num_templates)
-            await self.template.wait_ready()
+            try:
+                await self.template.wait_ready()
+            except BaseException:  # whoever waited may have been cancelled; the next one must not find half a start
+                unready, self.template = self.template, None
+                await unready.close()
+                raise
             return self.template
 
     def has_lost(self, generation: int) -> bool:
