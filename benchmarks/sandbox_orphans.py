@@ -1,14 +1,16 @@
 """What is left of sandboxes whose owner is killed with -9, at a random moment, again and again? It must be nothing.
 
-Each round starts an owner at work (a judge pool and a machine pool under the soak's load, and machines full of deep trees
-of processes that have left their session and ignore signals), kills it, and counts what it had below it and beside it.
+Each round starts an owner at work (a judge pool and a machine pool under the soak's load, and machines full of deep
+trees of processes that have left their session and ignore signals), kills it, and counts what it had below it and
+beside it.
 
     pools     one process that holds both pools, killed from its start on
     service   `mettle sandbox serve`, killed under a client
     client    the client of a service, killed; its machines end with its lease, and then the service is killed, too
 
-This process adopts orphans, so that no survivor escapes the count by leaving its parent, session or group. The other counts are
-mounts of the host, cgroups of the killed, what is in the folder for temporary files, and sockets with a name or a port.
+This process adopts orphans, so that no survivor escapes the count by leaving its parent, session or group. The other
+counts are mounts of the host, cgroups of the killed, what is in the folder for temporary files, and sockets with a name
+or a port. Uploads that a killed service was receiving are removed by the next one that starts, and are counted apart.
 
     python benchmarks/sandbox_orphans.py [--rounds 50] [--json FILE]
 
@@ -242,8 +244,9 @@ def main(num_rounds: int, seed: int) -> dict[str, Any]:
             rounds.append(arena.play(KINDS[number % len(KINDS)]))
             one = rounds[-1]
             print(
-                f"{number + 1:3} {one.kind:8} killed after {one.killed_after_s:4.1f} s: {one.num_processes:3} processes,"
-                f" gone after {one.gone_after_s:5.2f} s, left: {one.left or 'nothing'}",
+                f"{number + 1:3} {one.kind:8} killed after {one.killed_after_s:4.1f} s:"
+                f" {one.num_processes:3} processes, gone after {one.gone_after_s:5.2f} s,"
+                f" left: {one.left or 'nothing'}",
                 flush=True,
             )
     return {

@@ -38,6 +38,7 @@ from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
 
 SAMPLE_S = 3.0
 WINDOW_S = 12.0
+MIN_WINDOWS = 7
 Values = dict[str, float]
 PANELS: dict[str, tuple[str, ...]] = {
     "Memory (anonymous and shared), MB": (
@@ -78,9 +79,9 @@ class Soak:
     windows: list[tuple[float, Values]] = field(default_factory=list)
 
     async def run(self, seconds: float, report: Callable[[str], None] = lambda _: None) -> list[Growth]:
-        """Windows of load and rests between them, until the time is over; the verdicts."""
+        """Windows of load and rests between them, until the time is over and there are enough; the verdicts."""
         started = time.monotonic()
-        while (now_s := time.monotonic() - started) < seconds or len(self.at_rest) < 2:
+        while (now_s := time.monotonic() - started) < seconds or len(self.at_rest) < MIN_WINDOWS:
             self.traffic.window()
             sampler = asyncio.create_task(self._sample_load(started))
             async with asyncio.TaskGroup() as sides:
@@ -113,8 +114,9 @@ class Soak:
     def _say(self, report: Callable[[str], None]) -> None:
         (at_s, values), (_, pace) = self.at_rest[-1], self.windows[-1]
         report(
-            f"{at_s:6.0f} s  {values['memory of all, MB']:6.1f} MB  {values['descriptors of the owner']:4.0f} descriptors"
-            f"  {values['processes']:4.0f} processes  {values['cgroups']:3.0f} cgroups"
+            f"{at_s:6.0f} s  {values['memory of all, MB']:6.1f} MB"
+            f"  {values['descriptors of the owner']:4.0f} descriptors  {values['processes']:4.0f} processes"
+            f"  {values['cgroups']:3.0f} cgroups"
             f"  {pace['judgements a second']:5.1f} judgements/s, p50 {pace['judge p50, ms']:6.1f} ms"
             f"  exec p50 {pace['exec p50, ms']:6.1f} ms  {self.traffic.num_surprises} surprises"
         )

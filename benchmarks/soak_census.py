@@ -1,8 +1,8 @@
 """What a pool's owner and everything below it hold at one moment, counted from the outside, by the kernel's own books.
 
 Roles: the owner (this process), the templates, the cells and machines (all that templates have below them). Memory is
-anonymous and shared memory only, so that a neighbour who loads or drops the same library changes nothing; in a sum, a page that
-several processes share counts once. Invariant: a process that ends while it is looked at counts nothing.
+anonymous and shared memory only, so that a neighbour who loads or drops the same library changes nothing; in a sum, a
+page that several processes share counts once. Invariant: a process that ends while it is looked at counts nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The load of a soak: clients that judge and use machines until they are told to stop, some cancelled on the way.
 
-A side is a judge pool and a machine pool with their clients. The steady side is never disturbed; on the shaken one both
-templates are killed with -9 in each window. Parts: `Side`, `Traffic` (what was asked, how long it took, what surprised).
+A side is a judge pool and a machine pool with their clients. The steady side is never disturbed; on the shaken one
+both templates are killed with -9 in each window. Parts: `Side`, `Traffic` (what was asked, how long it took, what
+surprised).
 Invariant: after `rest`, the clients hold nothing, and both pools hold what they held after the first one.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -29,6 +31,7 @@ _CANCELLED = 0.08
 _PAUSE_S = 0.02
 _MAX_SURPRISES = 20
 _HANGS_S = 45.0
+logger = logging.getLogger("soak")
 Action = Callable[[], Awaitable[None]]
 
 
@@ -50,6 +53,7 @@ class Traffic:
 
     def surprise(self, what: str) -> None:
         self.num_surprises += 1
+        logger.warning("surprise: %s", what)
         if len(self.surprises) < _MAX_SURPRISES:
             self.surprises.append(what[:500])
 
@@ -92,7 +96,6 @@ class Side:
     async def window(self, seconds: float) -> None:
         """Every client at work for so long; on the shaken side the templates die in the middle of it."""
         stop = time.monotonic() + seconds
-        await self._renew_kept()
         async with asyncio.TaskGroup() as clients:
             for _ in range(self.num_judging):
                 clients.create_task(self._work(self._judge_actions(), stop))
@@ -104,14 +107,20 @@ class Side:
 
     async def rest(self) -> None:
         """Back to what the pools hold when nobody asks for anything: the same kinds of warm cells, the kept machine."""
+        try:
+            async with asyncio.timeout(_HANGS_S):
+                await self._come_to_rest()
+        except Exception as error:  # the soak goes on, and tells
+            self.traffic.surprise(f"{self.name} did not come to rest: {type(error).__name__}: {error}")
+
+    async def _come_to_rest(self) -> None:
         await self._renew_kept()
         programs = available()
         for name in ("honest", "honest, bash", "honest, C"):
             if name in programs:
                 await self._judge(programs[name], f"judge: {name}")
-        async with asyncio.timeout(20):
-            while len(self.machines.machines) > 1:
-                await asyncio.sleep(0.05)
+        while len(self.machines.machines) > 1:  # noqa: ASYNC110 - those whose time ends by itself
+            await asyncio.sleep(0.05)
 
     async def _shake(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self.rng.uniform(0.2, 0.8))

@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from mettle.sandbox import Machine, MachineConfig, MachinePool
 
 SMALL = MachineConfig(memory_mb=128, disk_mb=32, max_processes=32, files={"main.py": "print(6 * 7)"})
-DEEP_TREE = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM; (sleep 500 & sleep 500) & sleep 500' &) ; done; sleep 500"
+DEEP_TREE = (
+    "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM; (sleep 500 & sleep 500) & sleep 500' &) ; done; sleep 500"
+)
 _HOG = "python3 -c 'x = bytearray(1 << 30)'"
 _SERVER = (
     "import socket; s = socket.socket(); s.setsockopt(1, 2, 1); s.bind(('127.0.0.1', 8000)); s.listen()\n"

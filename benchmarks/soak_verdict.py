@@ -1,9 +1,9 @@
 """Does anything grow? The slope of each quantity over the samples at rest, robust against single odd ones.
 
-The first third is warm-up and is not judged. Over the rest, the slope is Theil and Sen's: the median of the slopes between
-all pairs of samples, which up to 29% of wild samples do not move. Growth is that slope times the time judged; it is a
-failure where it is more than `LIMITS` allows. Counts are exact at rest, so they may not grow by one; memory may by
-what an allocator keeps for itself.
+The first third is warm-up and is not judged. Over the rest, the slope is Theil and Sen's: the median of the slopes
+between all pairs of samples, which up to 29% of wild samples do not move. Growth is that slope times the time judged;
+it is a failure where it is more than `LIMITS` allows. Counts are exact at rest, so they may not grow by one; memory may
+by what an allocator keeps for itself.
 """
 
 from __future__ import annotations
