@@ -34,7 +34,7 @@ class Panel:
     lowest: float | None = 0.0
     highest: float | None = None
     height: int = 190
-    labels_px: int = 190
+    labels_px: int = 180
 
 
 def charts_svg(panels: Sequence[Panel], width: int = 860) -> str:

@@ -4,7 +4,7 @@ Each round starts an owner at work (a judge pool and a machine pool under the so
 trees of processes that have left their session and ignore signals), kills it, and counts what it had below it and
 beside it.
 
-    pools     one process that holds both pools, killed from its start on
+    pools     one process that holds both pools, killed from the start of its first template on
     service   `mettle sandbox serve`, killed under a client
     client    the client of a service, killed; its machines end with its lease, and then the service is killed, too
 
@@ -119,7 +119,8 @@ class Arena:
 
     def _kill_pools(self) -> Round:
         owner = self._start(__file__, "--owner", "here", "--seed", str(self.rng.randrange(1 << 30)))
-        after_s = self.rng.uniform(0.05, 4.0)
+        _wait(lambda: bool(watch.descendants(owner.pid)), _START_S, "the owner starts its first template")
+        after_s = self.rng.uniform(0.0, 4.0)
         time.sleep(after_s)
         num = len(watch.live_descendants(owner.pid))
         owner.kill()
