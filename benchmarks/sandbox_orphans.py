@@ -9,8 +9,8 @@ beside it.
     client    the client of a service, killed; its machines end with its lease, and then the service is killed, too
 
 This process adopts orphans, so that no survivor escapes the count by leaving its parent, session or group. The other
-counts are mounts of the host, cgroups of the killed, what is in the folder for temporary files, and sockets with a name
-or a port. Uploads that a killed service was receiving are removed by the next one that starts, and are counted apart.
+counts are mounts beside its own, cgroups of the killed, what is in the folder for temporary files, and sockets with a
+name or a port. Uploads that a killed service was receiving are removed by the next one that starts, and counted apart.
 
     python benchmarks/sandbox_orphans.py [--rounds 50] [--json FILE]
 
@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from soak_census import Census, adopt_orphans, bury_orphans
+from soak_census import Census, adopt_orphans, bury_orphans, take_own_mounts
 from soak_load import Side, Traffic
 from soak_machines import DEEP_TREE, SMALL
 
@@ -169,7 +169,7 @@ class Arena:
 
 async def own(url: str, seed: int) -> None:
     """Be an owner: hold pools (or the client's ends of them), and keep them busy until killed."""
-    logging.getLogger("mettle").setLevel(logging.CRITICAL)
+    logging.disable()  # what is lost with a killed service is no news
     config = SandboxConfig(warm=2) if url == "here" else SandboxConfig(backend="remote", urls=(url,), warm=2)
     async with open_judge(config) as judge, open_machines(config) as machines:
         for _ in range(3):
@@ -237,6 +237,7 @@ def _num_machines(url: str) -> int:
 
 def main(num_rounds: int, seed: int) -> dict[str, Any]:
     adopt_orphans()
+    take_own_mounts()
     rng = random.Random(seed)
     rounds = []
     with tempfile.TemporaryDirectory(prefix="mettle-orphans-") as folder:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from line_charts import Line, Panel, charts_svg
-from soak_census import Census, adopt_orphans, settle
+from soak_census import Census, adopt_orphans, settle, take_own_mounts
 from soak_load import Side, Traffic, warm_up
 from soak_verdict import WARM_UP, Growth, judge_samples, table
 
@@ -54,7 +54,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "Processes, threads, namespaces": ("processes", "threads of the owner", "mnt namespaces", "net namespaces"),
     "Mounts, cgroups, files": (
-        "mounts of the host",
+        "mounts of the owner",
         "mounts in templates",
         "mounts in machines",
         "cgroups",
@@ -144,6 +144,7 @@ async def opened_sides(traffic: Traffic, rng: random.Random) -> AsyncIterator[li
 async def main(minutes: float, seed: int) -> tuple[Soak, list[Growth], Values]:
     """A soak of its own pools, and what is left when they are closed."""
     adopt_orphans()
+    take_own_mounts()
     with tempfile.TemporaryDirectory(prefix="mettle-soak-") as folder:
         tempfile.tempdir = folder
         census, traffic = Census(Path(folder)), Traffic()

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mettle.sandbox.zygote import watch
+from mettle.sandbox.zygote import kernel, watch
 
 _MB = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
@@ -51,7 +51,7 @@ class Census:
             "processes": len(family),
             "threads of the owner": len(_names(f"/proc/{self.own_pid}/task")),
             "tasks of the owner": len(asyncio.all_tasks()),
-            "mounts of the host": _num_lines(self.mountinfo),
+            "mounts of the owner": _num_lines(self.mountinfo),
             "mounts in templates": sum(_num_lines(Path(f"/proc/{pid}/mountinfo")) for pid in templates),
             "mounts in machines": sum(_num_lines(Path(f"/proc/{pid}/mountinfo")) for pid in machines),
             "files in templates": sum(map(_num_inodes, templates)),
@@ -72,6 +72,13 @@ def adopt_orphans() -> None:
     """Whatever loses its parent below this process becomes its child, so that no survivor escapes the count."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "this process cannot adopt orphans")
+
+
+def take_own_mounts() -> None:
+    """A private copy of the mount table, so that a neighbour's mounts are not counted; only root may have one."""
+    if os.geteuid() == 0:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 
 
 def bury_orphans() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
+from mettle.sandbox.service.bodies import Spool, sweep_spools
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -24,7 +25,11 @@ from soak_census import Census
 from soak_load import Side, Traffic
 from soak_verdict import Growth, judge_samples, slope, table
 
-COUNTS = {"descriptors of the owner", "mounts of the host", "cgroups", "files of the pools"}
+COUNTS = {"descriptors of the owner", "mounts of the owner", "cgroups", "files of the pools"}
+STEADY = {
+    *("processes", "threads of the owner", "mounts in templates", "mounts in machines", "files in templates"),
+    *("descriptors of the templates", "descriptors of cells and machines", "mnt namespaces", "net namespaces"),
+}
 
 
 class Leak:
@@ -78,15 +83,8 @@ async def test_what_a_load_leaks_is_named_and_nothing_else(leak: Leak, monkeypat
     verdicts = await soak(leak.census, monkeypatch, leak)
     growing = {name for name, one in verdicts.items() if one.is_growing}
     assert growing >= COUNTS | {"memory of the owner, MB", "memory of all, MB"}
-    assert not growing & {"processes", "mounts in templates", "descriptors of the templates", "threads of the owner"}
+    assert not growing & STEADY
     assert any(line.startswith("cgroups") and line.endswith("GROWS") for line in table(list(verdicts.values())))
-
-
-@pytest.mark.usefixtures("_needs_isolation")
-async def test_a_load_that_leaks_nothing_is_steady(leak: Leak, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = await soak(leak.census, monkeypatch, lambda: None)
-    steady = COUNTS | {"processes", "mounts in templates", "mounts in machines", "descriptors of the templates"}
-    assert {name: verdicts[name].growth for name in steady if verdicts[name].is_growing} == {}
 
 
 def test_the_slope_is_not_moved_by_single_wild_samples() -> None:
@@ -124,3 +122,16 @@ def test_a_chart_has_a_line_for_each_quantity_and_the_same_bytes_each_time() -> 
     assert drawn.count("<polyline") == 2
     assert "A &lt;title&gt;" in drawn
     assert ">30</text>" in drawn
+
+
+def test_uploads_of_a_killed_service_are_removed_and_those_under_way_are_not(tmp_path: Path) -> None:
+    left = tmp_path / "mettle-upload-left"
+    left.mkdir()
+    (left / "0").write_bytes(b"half a file")
+    (tmp_path / "somebody-elses").touch()
+    with Spool(tmp_path) as spool:
+        [under_way] = [path for path in tmp_path.glob("mettle-upload-*") if path != left]
+        sweep_spools(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([under_way.name, "somebody-elses"])
+        assert spool.files == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["somebody-elses"]
