@@ -56,7 +56,7 @@ class Census:
             "mounts in machines": sum(_num_lines(Path(f"/proc/{pid}/mountinfo")) for pid in machines),
             "files in templates": sum(map(_num_inodes, templates)),
             "cgroups": self.num_cgroups(),
-            "files of the pools": sum(1 for _ in self.folder.rglob("*")),
+            "files of the pools": sum(len(below) + len(files) for _, below, files in os.walk(self.folder)),
         }
         for kind in ("mnt", "net", "pid", "user", "ipc"):
             found[f"{kind} namespaces"] = len({_link(pid, kind) for pid in everybody} - {""})
@@ -64,8 +64,8 @@ class Census:
 
     def num_cgroups(self) -> int:
         """Directories of this process's pools in any hierarchy, and what is below them."""
-        homes = [path for path in self.cgroup_root.rglob(f"mettle-{self.own_pid}-*") if path.is_dir()]
-        return sum(1 + sum(1 for below in home.rglob("*") if below.is_dir()) for home in homes)
+        mark = f"/mettle-{self.own_pid}-"
+        return sum(mark in folder for folder, _, _ in os.walk(self.cgroup_root))  # it passes over what vanishes
 
 
 def adopt_orphans() -> None:

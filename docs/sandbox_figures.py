@@ -106,11 +106,12 @@ def _soak(soak: dict[str, Any]) -> list[str]:
     counts = soak["counts"]
     num_killed = sum(count for name, count in counts.items() if name.endswith("templates killed"))
     num_cancelled = sum(count for name, count in counts.items() if name.endswith("clients cancelled"))
+    num_samples = len(soak["at_rest"]["at_s"])
     num_judged = sum(count for name, count in counts.items() if ": judge: " in name)
     num_machines = sum(count for name, count in counts.items() if ": machine: " in name)
     lines = [
         f"{num_judged:,} judgements, {num_machines:,} machine scenarios, {num_cancelled} cancelled clients, both",
-        f"templates killed {num_killed} times, {len(soak['at_rest']['at_s'])} samples at rest. Answers that were not the",
+        f"templates killed {num_killed} times, {num_samples} samples at rest. Answers that were not the",
         f"right ones: {soak['num_surprises']}. Left when the pools were closed: {_words_of(soak['left_when_closed'])}.",
         f"Verdict: **{'steady' if soak['is_steady'] else 'not steady'}**.",
         "",
