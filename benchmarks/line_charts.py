@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d")
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 26, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 26, 40
 _NUM_LEVELS = 4
 
 
@@ -33,8 +33,8 @@ class Panel:
     lines: Sequence[Line] = field(default_factory=list)
     lowest: float | None = 0.0
     highest: float | None = None
-    height: int = 190
-    labels_px: int = 180
+    height: int = 200
+    labels_px: int = 190
 
 
 def charts_svg(panels: Sequence[Panel], width: int = 860) -> str:
@@ -54,7 +54,9 @@ def charts_svg(panels: Sequence[Panel], width: int = 860) -> str:
 
 def _panel(panel: Panel, width: int) -> list[str]:
     points = [point for line in panel.lines for point in line.points]
-    levels = _levels(panel, [y for _, y in points])
+    values = [y for _, y in points]
+    lowest = min(values, default=0.0) if panel.lowest is None else panel.lowest
+    levels = _levels(lowest, max(values, default=1.0) if panel.highest is None else panel.highest)
     first = min((x for x, _ in points), default=0.0)
     last = max((x for x, _ in points), default=1.0)
     right = width - _RIGHT - panel.labels_px
@@ -78,14 +80,15 @@ def _panel(panel: Panel, width: int) -> list[str]:
         parts.append(f'<polyline fill="none" stroke="{colour}" {style} points="{path}"/>')
         label = f'<text x="{right + 8}" y="{_TOP + 8 + 16 * index}" fill="{colour}">{escape(line.label)}</text>'
         parts.append(label)
+    for x in (level for level in _levels(first, last) if first <= level <= last):
+        place = f'x="{across(x):.1f}" y="{panel.height - _BOTTOM + 16}" text-anchor="middle"'
+        parts.append(f'<text {place} fill="#555">{x:g}</text>')
     parts.append(f'<text x="{_LEFT}" y="{panel.height - 8}" fill="#555">{escape(panel.x_title)}</text>')
     return parts
 
 
-def _levels(panel: Panel, values: Sequence[float]) -> list[float]:
+def _levels(lowest: float, highest: float) -> list[float]:
     """Round numbers from the lowest to the highest value, at most a handful."""
-    lowest = min(values, default=0.0) if panel.lowest is None else panel.lowest
-    highest = max(values, default=1.0) if panel.highest is None else panel.highest
     rough = max(highest - lowest, 1e-9) / _NUM_LEVELS
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= rough * 0.999)
