@@ -71,9 +71,9 @@ class Round:
 class Arena:
     """Starts, kills and counts. Everything it starts keeps its temporary files in `folder`."""
 
-    def __init__(self, folder: Path, rng: random.Random) -> None:
-        self.folder, self.rng = folder, rng
-        self.num_mounts = _num_mounts()
+    def __init__(self, folder: Path, rng: random.Random, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
+        self.folder, self.rng, self._mountinfo = folder, rng, mountinfo
+        self._num_mounts_before = self._num_mounts()
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH")])),
@@ -106,7 +106,7 @@ class Arena:
                     return Round(kind, after_s, num, gone_after_s, {"machines of the client": num_left})
             self._wait_gone([])
             num_swept = self._sweep()
-            return Round(kind, after_s, num, gone_after_s, self._left([service.pid, client.pid], url), num_swept)
+            return Round(kind, after_s, num, gone_after_s, self.left([service.pid, client.pid], url), num_swept)
 
     def _sweep(self) -> int:
         """Uploads that were under way wait for the next service; how many it found."""
@@ -125,7 +125,7 @@ class Arena:
         num = len(watch.live_descendants(owner.pid))
         owner.kill()
         gone_after_s = self._wait_gone([])
-        return Round("pools", after_s, num, gone_after_s, self._left([owner.pid], ""))
+        return Round("pools", after_s, num, gone_after_s, self.left([owner.pid], ""))
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, *words], env=self.environment, stdout=subprocess.DEVNULL)
@@ -143,23 +143,27 @@ class Arena:
                 process.kill()
 
     def _wait_gone(self, spared: list[int]) -> float:
-        """Seconds until nothing is below this process but the spared; what is late shows in `_left`."""
+        """Seconds until nothing is below this process but the spared; what is late shows in `left`."""
         started = time.monotonic()
         with contextlib.suppress(TimeoutError):
             _wait(lambda: not self._survivors(spared), PATIENCE_S, "the killed owner's processes end")
         return time.monotonic() - started
 
+    def _num_mounts(self) -> int:
+        return len(self._mountinfo.read_text().splitlines())
+
     def _survivors(self, spared: list[int]) -> list[int]:
         bury_orphans()
         return [pid for pid in watch.live_descendants(os.getpid()) if pid not in spared]
 
-    def _left(self, owners: list[int], url: str) -> dict[str, int]:
+    def left(self, owners: list[int], url: str) -> dict[str, int]:
+        """What there still is of owners that were killed, by its kind."""
         census = [Census(self.folder, own_pid=pid) for pid in owners]
         with contextlib.suppress(TimeoutError):  # the warden of a cgroup ends after it has removed it
             _wait(lambda: not sum(one.num_cgroups() for one in census), PATIENCE_S, "the cgroups are removed")
         found = {
             "processes": len(self._survivors([])),
-            "mounts": max(0, _num_mounts() - self.num_mounts),
+            "mounts": max(0, self._num_mounts() - self._num_mounts_before),
             "cgroups": sum(one.num_cgroups() for one in census),
             "folders and files": sum(len(below) + len(files) for _, below, files in os.walk(self.folder)),
             "sockets": int(bool(url) and _is_listening(url)) + _num_named_sockets(self.folder),
@@ -213,10 +217,6 @@ def _wait(is_so: Callable[[], bool], limit_s: float, what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {limit_s:g} s: {what}")
         time.sleep(0.02)
-
-
-def _num_mounts() -> int:
-    return len(Path("/proc/self/mountinfo").read_text().splitlines())
 
 
 def _num_named_sockets(folder: Path) -> int:

@@ -2,8 +2,9 @@
 
 The first third is warm-up and is not judged. Over the rest, the slope is Theil and Sen's: the median of the slopes
 between all pairs of samples, which up to 29% of wild samples do not move. Growth is that slope times the time judged;
-it is a failure where it is more than `LIMITS` allows. Counts are exact at rest, so they may not grow by one; memory may
-by what an allocator keeps for itself.
+it is a failure where it, or the step from the first quarter's median to the last one's, is more than `LIMITS` allows: a
+leak of a single thing has no slope. Counts are exact at rest, so they may not grow by one; memory may by what an
+allocator keeps for itself.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Growth(NamedTuple):
 
     @property
     def is_growing(self) -> bool:
-        return self.growth > self.limit
+        return max(self.growth, self.last - self.first) > self.limit
 
 
 def judge_samples(samples: Sequence[tuple[float, Mapping[str, float]]]) -> list[Growth]:

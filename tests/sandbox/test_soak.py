@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
-from mettle.sandbox.service.bodies import Spool, sweep_spools
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import sandbox_orphans
 import sandbox_soak
 import soak_load
@@ -24,7 +21,12 @@ from line_charts import Line, Panel, charts_svg
 from soak_census import Census
 from soak_load import Side, Traffic
 from soak_verdict import Growth, judge_samples, slope, table
+from test_faults import ENVIRONMENT
 
+from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
+from mettle.sandbox.service.bodies import Spool, sweep_spools
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTS = {"descriptors of the owner", "mounts of the owner", "cgroups", "files of the pools"}
 STEADY = {
     *("processes", "threads of the owner", "mounts in templates", "mounts in machines", "files in templates"),
@@ -101,18 +103,39 @@ def test_growth_in_the_warm_up_is_not_held_against_it_and_later_growth_is() -> N
 
     assert not verdict([*range(6), *([6.0] * 12)])
     assert verdict([*([6.0] * 6), *(6.0 + 0.1 * at for at in range(12))])
+    assert verdict([*([6.0] * 12), *([7.0] * 12)]), "one cgroup was left behind, once"
     with pytest.raises(ValueError, match="too few"):
         verdict([1.0, 2.0, 3.0])
 
 
 @pytest.mark.usefixtures("_needs_isolation")
-def test_a_killed_owner_leaves_nothing_and_what_is_left_is_counted(tmp_path: Path) -> None:
-    arena = sandbox_orphans.Arena(tmp_path, random.Random(1))
-    ended = arena.play("pools")
-    assert ended.left == {}
-    (tmp_path / "left").touch()
-    arena.num_mounts -= 1
-    assert arena._left([os.getpid()], "") == {"mounts": 1, "folders and files": 1}
+def test_a_killed_owner_leaves_nothing(tmp_path: Path) -> None:
+    script, found = BENCHMARKS / "sandbox_orphans.py", tmp_path / "found.json"
+    command = [sys.executable, str(script), "--rounds", "1", "--seed", "2", "--json", str(found)]
+    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    [killed] = json.loads(found.read_text())["rounds"]
+    assert killed["num_processes"] > 0
+    assert killed["left"] == {}
+
+
+def test_what_a_killed_owner_has_left_is_counted(tmp_path: Path) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.touch()
+    (folder := tmp_path / "folder").mkdir()
+    arena = sandbox_orphans.Arena(folder, random.Random(1), mountinfo)
+    (folder / "left").touch()
+    mountinfo.write_text("left behind\n")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(folder / "socket"))
+        sleeper = subprocess.Popen(["sleep", "60"])
+        try:
+            left = arena.left([sleeper.pid], "")
+        finally:
+            sleeper.kill()
+            sleeper.wait()
+    assert (left["mounts"], left["folders and files"], left["sockets"]) == (1, 2, 1)
+    assert left["processes"] >= 1
 
 
 def test_a_chart_has_a_line_for_each_quantity_and_the_same_bytes_each_time() -> None:
