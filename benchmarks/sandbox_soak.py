@@ -186,6 +186,17 @@ def figures(soak: Soak, verdicts: list[Growth], closed: Values, minutes: float) 
     }
 
 
+def judged_again(found: dict[str, Any]) -> dict[str, Any]:
+    """A soak that was kept, with the verdict that its samples get now."""
+    columns = dict(found["at_rest"])
+    times = columns.pop("at_s")
+    samples = [(at_s, {name: column[i] for name, column in columns.items()}) for i, at_s in enumerate(times)]
+    verdicts = judge_samples(samples)
+    is_clean = not (found["left_when_closed"] or found["num_surprises"])
+    growth = [{**one._asdict(), "is_growing": one.is_growing} for one in verdicts]
+    return {**found, "growth": growth, "is_steady": is_clean and not any(one.is_growing for one in verdicts)}
+
+
 def _rounded(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 2)
 
@@ -228,11 +239,16 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--plot", type=Path, default=None)
+    parser.add_argument("--kept", type=Path, default=None, help="judge and draw what this file holds; run nothing")
     arguments = parser.parse_args()
     logging.getLogger("mettle.sandbox").setLevel(logging.ERROR)  # templates that die are part of the load
-    soaked, judged, left = asyncio.run(main(arguments.minutes, arguments.seed))
-    show(soaked, judged, left)
-    kept = figures(soaked, judged, left, arguments.minutes)
+    if arguments.kept:
+        kept = judged_again(json.loads(arguments.kept.read_text()))
+        print("\n".join(table([Growth(*list(one.values())[:5]) for one in kept["growth"]])))
+    else:
+        soaked, judged, left = asyncio.run(main(arguments.minutes, arguments.seed))
+        show(soaked, judged, left)
+        kept = figures(soaked, judged, left, arguments.minutes)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(kept) + "\n")
