@@ -35,7 +35,8 @@ One process holds two sides, each a judge pool and a machine pool under mixed lo
 languages, time-outs, memory hogs, output floods, fork bombs, crashes, survivors; machines with files, snapshots, jobs
 with deep trees, ports, streams left early, refused hosts, idle ends. One client in a dozen is cancelled, and on one
 side both templates are killed with -9 in each window. After each window the load stops and everything is counted by
-the kernel's books. The first third is warm-up; over the rest growth is Theil and Sen's slope times the time.
+the kernel's books. The first third is warm-up; over the rest growth is Theil and Sen's slope times the time, and first
+and last are medians of a quarter each. Neither the growth nor the step between those may be more than is allowed.
 """
 _ORPHANS = """
 Owners are killed with -9 at random moments: a process with both pools, `mettle sandbox serve` under a client, and the
