@@ -106,6 +106,18 @@ async def test_a_client_cancelled_while_it_deletes_a_machine_leaves_none() -> No
 
 
 @pytest.mark.usefixtures("_needs_isolation")
+async def test_a_client_cancelled_as_its_socket_arrives_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with MachinePool(SandboxConfig()) as machines:
+        one = await machines.create()
+        before, deliver = len(os.listdir("/proc/self/fd")), one.channel._deliver
+        asking = asyncio.create_task(one.listen())
+        monkeypatch.setattr(one.channel, "_deliver", lambda header: (deliver(header), asking.cancel()))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.usefixtures("_needs_isolation")
 async def test_a_closed_pool_leaves_no_process_and_no_descriptor() -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -78,6 +78,13 @@ class Channel:
                 return await answer
         except TimeoutError as error:
             raise MachineLost(f"the machine did not answer within {timeout_s:.0f} s") from error
+        except asyncio.CancelledError:
+            # It may have come in the same moment: then what it carries has no other owner.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                descriptor = answer.result().descriptor
+                if descriptor is not None:
+                    os.close(descriptor)
+            raise
 
     def hang_up(self) -> None:
         """Say that nothing more is coming; process 1 ends, and the machine with it."""
