@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d")
+from line_charts import Line, Panel, charts_svg
 
 
 def main() -> int:
@@ -82,32 +82,16 @@ def figures(seeds: list[int], rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def curves_svg(seeds: list[int], rows: list[dict[str, Any]], width: int = 720, height: int = 360) -> str:
-    """Training reward by step, one line a seed, as a picture that needs nothing else."""
-    left, bottom, top = 44, 32, 16
+def curves_svg(seeds: list[int], rows: list[dict[str, Any]]) -> str:
+    """Training reward by step, one line a seed."""
     longest = max(len(row["train_reward"]) for row in rows)
-
-    def point(step: int, reward: float) -> str:
-        x = left + (width - left - 110) * step / max(1, longest - 1)
-        return f"{x:.1f},{top + (height - top - bottom) * (1 - reward):.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-        ' font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
+    lines = [
+        Line(f"seed {seed}: {row['final']['mean']:.3f}", list(enumerate(row["train_reward"], 1)))
+        for seed, row in zip(seeds, rows, strict=True)
     ]
-    for level in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, y = point(0, level).split(",")
-        parts.append(f'<line x1="{x}" x2="{width - 110}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="8" y="{float(y) + 4:.1f}" fill="#555">{level:g}</text>')
-    for index, (seed, row) in enumerate(zip(seeds, rows, strict=True)):
-        colour = COLOURS[index % len(COLOURS)]
-        points = " ".join(point(step, reward) for step, reward in enumerate(row["train_reward"]))
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>')
-        label = f"seed {seed}: {row['final']['mean']:.3f}"
-        parts.append(f'<text x="{width - 104}" y="{30 + 18 * index}" fill="{colour}">{label}</text>')
-    parts.append(f'<text x="{left}" y="{height - 8}" fill="#555">training reward by step (1 to {longest})</text></svg>')
-    return "\n".join(parts) + "\n"
+    return charts_svg(
+        [Panel("", f"training reward by step (1 to {longest})", lines, highest=1.0, height=360, labels_px=110)], 720
+    )
 
 
 if __name__ == "__main__":

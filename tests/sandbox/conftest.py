@@ -14,6 +14,7 @@ from mettle.sandbox import IsolationReport, MachinePool, SandboxConfig, SandboxP
 
 pytest.register_assert_rewrite("mettle.sandbox.testing")
 sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # for test_soak.py
 
 from serving import Desk, make_token, serving  # noqa: E402
 

@@ -59,6 +59,20 @@ async def test_a_killed_template_takes_its_cells_along_and_another_takes_over() 
 
 
 @pytest.mark.usefixtures("_isolating_host")
+async def test_a_client_that_is_cancelled_while_a_template_starts_breaks_nothing() -> None:
+    async with SandboxPool(SandboxConfig(warm=0)) as pool:
+        first = pool.template_pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        client = asyncio.create_task(pool.judge("print(1)", [StdioTest("", "1")]))
+        await wait_until(lambda: pool.template_pid not in (None, first))
+        client.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client
+        assert (await pool.judge("print(1)", [StdioTest("", "1")])).has_passed
+
+
+@pytest.mark.usefixtures("_isolating_host")
 async def test_a_pool_without_isolation_leaves_no_files_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,34 @@ async def test_after_a_killed_template_new_machines_can_be_made() -> None:
 
 
 @pytest.mark.usefixtures("_needs_isolation")
+async def test_a_client_cancelled_while_it_deletes_a_machine_leaves_none() -> None:
+    async with MachinePool(SandboxConfig()) as machines:
+        one = await machines.create()
+        deleting = asyncio.create_task(one.delete())
+        await asyncio.sleep(0)
+        deleting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deleting
+        assert machines.machines == ()
+        assert one.cgroup is None
+        template = machines.template_pid
+        assert template is not None
+        await wait_until(lambda: not watch.live_descendants(template))
+
+
+@pytest.mark.usefixtures("_needs_isolation")
+async def test_a_client_cancelled_as_its_socket_arrives_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with MachinePool(SandboxConfig()) as machines:
+        one = await machines.create()
+        before, deliver = len(os.listdir("/proc/self/fd")), one.channel._deliver
+        asking = asyncio.create_task(one.listen())
+        monkeypatch.setattr(one.channel, "_deliver", lambda header: (deliver(header), asking.cancel()))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.usefixtures("_needs_isolation")
 async def test_a_closed_pool_leaves_no_process_and_no_descriptor() -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -103,6 +103,25 @@ async def test_machines_of_a_killed_client_end_with_its_lease(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("token")
+async def test_a_port_that_a_client_listens_at_has_no_name_on_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "client").mkdir()
+    async with serving(tmp_path) as (_, url), open_machines(remote(url)) as machines:
+        machine = await machines.create()
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        with await machine.listen(9000) as listener:
+            assert os.listdir(folder) == []
+            call = "import socket; print(socket.create_connection(('127.0.0.1', 9000)).recv(9).decode())"
+            caller = asyncio.create_task(machine.exec(["python3", "-c", call]))
+            loop = asyncio.get_running_loop()
+            accepted, _ = await loop.sock_accept(listener)
+            with accepted:
+                await loop.sock_sendall(accepted, b"dear")
+            assert (await caller).stdout == "dear\n"
+
+
+@pytest.mark.usefixtures("token")
 async def test_machines_of_a_closed_pool_end_at_once(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, url):
         async with open_machines(remote(url)) as machines:

@@ -122,7 +122,6 @@ class CgroupHome:
 
     def make(self, name: str, limits: MachineLimits) -> MachineCgroup:
         """One machine's cgroup. Raises: OSError."""
-        self._leaving = [left for left in self._leaving if not left.remove()]
         return MachineCgroup(self._path / name, limits, self.controllers)
 
     def let_go(self, cgroup: MachineCgroup) -> None:
@@ -132,9 +131,14 @@ class CgroupHome:
             cgroup.kill()
             self._leaving.append(cgroup)
 
+    def tidy(self) -> bool:
+        """Delete what was let go of; False while processes of it have not all gone."""
+        self._leaving = [left for left in self._leaving if not left.remove()]
+        return not self._leaving
+
     def close(self) -> bool:
         """Delete the directory; False while a machine's processes have not all gone."""
-        self._leaving = [left for left in self._leaving if not left.remove()]
+        self.tidy()
         with contextlib.suppress(OSError):
             self._path.rmdir()
         if self._path.exists():

@@ -48,18 +48,23 @@ class TemplateKeeper:
                 return self.template
             if self.template is not None:
                 await self._bury(self.template)
-            self.template = await self._start(is_landlocked=bool(self.refusals))
-            if not self.template.is_ready and self._may_do_alone and not self.refusals:
-                self.refusals = self.template.layers
-                await self.template.close()
-                self.template = await self._start(is_landlocked=True)
-            return self.template
+            started = await self._start(is_landlocked=bool(self.refusals))
+            if not started.is_ready and self._may_do_alone and not self.refusals:
+                self.refusals = started.layers
+                await started.close()
+                started = await self._start(is_landlocked=True)
+            return started
 
     async def _start(self, *, is_landlocked: bool) -> Template:
         self.num_templates += 1
-        self.template = Template(self._config, self.num_templates, is_landlocked=is_landlocked)
-        await self.template.wait_ready()
-        return self.template
+        self.template = template = Template(self._config, self.num_templates, is_landlocked=is_landlocked)
+        try:
+            await template.wait_ready()
+        except BaseException:  # whoever waited may have been cancelled; the next one must not find half a start
+            self.template = None
+            await template.close()
+            raise
+        return template
 
     def has_lost(self, generation: int) -> bool:
         """Whether the template that made something has ended, and that something with it."""

@@ -84,7 +84,11 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError as error:
+            _let_go_of(answer)
             raise MachineLost(f"the machine did not answer within {timeout_s:.0f} s") from error
+        except asyncio.CancelledError:
+            _let_go_of(answer)
+            raise
 
     def hang_up(self) -> None:
         """Say that nothing more is coming; process 1 ends, and the machine with it."""
@@ -173,3 +177,11 @@ class Channel:
             answer.set_result(Answer(header, None if descriptor is None else socket.socket(fileno=descriptor)))
         elif descriptor is not None:
             os.close(descriptor)
+
+
+def _let_go_of(answer: asyncio.Future[Answer]) -> None:
+    """Nobody takes it. It may have come in the same moment: then the socket that it carries has no other owner."""
+    if answer.done() and not answer.cancelled() and answer.exception() is None:
+        passed = answer.result().passed
+        if passed is not None:
+            passed.close()

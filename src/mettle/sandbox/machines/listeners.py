@@ -6,7 +6,6 @@ can reach. Invariant: closing the socket closes the port inside.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import tempfile
@@ -32,17 +31,22 @@ class FarListener(socket.socket):
 
 
 class PrivateListener(FarListener):
-    """One with an address of its own, in a directory that is removed when it is closed."""
+    """One with an address that this process alone can connect to.
 
-    address: str = ""
+    Its name in the file system is gone as soon as it is made, so that a killed process leaves none; the file is held.
+    """
+
+    _held: int = -1
 
     @classmethod
     def make(cls) -> Self:
         """A new one, listening; its port inside is not known yet."""
         made = cls(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.address = f"{tempfile.mkdtemp(prefix='mettle-port-')}/port"
         try:
-            made.bind(made.address)
+            with tempfile.TemporaryDirectory(prefix="mettle-port-") as directory:
+                path = f"{directory}/port"
+                made.bind(path)
+                made._held = os.open(path, os.O_PATH | os.O_CLOEXEC)
             made.listen(_BACKLOG)
             made.setblocking(False)
         except BaseException:
@@ -50,13 +54,17 @@ class PrivateListener(FarListener):
             raise
         return made
 
+    @property
+    def address(self) -> str:
+        """Where to connect to; no file any more once it is retired."""
+        return f"/proc/self/fd/{self._held}"
+
     def retire(self) -> None:
         """Let nobody new in; the socket itself is its owner's to close."""
         self.on_close = None
-        with contextlib.suppress(OSError):
-            os.unlink(self.address)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(self.address))
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
 
     def close(self) -> None:
         super().close()

@@ -206,13 +206,19 @@ class Machine:
                 await self.channel.closed.wait()
         except TimeoutError:
             await self._kill()
-        self.close()
+        except asyncio.CancelledError:
+            await self._kill()  # nobody waits any longer for it to end by itself
+            raise
+        finally:
+            self.close()
 
     async def force_end(self, why: str) -> None:
         """End it without asking."""
         self.why_ended = self.why_ended or why
-        await self._kill()
-        self.close()
+        try:
+            await self._kill()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Let go of everything on this side."""

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_REMOVALS: Final = 50
 _REMOVAL_PAUSE_S: Final = 0.02
+_TIDY_S: Final = 0.25
 _READY_S: Final = 30.0
 _EXPLORER: Final = Path(__file__).parent.with_name("explorer.py")
 
@@ -45,6 +46,7 @@ class MachinePool:
         self._keeper = TemplateKeeper(self.config, lambda: None)
         self._cgroups: CgroupHome | None = None
         self._registry = Registry()
+        self._tidier: asyncio.TimerHandle | None = None
         self._isolation: IsolationReport | None = None
 
     @property
@@ -207,6 +209,9 @@ class MachinePool:
             self._isolation = isolation.with_cgroups(self._isolation, (), why)
 
     async def _close_cgroups(self) -> None:
+        if self._tidier is not None:
+            self._tidier.cancel()
+            self._tidier = None
         home, self._cgroups = self._cgroups, None
         for _ in range(_MAX_REMOVALS if home is not None else 0):
             if home is None or home.close():
@@ -230,3 +235,9 @@ class MachinePool:
         if machine.cgroup is not None and self._cgroups is not None:
             self._cgroups.let_go(machine.cgroup)
             machine.cgroup = None
+            self._tidier = self._tidier or asyncio.get_running_loop().call_later(_TIDY_S, self._tidy)
+
+    def _tidy(self) -> None:
+        """Delete the cgroups of machines whose last processes have gone in the meantime."""
+        is_tidy = self._cgroups is None or self._cgroups.tidy()
+        self._tidier = None if is_tidy else asyncio.get_running_loop().call_later(_TIDY_S, self._tidy)

@@ -1,6 +1,6 @@
 """Ports of remote machines as sockets of this process.
 
-`connect` gives one end of a socket pair whose other end is carried to the machine. `FarListener` is a listening
+`connect` gives one end of a socket pair whose other end is carried to the machine. `PrivateListener` is a listening
 socket that no network and no other user can reach: for each connection that a program inside makes, one is made to it
 from here. Invariant: closing the socket closes the port inside; when the service is lost, connections end.
 """
@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import tempfile
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mettle.errors import SandboxError
-from mettle.sandbox.machines.listeners import FarListener
+from mettle.sandbox.machines.listeners import FarListener, PrivateListener
 from mettle.sandbox.remote.connection import Connection
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.pumps import pump
 
 _HEARTBEAT_S: Final = 20.0
-_BACKLOG: Final = 128
 
 
 class Tunnels:
@@ -91,25 +88,18 @@ class Tunnels:
 
     async def _offer(self, port: int, opened: asyncio.Future[FarListener]) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="mettle-port-") as directory:  # for this user only
-                listener = FarListener(socket.AF_UNIX, socket.SOCK_STREAM)
-                try:
-                    address = str(Path(directory) / "port")
-                    listener.bind(address)
-                    listener.listen(_BACKLOG)
-                    listener.setblocking(False)
-                    await self._accept(port, listener, address, opened)
-                finally:
-                    listener.on_close = None
-                    if not opened.done() or opened.exception() is not None:
-                        listener.close()
+            listener = PrivateListener.make()
+            try:
+                await self._accept(port, listener, opened)
+            finally:
+                listener.retire()
+                if not opened.done() or opened.exception() is not None:
+                    listener.close()
         except (SandboxError, OSError) as error:
             if not opened.done():
                 opened.set_exception(error)
 
-    async def _accept(
-        self, port: int, listener: FarListener, address: str, opened: asyncio.Future[FarListener]
-    ) -> None:
+    async def _accept(self, port: int, listener: PrivateListener, opened: asyncio.Future[FarListener]) -> None:
         path, params = f"{self._path}/listen", {"port": str(port)}
         async with self._connection.websocket(path, params=params, heartbeat_s=_HEARTBEAT_S) as ws:
             listener.inside_port = int((await _told(ws))["port"])
@@ -119,7 +109,7 @@ class Tunnels:
                 ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 ours.setblocking(False)
                 try:
-                    await asyncio.get_running_loop().sock_connect(ours, address)
+                    await asyncio.get_running_loop().sock_connect(ours, listener.address)
                 except OSError:  # nobody listens here any more
                     ours.close()
                     continue

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
+import fcntl
 import json
 import os
+import shutil
 import struct
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +31,7 @@ _MB: Final = 1 << 20
 _LENGTH: Final = struct.Struct(">I")
 _MAX_HEADER: Final = 1 << 16
 _MAX_FILES: Final = 100_000
+_SPOOL: Final = "mettle-upload-"
 
 
 async def chunks(request: web.Request, max_mb: int, stall_s: float) -> AsyncIterator[bytes]:
@@ -112,16 +116,19 @@ def take_bytes(body: Mapping[str, Any], name: str) -> bytes | None:
 
 @dataclass
 class Spool:
-    """A directory for one request's uploads. Use as `with Spool(parent) as spool`."""
+    """A directory for one request's uploads, locked while it is in use. Use as `with Spool(parent) as spool`."""
 
     parent: Path
     _directory: tempfile.TemporaryDirectory[str] | None = None
+    _lock: int = -1
     files: dict[str, bytes | str | Path] = field(default_factory=dict)
     """What has come, by its path in the machine."""
 
     def __enter__(self) -> Spool:
         try:
-            self._directory = tempfile.TemporaryDirectory(prefix="mettle-upload-", dir=self.parent)
+            while self._lock < 0:  # a sweep that came before the lock has taken the directory away
+                self._directory = tempfile.TemporaryDirectory(prefix=_SPOOL, dir=self.parent)
+                self._lock = _lock_directory(Path(self._directory.name))
         except OSError as error:
             raise own_disk(error) from error
         return self
@@ -129,6 +136,8 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         if self._directory is not None:
             self._directory.cleanup()
+        if self._lock >= 0:
+            os.close(self._lock)
 
     async def receive(self, path: str, mode: int, source: AsyncIterator[bytes]) -> None:
         """Take one file, for `path` in the machine."""
@@ -161,6 +170,32 @@ class Spool:
             if path in self.files or size < 0:
                 raise UserError(f"the upload names {path!r} twice, or with a size below 0")
             await self.receive(path, mode, reader.upto(size))
+
+
+def sweep_spools(parent: Path) -> None:
+    """Delete the uploads of services that were killed: those that nobody holds the lock of."""
+    for path in parent.glob(f"{_SPOOL}*"):
+        with contextlib.suppress(OSError):
+            if (lock := _lock_directory(path, fcntl.LOCK_NB)) >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock_directory(path: Path, flags: int = 0) -> int:
+    """A descriptor that holds the lock of a directory; -1 when it has gone. Raises: OSError."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | flags)
+    except OSError:
+        os.close(lock)
+        raise
+    if path.exists():
+        return lock
+    os.close(lock)
+    return -1
 
 
 class _Reader:

@@ -26,6 +26,7 @@ from mettle.errors import UserError
 from mettle.sandbox.backends import find_backend
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.app import make_app
+from mettle.sandbox.service.bodies import sweep_spools
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.lessees import Lessees
@@ -50,6 +51,7 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[Service]:
             f"a sandbox service on {config.host} needs a token: make one with `mettle sandbox token NAME`, "
             f"or set {TOKEN_ENV}"
         )
+    await asyncio.to_thread(sweep_spools, config.spool_dir)
     backend = find_backend(config.sandbox.backend)
     try:
         judge: Judge | None = backend.judge(config.sandbox)
