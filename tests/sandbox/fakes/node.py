@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import copy
+import errno
 import itertools
 import os
 import signal
@@ -126,11 +127,7 @@ class Node:
             self.status(name, phase="Failed" if code else "Succeeded", containerStatuses=[ended])
 
     async def _start(self, name: str, pod: dict[str, Any]) -> str:
-        number = next(self._numbers)
-        address, port = (
-            f"127.77.{number >> 8}.{number & 255}",
-            pod["spec"]["containers"][0]["ports"][0]["containerPort"],
-        )
+        port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
         path = str(self._api.folder / f"{name}.sock")
         self._processes[name] = await processes.start(self._spec(pod, path), has_streams=False)
 
@@ -144,8 +141,15 @@ class Node:
                 group.create_task(_pump(reader, inner_writer))
                 group.create_task(_pump(inner_reader, writer))
 
-        self._networks[name] = await asyncio.start_server(carry, address, port)
-        return address
+        while True:
+            number = next(self._numbers)
+            address = f"127.77.{number >> 8}.{number & 255}"
+            try:
+                self._networks[name] = await asyncio.start_server(carry, address, port)
+                return address
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:  # another cluster's pod, of this process or of another's
+                    raise
 
     def _spec(self, pod: dict[str, Any], path: str) -> dict[str, Any]:
         spec = pod["spec"]
