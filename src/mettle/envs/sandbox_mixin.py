@@ -27,7 +27,7 @@ from mettle.envs.packages.prime_sandboxes.errors import (
     SandboxTimeoutError,
 )
 from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
-from mettle.errors import SandboxError
+from mettle.errors import SandboxError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +96,17 @@ class SandboxMixin:
         ]
 
     def with_retry(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-        """`function`, tried again after a pause that grows, as often as the environment was told."""
+        """`function`, tried again after a pause that grows, as often as the environment was told.
+
+        What a person has to put right is raised at once.
+        """
 
         async def tried(*args: P.args, **kwargs: P.kwargs) -> T:
             for pause_s in self._pauses_s:
                 try:
                     return await function(*args, **kwargs)
+                except UserError:
+                    raise
                 except Exception as error:
                     logger.warning("trying again in %.1f s: %s", pause_s, error)
                     await asyncio.sleep(pause_s)

@@ -46,7 +46,8 @@ class Depot:
     config: DepotConfig = field(default_factory=DepotConfig)
     boxes: dict[str, Any] = field(default_factory=dict)
     """What clients know by id; touched in the depot's loop only."""
-    _pools: dict[SandboxConfig, asyncio.Task[Machines]] = field(default_factory=dict)
+    _pools: dict[str, asyncio.Task[Machines]] = field(default_factory=dict)
+    """By their whole configuration, as JSON."""
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
@@ -82,9 +83,10 @@ class Depot:
         if backend and backend != config.backend:
             changes |= {"backend": backend, "urls": ()}
         config = SandboxConfig.model_validate({**config.model_dump(), **changes})
-        starting = self._pools.get(config)
+        key = config.model_dump_json()
+        starting = self._pools.get(key)
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception())):
-            starting = self._pools[config] = asyncio.create_task(_start_pool(config), name="sandbox pool")
+            starting = self._pools[key] = asyncio.create_task(_start_pool(config), name="sandbox pool")
         return await asyncio.shield(starting)
 
     def close(self) -> None:
