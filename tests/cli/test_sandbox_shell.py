@@ -30,7 +30,7 @@ class Person:
             stdin=self._terminal,
             stdout=self._terminal,
             stderr=self._terminal,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", "LINES": "24", "COLUMNS": "80"},  # as some shells export
             start_new_session=True,
         )
 

@@ -334,7 +334,7 @@ async def test_without_isolation_only_when_asked_by_name_and_in_a_directory_of_i
     state = await run(env, scripted(adds))
     assert state["error"] is None, state["agent_stderr"]
     assert state["agent_stdout"].startswith("What is 1 + 2 + 2?/")
-    assert "mettle-unsafe-" in state["agent_stdout"]
+    assert "/mettle-sandbox-" in state["agent_stdout"]
     assert state["reward"] == 1.0
 
 

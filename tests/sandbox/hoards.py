@@ -7,7 +7,7 @@ a test is held to its limit if the last number that is printed is not far above 
 from __future__ import annotations
 
 _HEAD = """
-import ctypes, mmap, os, socket, sys, time
+import ctypes, mmap, os, signal, socket, sys, time
 goal = int(sys.argv[1]) if len(sys.argv) > 1 else 320
 held = []
 def say(mb): print(int(mb), flush=True)
@@ -97,6 +97,19 @@ HOARDS = {
     + "        held.append(pid); check(); mb += each * 224 / (1 << 20); say(mb)\n"
     + "except OSError: pass\n"
     + "time.sleep(0.6); check(); say(mb)\n",
+    "pages, beside a process that forks without end": _HEAD
+    + "libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
+    + "try: storm = os.fork()\n"
+    + "except OSError: raise SystemExit('no processes here')\n"
+    + "if storm == 0:\n"
+    + "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    + "    for each in range(60000): libc.mmap(None, ctypes.c_size_t(4096), 1 + 2 * (each & 1), 0x22, -1, 0)\n"
+    + "    while os.getppid() != 1:\n"
+    + "        if os.fork() == 0: os._exit(0)\n"
+    + "    os._exit(0)\n"
+    + "time.sleep(0.3)\n"
+    + "for mb in range(8, goal + 1, 8): held.append(bytearray(b'x' * (8 << 20))); say(mb); time.sleep(0.02)\n"
+    + "time.sleep(0.6); say(goal); os.kill(storm, 9)\n",
     "page tables": _HEAD
     + "libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
     + "mb, sink = 0, ctypes.create_string_buffer(1)\n"

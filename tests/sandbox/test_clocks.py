@@ -13,8 +13,25 @@ from mettle.sandbox import SandboxPool, StdioTest, Verdict
 from mettle.sandbox.zygote import attempt as attempts
 from mettle.sandbox.zygote import watch
 from mettle.sandbox.zygote.attempt import WALL_PATIENCE, Attempt, Child
+from mettle.sandbox.zygote.settings import Settings
 
 LOOK_S = 0.02
+SETTINGS = Settings(
+    control_fd=-1,
+    owner_pid=0,
+    is_jailed=False,
+    is_landlocked=False,
+    host_uid=0,
+    max_processes=8,
+    max_open_files=64,
+    max_file_bytes=1 << 20,
+    disk_bytes=1 << 20,
+    max_disk_files=64,
+    scratch="",
+    packages=(),
+    preload=(),
+    host_paths=(),
+)
 
 
 class Host:
@@ -29,7 +46,7 @@ class Host:
         header = {"mode": "stdio", "run": 0, "is_live": False, "wall_s": 3.0, "cpu_s": 1.0}
         child = Child(os.getpid(), -1, job, -1, -2, -3, -4, 0.0, 0)
         limits = {"memory_bytes": 1 << 30, "output_bytes": 1 << 10}
-        self.attempt = Attempt(child, {**header, **limits}, b"", is_jailed=False)
+        self.attempt = Attempt(child, {**header, **limits}, b"", SETTINGS)
 
     def run(self, wall_s: float, *, share: float, is_runnable: bool) -> str:
         """Let time pass in which the test gets this share of a processor; how it has ended, if it has."""

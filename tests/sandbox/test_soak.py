@@ -46,9 +46,9 @@ class Leak:
         self.hoard: list[bytearray] = []
 
     def __call__(self) -> None:
-        number = len(self.descriptors)
-        self.descriptors.append(os.open("/dev/null", os.O_RDONLY))
-        self.hoard.append(bytearray(b"x" * (8 << 20)))
+        number = len(self.hoard)
+        self.descriptors += [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+        self.hoard.append(bytearray(b"x" * (32 << 20)))
         (self.folder / f"left-{number}").touch()
         (self.cgroups / f"mettle-{os.getpid()}-{number}").mkdir()
         self.mountinfo.write_text("left behind\n" * (number + 1))

@@ -5,6 +5,7 @@ code's cell is given neither, and shares nothing with the interactor's.
     the code ends badly first      its own verdict
     the interactor ends first      its exit code decides, and code that it has judged wrong is ended
     both end well                  its exit code decides
+Code that breaks because an interactor has closed its output, and with it the code's input, has not ended first.
 Invariant: an interactor that breaks, or outlives the code's wall limit, is a `CheckerError` and no verdict; each side's
 output is limited as in any test, and the owner holds no more than that.
 """
@@ -65,7 +66,8 @@ class Side:
         self.cell, self.order = cell, order
         self._mark, self._transcript = mark, transcript
         self.said = bytearray()
-        self._has_closed = False
+        self.has_closed = False
+        self.is_first = False  # of the two to close its output
 
     async def listen(self, other: Side) -> TestReport:
         """Pass on all that it prints, until it ends."""
@@ -75,10 +77,11 @@ class Side:
         return heard
 
     def _pass_on(self, other: Side, data: bytes, *, is_end: bool) -> None:
-        if self._has_closed:
+        if self.has_closed:
             return
         self.said += data
-        self._has_closed = is_end
+        self.has_closed = is_end
+        self.is_first = is_end and not other.has_closed
         if data:
             self._transcript.add(self._mark, data)
         if other.cell.is_alive and not other.cell.is_finished:
@@ -120,7 +123,7 @@ class Dialogue:
         judging = asyncio.create_task(interactor.listen(code), name="interactor")
         try:
             await asyncio.wait((talking, judging), return_when=asyncio.FIRST_COMPLETED)
-            if talking.done():
+            if talking.done() and not interactor.is_first:
                 report = talking.result()
                 if judge_end(code.order, report, language).verdict is not Verdict.PASSED:
                     return report, None

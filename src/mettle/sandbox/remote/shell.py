@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -166,7 +165,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 def _window() -> bytes:
-    size = shutil.get_terminal_size()
+    size = os.get_terminal_size(sys.stdout.fileno())  # not what LINES and COLUMNS say, which no resize changes
     return struct.pack("HHHH", size.lines, size.columns, 0, 0)
 
 

@@ -7,6 +7,7 @@ Invariant: no more than the allowed output is kept, plus one read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -159,7 +160,8 @@ class Attempt:
         except BrokenPipeError:
             self._stdin = self._stdin[:0]
             self._is_input_open = False
-        poller.unregister(self.child.stdin)
+        with contextlib.suppress(KeyError):  # what the owner sent in the same round has been written before
+            poller.unregister(self.child.stdin)
         if self._is_input_open:
             return
         # Replaced rather than closed: the number stays taken until the test is over.
@@ -211,4 +213,4 @@ class Attempt:
         if not self._is_program:
             return True
         pids = self._pids()
-        return sum(watch.proportional_bytes(pid) for pid in pids) + watch.hidden_bytes(pids) > self._memory_bytes
+        return sum(watch.proportional_bytes(pids).values()) + watch.hidden_bytes(pids) > self._memory_bytes

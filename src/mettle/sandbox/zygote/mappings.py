@@ -18,6 +18,7 @@ _UNSUSPICIOUS: Final = (32 << 20) // MAPPING_BYTES  # of all processes together,
 _MAX_MAPPINGS: Final = 65_530  # of a process, unless the host allows more
 _TURN_S: Final = 0.02
 _PAUSE_S: Final = 0.01
+_MAX_LOOK_S: Final = 0.05  # at one process: the most mappings there may be are listed in a fifth of that
 
 
 class _Count(NamedTuple):
@@ -36,13 +37,13 @@ class Mappings:
         """What they take, by process; `pages` is how large each one's address space is."""
         if sum(pages.values()) <= _UNSUSPICIOUS:
             return dict.fromkeys(pages, 0)
-        known, self._known = self._known, {}
-        for pid in sorted(pages):  # parents before their children
-            count = known.get(pid)
-            self._known[pid] = count if count is not None and count.counted else self._inherited(pid)
+        self._known = {pid: self._known.get(pid, _Count(0.0, 0)) for pid in pages}
         now = time.monotonic()
         if now >= self._next_turn:
             self._count(pages, now + _TURN_S)
+        for pid in sorted(pages):  # parents before their children
+            if not self._known[pid].counted:
+                self._known[pid] = self._inherited(pid)
         return {pid: count.number * MAPPING_BYTES for pid, count in self._known.items()}
 
     def _inherited(self, pid: int) -> _Count:
@@ -59,8 +60,8 @@ class Mappings:
 
 def _num_mappings(pid: int, num_pages: int) -> int:
     try:
-        return procfs.num_lines(pid, "maps")
-    except PermissionError:  # it has closed itself to inspection
+        return procfs.num_lines(pid, "maps", _MAX_LOOK_S)
+    except (PermissionError, TimeoutError):  # it has closed itself to inspection, or holds it up by forking and mapping
         return min(num_pages, _MAX_MAPPINGS)
     except OSError:
         return 0

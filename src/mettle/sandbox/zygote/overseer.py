@@ -125,8 +125,10 @@ class Overseer:
         is_urgent = 4 * total > 3 * limit or total - self.last_total > limit // 16
         self.last_total = total
         if total > limit:
-            sizes = {pid: watch.proportional_bytes(pid) + tables[pid] for pid in pids}
-            self._relieve(sizes, in_buffers, sum(sizes.values()) + in_buffers - limit)
+            if sum(tables.values()) + in_buffers <= limit:  # or else no exact size changes that it is too much
+                sizes = {pid: size + tables[pid] for pid, size in watch.proportional_bytes(pids).items()}
+                total = sum(sizes.values()) + in_buffers
+            self._relieve(sizes, in_buffers, total - limit)
         pause = _URGENT_LOOK_S if is_urgent else _BUSY_LOOK_S if self.hands else _IDLE_LOOK_S
         self.next_look = time.monotonic() + pause if pids or self.hands else 0.0
 

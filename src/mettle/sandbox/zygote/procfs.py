@@ -10,7 +10,9 @@ here takes and gives numbers of this namespace, for processes of this namespace.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -34,18 +36,28 @@ def is_own() -> bool:
 
 def read(pid: int | str, name: str, num_bytes: int = 1 << 16) -> bytes:
     """One file of a process (or of "self"). OSError if the process is gone, or there is no /proc."""
-    descriptor = _open(f"{_number(pid)}/{name}", os.O_RDONLY)
+    descriptor = open_file(pid, name)
     try:
         return os.read(descriptor, num_bytes)
     finally:
         os.close(descriptor)
 
 
-def num_lines(pid: int, name: str) -> int:
-    """How many lines a file of a process has, however long it is."""
-    descriptor = _open(f"{_number(pid)}/{name}", os.O_RDONLY)
+def open_file(pid: int | str, name: str) -> int:
+    """A descriptor of one file of a process. OSError if the process is gone, or there is no /proc."""
+    return _open(f"{_number(pid)}/{name}", os.O_RDONLY)
+
+
+def num_lines(pid: int, name: str, max_s: float) -> int:
+    """How many lines a file of a process has, however long it is. TimeoutError if the kernel is slow to tell."""
+    descriptor = open_file(pid, name)
     try:
-        return sum(piece.count(b"\n") for piece in iter(lambda: os.read(descriptor, 1 << 16), b""))
+        until, number = time.monotonic() + max_s, 0
+        while piece := os.read(descriptor, 1 << 16):
+            number += piece.count(b"\n")
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, f"process {pid}'s {name}")
+        return number
     finally:
         os.close(descriptor)
 

@@ -11,13 +11,16 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mettle.sandbox.zygote import procfs, unmapped
+from mettle.sandbox.zygote.shares import Shares
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
 _NUM_LOOKS: Final = 3
+_shares: Final = Shares()  # of the one cell or machine that this process is process 1 of
 
 
 class Usage(NamedTuple):
@@ -136,13 +139,9 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
-def proportional_bytes(pid: int) -> int:
-    """Resident memory of one process, each shared page divided among those that share it.
+def proportional_bytes(pids: Sequence[int]) -> dict[int, int]:
+    """Resident memory of each process, pages that several share divided among them.
 
-    The kernel walks the page table for it, so it is asked only when the quick sum is over a limit.
+    The kernel walks the page tables for it, so it is asked only when the quick sum is over a limit.
     """
-    try:
-        lines = procfs.read(pid, "smaps_rollup").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:"))
-    except (OSError, StopIteration):
-        return process_resident_bytes(pid)
+    return _shares.sizes({pid: process_resident_bytes(pid) for pid in pids})
