@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from mettle.errors import UserError
-from mettle.sandbox import LanguageSpec, SandboxConfig
+from mettle.sandbox import LanguageSpec, SandboxConfig, config
 from mettle.sandbox.languages import BUILT_IN
-from mettle.sandbox.toolchains import find_language, why_missing
+from mettle.sandbox.toolchains import find_language, shown_paths, why_missing
 
 OWN = LanguageSpec(name="own", aliases=("mine",), extension=".own", run=("sh", "{source}"))
 
@@ -38,6 +38,18 @@ def test_a_program_that_the_sandbox_does_not_show_is_named(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tool.parent))
     spec = LanguageSpec(name="own", extension=".own", run=("ownlang", "{source}"))
     assert f"{tool} is not shown in the sandbox; add its directory to host_paths" in (why_missing(spec) or "")
+
+
+def test_what_is_below_the_home_directory_is_shown_unless_the_sandbox_has_its_own_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = LanguageSpec(name="x", extension=".x", run=("x", "{source}"), host_paths=("~/tool*",))
+    (tmp_path / "tools").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(config, "_COVERED", ("/elsewhere",))
+    assert shown_paths([spec]) == (str(tmp_path / "tools"),)
+    monkeypatch.setattr(config, "_COVERED", (str(tmp_path),))
+    assert shown_paths([spec]) == ()
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ def is_below(path: str, ancestor: str) -> bool:
     return path == ancestor or path.startswith(f"{ancestor}/")
 
 
+def is_covered(path: str) -> bool:
+    """Whether the sandbox has something of its own there."""
+    return any(is_below(path, cover) for cover in _COVERED)
+
+
 class LanguageSpec(BaseModel):
     """One language: how its source is named, compiled and run, and what that may use.
 
@@ -92,7 +97,8 @@ class LanguageSpec(BaseModel):
     """A command that prints the version; its program is needed, too."""
 
     host_paths: tuple[str, ...] = ()
-    """Directories outside /usr that it needs, as patterns; the sandbox shows them read-only."""
+    """Directories outside /usr that it needs, as patterns (~ is the home directory); the sandbox shows them read-only,
+    and not those that it covers with its own."""
 
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that it needs, besides PATH, HOME and LANG."""
@@ -138,7 +144,7 @@ class LanguageSpec(BaseModel):
                 f"the call command of {self.name!r} must name {{driver}} and {{source}}, and compile nothing"
             )
         for path in self.host_paths:
-            if not os.path.isabs(path) or any(is_below(path, cover) for cover in _COVERED):
+            if not path.startswith(("/", "~/")) or is_covered(path):
                 raise ValueError(f"host path {path!r} of {self.name!r} cannot be shown under its own name")
         return self
 

@@ -71,7 +71,7 @@ BUILT_IN: Final = (
     LanguageSpec(
         name="rust", aliases=("rs",), extension=".rs", version=("rustc", "--version"),
         compile=("rustc", "--edition=2021", "-O", "-o", "{output}", "{source}"), run=("{program}",),
-        host_paths=(os.path.expanduser("~/.rustup/toolchains/stable-*"), "/usr/local/rustup/toolchains/*"),
+        host_paths=("~/.rustup/toolchains/stable-*", "/usr/local/rustup/toolchains/*"),
         stack_mb=256, is_space_reserved=True, out_of_memory=("memory allocation of",),
     ),
     LanguageSpec(

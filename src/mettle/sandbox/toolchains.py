@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from mettle.errors import UserError
-from mettle.sandbox.config import LanguageSpec, is_below
+from mettle.sandbox.config import LanguageSpec, is_below, is_covered
 from mettle.sandbox.languages import BUILT_IN
 
 ELSEWHERE: Final = ("docker", "kubernetes")
@@ -63,8 +63,9 @@ def require_language(config: HasLanguages, name: object) -> LanguageSpec:
 
 def shown_paths(specs: Sequence[LanguageSpec]) -> tuple[str, ...]:
     """What of the host the sandbox must show for these, besides /usr: those of the patterns that exist."""
-    found = {path for spec in specs for pattern in spec.host_paths for path in glob.glob(pattern)}
-    return tuple(sorted(path for path in found if os.path.isdir(path)))
+    patterns = {os.path.expanduser(pattern) for spec in specs for pattern in spec.host_paths}
+    found = {path for pattern in patterns for path in glob.glob(pattern)}
+    return tuple(sorted(path for path in found if os.path.isdir(path) and not is_covered(path)))
 
 
 def why_missing(spec: LanguageSpec) -> str | None:
