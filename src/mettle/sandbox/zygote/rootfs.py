@@ -186,7 +186,7 @@ def _interpreter_directories(host_paths: Sequence[str]) -> list[str]:
 
 
 def readable_directories(host_paths: Sequence[str] = ()) -> list[str]:
-    """The same, where no root is built of them, as far as this user may look; with the system's that lie beside /usr."""
+    """The same, where no root is built of them, as far as this user may look, and beside /usr."""
     beside = [f"/{name}" for name in _BESIDE_USR if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
     open_paths = [path for path in host_paths if os.access(path, os.R_OK | os.X_OK)]  # none below another's home
     return [*_interpreter_directories(open_paths), *beside, "/etc/alternatives"]
