@@ -111,7 +111,7 @@ def test_no_task_is_lost_or_trained_twice_whatever_dies(world, lag, inflight, sa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(world=worlds, lag=lags, inflight=inflights, sampler=samplers)
 def test_no_task_is_lost_or_trained_twice_in_many_worlds(world, lag, inflight, sampler):
     check_a_run(world, lag, inflight, sampler)
