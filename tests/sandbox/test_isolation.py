@@ -131,6 +131,7 @@ def test_the_doctor_shows_each_layer_for_both_kinds_of_sandbox(host: HostReport)
     for layer in host.judge.layers:
         assert layer.name in text
     assert "tests ns, machines ns" in text
+    assert "denied" not in text, "a host that gives everything is not told what it lacks"
 
 
 @pytest.mark.usefixtures("_needs_isolation")

@@ -102,9 +102,8 @@ def _host(machines: IsolationReport) -> Host:
     if machines.grade == "ns" and not machines.layer("own-proc").is_in_force:
         return hosts.MASKED
     stages = ("user-namespace", "namespaces", "root", "start")
-    refused = {stage: machines.layer(stage) for stage in stages}
-    reasons = {stage: layer.detail for stage, layer in refused.items() if layer.detail and layer in machines.layers}
-    return hosts.recognise({stage.removesuffix("-namespace"): why for stage, why in reasons.items()})
+    refused = [layer for layer in machines.layers if layer.id in stages and not layer.is_in_force]
+    return hosts.recognise({layer.id.removesuffix("-namespace"): layer.detail for layer in refused})
 
 
 async def _measure(config: SandboxConfig) -> tuple[IsolationReport, IsolationReport]:
