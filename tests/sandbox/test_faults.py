@@ -67,8 +67,9 @@ async def test_a_client_that_is_cancelled_while_a_template_starts_breaks_nothing
         client = asyncio.create_task(pool.judge("print(1)", [StdioTest("", "1")]))
         await wait_until(lambda: pool.template_pid not in (None, first))
         client.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await client
+        [outcome] = await asyncio.gather(client, return_exceptions=True)
+        # On a busy host it may have had its answer before this test saw the new template.
+        assert isinstance(outcome, asyncio.CancelledError) or outcome.has_passed
         assert (await pool.judge("print(1)", [StdioTest("", "1")])).has_passed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -120,6 +121,7 @@ async def test_a_client_cancelled_as_its_socket_arrives_leaves_no_descriptor(mon
 @pytest.mark.usefixtures("_needs_isolation")
 async def test_a_closed_pool_leaves_no_process_and_no_descriptor() -> None:
     def open_files() -> int:
+        gc.collect()  # what other tests have left to be collected is not this one's
         return len(os.listdir("/proc/self/fd"))
 
     async def use_and_close() -> None:
@@ -137,7 +139,7 @@ async def test_a_closed_pool_leaves_no_process_and_no_descriptor() -> None:
     await use_and_close()
     before = open_files()
     await use_and_close()
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.usefixtures("_needs_isolation")
@@ -155,10 +157,12 @@ async def test_nothing_accumulates_over_many_commands_and_machines() -> None:
                 await kept.exec("true")
                 await kept.upload("x", b"1")
             await wait_until(lambda: len(children(template)) == 1)
+            gc.collect()  # what other tests have left to be collected is not this one's
             looked_at = [os.getpid(), template, *children(template)] if os.geteuid() == 0 else [os.getpid()]
             return [len(os.listdir(f"/proc/{pid}/fd")) for pid in looked_at]
 
-        assert await work() == await work()
+        before, after = await work(), await work()
+        assert all(now <= then for then, now in zip(before, after, strict=True)), (before, after)
         shown = await kept.exec("grep -l . /proc/[0-9]*/stat | wc -l")
         assert int(shown.stdout) <= 6, "the dead have been collected"
 

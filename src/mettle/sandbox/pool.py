@@ -284,7 +284,7 @@ class SandboxPool:
                 await cell.wait_ready(_CELL_READY_S)
             except CellLost:
                 cell.close()
-                if template.is_alive:
+                if not await template.ends_soon():
                     raise
                 continue
             except BaseException:

@@ -57,6 +57,7 @@ _MAX_LOG_LINE: Final = 500
 _MAX_DISK_FILES: Final = 1024
 _ORDER_RETRY_S: Final = 0.002
 _MAX_REMOVALS: Final = 5
+_DYING_S: Final = 0.5
 _REMOVAL_PAUSE_S: Final = 0.1
 
 
@@ -102,6 +103,13 @@ class Template:
     def is_alive(self) -> bool:
         """False as soon as the kernel says so, even before the event loop has heard it."""
         return not self._exited.is_set() and not select.select([self._exit_fd], [], [], 0)[0]
+
+    async def ends_soon(self) -> bool:
+        """Whether it has ended, or does within a moment: a process that is killed hangs up before it is dead."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DYING_S):
+                await self._exited.wait()
+        return not self.is_alive
 
     async def wait_ready(self) -> None:
         """Wait for the first message: which layers are in force, and whether cells can be made."""
