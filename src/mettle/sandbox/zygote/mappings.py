@@ -18,7 +18,7 @@ _UNSUSPICIOUS: Final = (32 << 20) // MAPPING_BYTES  # of all processes together,
 _MAX_MAPPINGS: Final = 65_530  # of a process, unless the host allows more
 _TURN_S: Final = 0.02
 _PAUSE_S: Final = 0.01
-_MAX_LOOK_S: Final = 0.05  # at one process: the most mappings there may be are listed in a fifth of that
+_MAX_LOOK_S: Final = 0.05  # at one process: the most mappings there may be are listed in half of that
 
 
 class _Count(NamedTuple):
