@@ -65,7 +65,7 @@ def test_without_textual_one_line_says_how_to_have_it(mettle, evaluation, monkey
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
     shown = mettle("eval", "view", evaluation)
     assert (shown.code, shown.err.count("\n")) == (0, 1)
-    assert "pip install 'mettle[tui]'" in shown.err
+    assert "pip install 'mettle-lab[tui]'" in shown.err
     assert "hello there" in shown.out
 
 

@@ -195,7 +195,7 @@ def test_an_environment_that_lacks_packages_is_installed_with_them(mettle, monke
     folder = tmp_path / "environments" / "chess"
     folder.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(
-        '[project]\nname = "chess"\ndependencies = ["mettle", "verifiers>=0.1", "no-such-package>=1"]\n'
+        '[project]\nname = "chess"\ndependencies = ["mettle-lab", "verifiers>=0.1", "no-such-package>=1"]\n'
     )
     ended = mettle("doctor", "--fix")
     assert "packages are missing for chess" in ended.out

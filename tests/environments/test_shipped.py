@@ -71,7 +71,7 @@ def test_the_package_is_whole(package):
     project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
     assert project["name"] == package.replace("_", "-")
     assert project["entry-points"]["mettle.envs"] == {project["name"]: f"{package}:load_environment"}
-    assert all(name.partition("[")[0] == "mettle" for name in project["dependencies"])
+    assert all(name.partition("[")[0] == "mettle-lab" for name in project["dependencies"])
     assert (home / "tests" / f"test_{package}.py").is_file()
     readme = (home / "README.md").read_text()
     assert "reward" in readme

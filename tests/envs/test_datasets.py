@@ -15,7 +15,7 @@ from mettle.envs.datasets import LETTERS, SOURCES
 from mettle.errors import UserError
 
 HAS_DATASETS = importlib.util.find_spec("datasets") is not None
-needs_datasets = pytest.mark.skipif(not HAS_DATASETS, reason="needs mettle[data]")
+needs_datasets = pytest.mark.skipif(not HAS_DATASETS, reason="needs mettle-lab[data]")
 CHOICES = ("gpqa_diamond", "gpqa_main", "mmlu", "mmlu_pro", "openbookqa")
 
 
@@ -82,8 +82,8 @@ def test_an_unknown_name_names_the_known_ones():
 
 def test_without_the_library_the_stand_in_says_how_to_get_the_real_one(no_library, caplog):
     assert len(vf.load_example_dataset("gsm8k", n=3)) == 3
-    assert "pip install 'mettle[data]'" in caplog.text
-    with pytest.raises(UserError, match=r"pip install 'mettle\[data\]'"):
+    assert "pip install 'mettle-lab[data]'" in caplog.text
+    with pytest.raises(UserError, match=r"pip install 'mettle-lab\[data\]'"):
         vf.load_example_dataset("gsm8k", offline=False)
 
 

@@ -203,4 +203,7 @@ def test_without_the_library_one_line_says_what_to_install(mettle, monkeypatch, 
 
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     code, said = mettle("gepa", "run", "three-kinds", "-m", "worker", "-b", endpoint.url)
-    assert (code, said.err) == (2, "error: prompt optimisation needs the gepa library; pip install 'mettle[gepa]'\n")
+    assert (code, said.err) == (
+        2,
+        "error: prompt optimisation needs the gepa library; pip install 'mettle-lab[gepa]'\n",
+    )

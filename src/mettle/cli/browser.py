@@ -18,7 +18,9 @@ def open_browser(path: Path | None, rollout: int | None) -> bool:
     if not is_terminal() or (path is None and rollout is not None):
         return False
     if find_spec("textual") is None:
-        click.echo("note: pip install 'mettle[tui]' opens this in a browser; --plain leaves this note out", err=True)
+        click.echo(
+            "note: pip install 'mettle-lab[tui]' opens this in a browser; --plain leaves this note out", err=True
+        )
         return False
     from mettle.tui import app
 

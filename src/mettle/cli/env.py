@@ -230,11 +230,11 @@ def _project_name(folder: Path) -> str:
 
 
 def _check_installed() -> None:
-    """Environments depend on mettle; where it is not installed, pip would take a stranger's package of that name."""
+    """Environments depend on mettle-lab; where it is not installed, pip would look for it on an index, in vain or worse."""
     from importlib import metadata
 
     try:
-        metadata.distribution("mettle")
+        metadata.distribution("mettle-lab")
     except metadata.PackageNotFoundError:
         raise UserError(
             "Mettle runs from its source and is not installed here, so pip would look for it elsewhere: `make install`"

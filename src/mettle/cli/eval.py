@@ -99,7 +99,7 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
 def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is_json: bool) -> None:
     """Look at saved evaluations. All of them, the rollouts of one, or one rollout.
 
-    In a terminal this opens a browser (it needs `mettle[tui]`); anywhere else, and with --plain, it prints.
+    In a terminal this opens a browser (it needs `mettle-lab[tui]`); anywhere else, and with --plain, it prints.
     """
     from mettle.cli.browser import open_browser
     from mettle.cli.results import view_evaluation, view_evaluations, view_rollout

@@ -56,7 +56,7 @@ def load_example_dataset(
     if source is None:
         raise UserError(f"there is no example dataset {name!r}; there are {', '.join(SOURCES)}")
     if offline is None and importlib.util.find_spec("datasets") is None:
-        offline, reason = True, "the library for it is not installed (pip install 'mettle[data]')"
+        offline, reason = True, "the library for it is not installed (pip install 'mettle-lab[data]')"
     else:
         reason = "this was asked for"
     if not offline:
@@ -82,7 +82,7 @@ def _fetched(name: str, source: Source, split: str) -> Any:
     Raises: UserError when it cannot be had.
     """
     if importlib.util.find_spec("datasets") is None:
-        raise UserError(f"{name} is fetched by the datasets library; pip install 'mettle[data]'")
+        raise UserError(f"{name} is fetched by the datasets library; pip install 'mettle-lab[data]'")
     import datasets
 
     try:

@@ -80,7 +80,7 @@ def check_library() -> None:
     except ModuleNotFoundError as error:
         if error.name != "gepa":
             raise
-        raise UserError("prompt optimisation needs the gepa library; pip install 'mettle[gepa]'") from None
+        raise UserError("prompt optimisation needs the gepa library; pip install 'mettle-lab[gepa]'") from None
 
 
 def resumed(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _missing_dependencies(manifest: Path) -> list[str]:
     missing = []
     for requirement in project.get("dependencies", []):
         name = re.match(r"[A-Za-z0-9._-]+", str(requirement))
-        if name is None or name[0] in ("mettle", "verifiers"):  # These are this program, installed or not.
+        if name is None or name[0] in ("mettle-lab", "verifiers"):  # These are this program, installed or not.
             continue
         try:
             importlib.metadata.version(name[0])

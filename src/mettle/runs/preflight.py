@@ -339,7 +339,7 @@ def missing_requirements() -> dict[str, list[str]]:
     Raises: PackageNotFoundError when Mettle itself is not installed.
     """
     missing: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("mettle") or []:
+    for line in importlib.metadata.requires("mettle-lab") or []:
         requirement, _, marker = line.partition(";")
         name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)

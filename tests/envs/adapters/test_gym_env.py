@@ -208,7 +208,7 @@ def test_what_is_no_environment_is_refused():
 def test_a_missing_package_is_one_line_with_its_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
     with pytest.raises(
-        UserError, match=r"GymEnv needs gymnasium, which is not installed: pip install 'mettle\[games\]'"
+        UserError, match=r"GymEnv needs gymnasium, which is not installed: pip install 'mettle-lab\[games\]'"
     ):
         vf.GymEnv("CartPole-v1").make_env()
 

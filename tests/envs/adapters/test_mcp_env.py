@@ -239,7 +239,7 @@ def test_other_mistakes_are_refused_too(monkeypatch, scripted):
     with pytest.raises(UserError, match="connection is one of shared, rollout, not 'each'"):
         env_of(connection="each")
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(UserError, match=r"MCPEnv needs mcp, which is not installed: pip install 'mettle\[mcp\]'"):
+    with pytest.raises(UserError, match=r"MCPEnv needs mcp, which is not installed: pip install 'mettle-lab\[mcp\]'"):
         asyncio.run(env_of().list_tools())
 
 

@@ -51,7 +51,7 @@ def test_constructing_one_loads_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
     env = env_of("Wordle-v0")
     with pytest.raises(
-        UserError, match=r"TextArenaEnv needs textarena, which is not installed: pip install 'mettle\[ga"
+        UserError, match=r"TextArenaEnv needs textarena, which is not installed: pip install 'mettle-lab\[ga"
     ):
         env.get_dataset()
 

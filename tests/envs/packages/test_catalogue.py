@@ -32,7 +32,7 @@ def test_what_was_earned_comes_from_the_card_and_is_left_open_without_one(tmp_pa
     package = tmp_path / "arithmetic"
     package.mkdir()
     (package / "pyproject.toml").write_text('[project]\nname = "arithmetic"\ndescription = "Sums."\n')
-    (package / "README.md").write_text("Needs mettle[math].\n")
+    (package / "README.md").write_text("Needs mettle-lab[math].\n")
     bare = rows(catalogue_markdown(tmp_path, "note", ".."))["arithmetic"]
     assert (bare["shown"], bare["refused"], bare["quality"], bare["extras"]) == ("-", "-", "-", "math")
     (package / "QUALITY.md").write_text("| gold | 8 | 0.75 | 0 | 1 | x |\n| refusal | 8 | 0.125 | 0 | 1 | x |\n")

@@ -36,7 +36,7 @@ def test_shipped_environments_pass(name):
 def test_what_a_package_lacks_is_named(package):
     manifest = package / "pyproject.toml"
     manifest.write_text(
-        manifest.read_text().replace('dependencies = ["mettle"]\n', "").replace("description", "summary")
+        manifest.read_text().replace('dependencies = ["mettle-lab"]\n', "").replace("description", "summary")
     )
     (package / "README.md").write_text("# made-card\n\nAsks for capitals.\n")
     (package / "tests" / "test_made_card.py").unlink()

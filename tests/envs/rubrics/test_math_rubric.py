@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mettle.envs as vf
 from mettle.errors import JudgeError, UserError
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs mettle[math]")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs mettle-lab[math]")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ async def test_without_the_package_one_line_names_the_extra(finished, monkeypatc
     monkeypatch.setattr("mettle.envs.rubrics.math_rubric.importlib.util.find_spec", lambda name: None)
     state = finished("1/2", r"\boxed{0.5}")
     await vf.MathRubric().score_rollout(state)
-    assert "pip install 'mettle[math]'" in str(state["error"])
+    assert "pip install 'mettle-lab[math]'" in str(state["error"])
     assert isinstance(state["error"].__cause__, UserError)
 
 

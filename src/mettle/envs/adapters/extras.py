@@ -28,7 +28,7 @@ def imported(module: str, *, extra: str, needed_by: str) -> Any:
                 f"{needed_by} could not import {package}: it needs {error.name!r}, not installed"
             ) from error
         raise UserError(
-            f"{needed_by} needs {package}, which is not installed: pip install 'mettle[{extra}]'"
+            f"{needed_by} needs {package}, which is not installed: pip install 'mettle-lab[{extra}]'"
         ) from error
 
 

@@ -78,7 +78,7 @@ class MathRubric(Rubric):
 def require_math_verify() -> None:
     """Raises: UserError when the package is not installed."""
     if importlib.util.find_spec("math_verify") is None:
-        raise UserError("comparing mathematical answers needs math-verify; pip install 'mettle[math]'")
+        raise UserError("comparing mathematical answers needs math-verify; pip install 'mettle-lab[math]'")
 
 
 def _strictly_boxed(text: str) -> str:

@@ -141,7 +141,7 @@ def _parquet(lines: Sequence[Mapping[str, Any]]) -> bytes:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
-        raise UserError("parquet needs pyarrow; pip install 'mettle[data]'") from error
+        raise UserError("parquet needs pyarrow; pip install 'mettle-lab[data]'") from error
     message = pa.struct(
         [(name, pa.string()) for name in ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")]
     )

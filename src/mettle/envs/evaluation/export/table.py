@@ -47,7 +47,7 @@ def write_parquet(reader: EvaluationReader, path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise UserError("Parquet needs pyarrow; install it with: pip install 'mettle[data]'") from error
+        raise UserError("Parquet needs pyarrow; install it with: pip install 'mettle-lab[data]'") from error
     names = column_names(reader)
     types = {"example_id": pyarrow.int64(), "num_turns": pyarrow.int64(), "is_truncated": pyarrow.bool_()}
     if any(not isinstance(facts.example_id, int) for facts in reader.facts):

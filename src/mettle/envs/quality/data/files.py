@@ -193,7 +193,7 @@ def _arrow(name: str, path: Path) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(f"{path} needs pyarrow: pip install 'mettle[data]'") from error
+        raise UserError(f"{path} needs pyarrow: pip install 'mettle-lab[data]'") from error
 
 
 def _first_line(error: Exception) -> str:

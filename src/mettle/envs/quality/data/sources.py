@@ -93,7 +93,7 @@ def _of_hub(name: str, config: str | None, max_rows: int) -> Splits:
         import datasets
     except ModuleNotFoundError as error:
         raise UserError(
-            f"there is no file {name!r}, and a dataset of the hub needs: pip install 'mettle[data]'"
+            f"there is no file {name!r}, and a dataset of the hub needs: pip install 'mettle-lab[data]'"
         ) from error
 
     def load() -> Splits:

@@ -117,7 +117,7 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
         try:
             import yaml  # type: ignore[import-untyped]
         except ImportError:
-            raise UserError(f"{path} is YAML; pip install 'mettle[kubernetes]' to read it") from None
+            raise UserError(f"{path} is YAML; pip install 'mettle-lab[kubernetes]' to read it") from None
         try:
             found = yaml.safe_load(text)
         except yaml.YAMLError as error:
