@@ -179,6 +179,11 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+def median(values: Iterable[float]) -> float:
+    """The middle of at least one value."""
+    return percentile(sorted(values), 0.5)
+
+
 class RunningMean:
     """The mean over tasks of the task's mean while values come in, in any order; each costs the same."""
 
@@ -284,9 +289,10 @@ def _gaffke_bound(points: Points, tail: float) -> float:
     top = max(value for value, _ in points)
     if top <= 0.0:
         return 0.0
+    points = [(value / top, num) for value, num in points]
     # A tilt from 0 upwards moves the bound from the mean down to 0, and the chance with it to 0. The root is looked
     # for on logarithmic scales, where the chance is nearly straight (Illinois' variant of the false position).
-    small, large = 1e-3 / top / math.sqrt(sum(num for _, num in points)), 1.0 / top
+    small, large = 1e-3 / math.sqrt(sum(num for _, num in points)), 1.0
     while _tilted(points, large)[1] > tail:
         small, large = large, large * 8
     left, right = math.log(small), math.log(large)
@@ -302,20 +308,26 @@ def _gaffke_bound(points: Points, tail: float) -> float:
             left, chance_left, chance_right, side = middle, found, chance_right / (2 if side > 0 else 1), 1
         else:
             right, chance_right, chance_left, side = middle, found, chance_left / (2 if side < 0 else 1), -1
-    return bound
+    return bound * top
 
 
 def _gaffke_chance(points: Points, threshold: float) -> float:
-    """The chance that sum(D_i x_i) <= `threshold`: the p value of "the mean is at most the threshold"."""
+    """The chance that sum(D_i x_i) <= `threshold`: the p value of "the mean is at most the threshold".
+
+    1 for a threshold above the mean of the points, where the p value of the other side is the smaller one.
+    """
+    if threshold <= 0.0:
+        return 0.0
     top = max(value for value, _ in points)
-    if threshold <= 0.0 or threshold >= top:
-        return float(threshold > 0.0)
-    mean = _tilted_mean(points, 0.0)
-    # For a threshold above the mean the weights tilt to the greatest value, which they reach at -1 / top.
-    small, large = (0.0, 1.0 / top) if threshold < mean else (-1.0 / top, 0.0)
-    while threshold < mean and _tilted_mean(points, large) > threshold:
+    if threshold >= top:
+        return 1.0
+    points, threshold = [(value / top, num) for value, num in points], threshold / top
+    if threshold >= _tilted_mean(points, 0.0):
+        return 1.0
+    small, large = 0.0, 1.0
+    while _tilted_mean(points, large) > threshold:
         small, large = large, large * 4
-    for _ in range(100):
+    for _ in range(60):
         middle = (small + large) / 2
         small, large = (middle, large) if _tilted_mean(points, middle) > threshold else (small, middle)
     return min(1.0, max(0.0, _tilted(points, (small + large) / 2)[1]))
