@@ -13,7 +13,7 @@ from typing import Any
 
 from mettle.evals.facts import content_of, messages_of
 from mettle.tui.search import call_of
-from mettle.tui.text import one_line, printable
+from mettle.wording import one_line, printable
 
 BODY_CHARS = 1_000_000
 """A longer text is cut where it is shown until more is asked for."""
