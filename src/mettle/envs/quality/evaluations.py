@@ -15,8 +15,7 @@ from typing import Any
 
 from mettle.envs.quality.checks import Check, check
 from mettle.errors import UserError
-from mettle.evals.reader import EvaluationReader
-from mettle.evals.results import METADATA, RESULTS, ResultsFolder, find_evaluations
+from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, list_evaluations
 
 MIN_ROLLOUTS = 20
 MIN_MEAN, MAX_MEAN = 0.05, 0.95
@@ -122,16 +121,15 @@ def find_evaluation(name: str, root: Path = Path()) -> Path:
 
     Raises: UserError when there is none.
     """
-    path = Path(name)
-    folder = path.parent if path.name in (RESULTS, METADATA) else path
-    if ResultsFolder(folder).is_there():
-        return folder
-    found = [each for each in find_evaluations(root) if _is_of(each, name) and ResultsFolder(each).is_there()]
+    try:
+        return evaluation_folder(Path(name))
+    except UserError:
+        found = [entry for entry in list_evaluations(root) if entry.problem is None and _is_of(entry, name)]
     if not found:
         raise UserError(
             f"{name!r} is no saved evaluation, and no environment with one; mettle eval run {name} -m MODEL"
         )
-    return max(found, key=lambda each: (each / METADATA).stat().st_mtime)
+    return found[0].path
 
 
 def read_distribution(folder: Path) -> Distribution:
@@ -140,10 +138,10 @@ def read_distribution(folder: Path) -> Distribution:
     return distribution_of(list(evaluation.rows()), evaluation.metadata)
 
 
-def _is_of(folder: Path, env_id: str) -> bool:
+def _is_of(entry: EvaluationEntry, env_id: str) -> bool:
     """Folders are named `<environment>--<model>`."""
     wanted = env_id.partition("@")[0].replace("_", "-").replace("/", "--")
-    return folder.parent.name.replace("_", "-").startswith(f"{wanted}--")
+    return entry.path.parent.name.replace("_", "-").startswith(f"{wanted}--")
 
 
 def _formats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

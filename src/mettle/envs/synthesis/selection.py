@@ -15,7 +15,7 @@ from typing import Any
 
 from mettle.envs.synthesis.chats import Chat, Reasoning, Unusable, chats_of, text_of
 from mettle.envs.synthesis.duplicates import Seen
-from mettle.evals.facts import facts_of
+from mettle.evals.facts import facts_of_row
 from mettle.evals.output import task_key_of
 
 
@@ -77,7 +77,7 @@ def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> Selection:
 
 
 def _candidate(row: Mapping[str, Any], rules: Rules, task: str, index: int, left_out: Counter[str]) -> Kept | None:
-    facts = facts_of(row)
+    facts = facts_of_row(row)
     if facts.reward is None:
         left_out["failed"] += 1
     elif facts.is_truncated and not rules.keep_truncated:
