@@ -32,7 +32,9 @@ RUNNER = re.compile(r"create_task|asyncio\.gather")
 ROLLS_OUT = re.compile(r"\.run_(group|rollout)\(")
 """A module that starts rollouts side by side and calls an environment or a source of rollouts itself."""
 
-STORE = re.compile(r"INSERT (OR \w+ )?INTO rollouts\b|\bRESULTS\b.*=.*\"results\.jsonl\"|\"results\.jsonl\", \"metadata")
+STORE = re.compile(
+    r"INSERT (OR \w+ )?INTO rollouts\b|\bRESULTS\b.*=.*\"results\.jsonl\"|\"results\.jsonl\", \"metadata"
+)
 """A module that owns a file format in which rollouts are kept."""
 
 VALIDATOR = re.compile(r"^def (checked|_settings?|_table|whole|flag|take)\(|^class Body\b", re.MULTILINE)

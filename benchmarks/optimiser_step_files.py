@@ -53,7 +53,9 @@ def main() -> None:
         world = World(0, 1, torch.device("cpu"))
         model = write_policy(Path(folder) / "model", sizes)
         learner = Learner(load_policy(model, world, dtype=torch.float32), _recipe(TrainerConfig(max_steps=4)), world)
-    ranks = pack([sample(length) for length in (9, 12, 12, 15)], layout="padded", max_tokens=64, max_rows=4, num_ranks=1)
+    ranks = pack(
+        [sample(length) for length in (9, 12, 12, 15)], layout="padded", max_tokens=64, max_rows=4, num_ranks=1
+    )
     files: set[str] = set()
 
     def note(frame, event, _):  # type: ignore[no-untyped-def]
