@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mettle.errors import UserError
-from mettle.evals.facts import facts_of
+from mettle.evals.facts import facts_of_row
 from mettle.evals.reader import EvaluationReader, list_evaluations
 from mettle.evals.report import stats_of
 
@@ -99,12 +99,12 @@ def test_rows_of_older_releases_can_be_read():
         "generation_ms": 5,
         "timing": {"total_ms": 250.0},
     }
-    facts = facts_of(row)
+    facts = facts_of_row(row)
     assert (facts.reward, facts.total_s, facts.num_turns, facts.excerpt) == (1.0, 0.25, 1, "2")
-    failed = facts_of({"example_id": 3, "reward": 0.0, "error": "SandboxError('gone')"})
+    failed = facts_of_row({"example_id": 3, "reward": 0.0, "error": "SandboxError('gone')"})
     assert (failed.reward, failed.cause, failed.error_message) == (None, "rollout", "SandboxError('gone')")
-    assert facts_of({"reward": 1.0, "error": {"error": "TunnelError"}}).cause == "sandbox"
-    assert facts_of({"reward": float("nan")}).cause == "unscored"
+    assert facts_of_row({"reward": 1.0, "error": {"error": "TunnelError"}}).cause == "sandbox"
+    assert facts_of_row({"reward": float("nan")}).cause == "unscored"
 
 
 anything = st.recursive(
@@ -118,6 +118,6 @@ names = ("example_id", "prompt", "completion", "reward", "error", "timing", "met
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(names, anything)))
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_no_row_is_so_odd_that_its_facts_cannot_be_had(row):
-    facts = facts_of(json.loads(json.dumps(row)))
+    facts = facts_of_row(json.loads(json.dumps(row)))
     assert facts.reward is None or facts.cause is None
     json.dumps(stats_of([facts, facts], rollouts_per_example=2), allow_nan=False)

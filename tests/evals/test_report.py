@@ -11,14 +11,14 @@ from tests.evals.conftest import row_of
 
 import mettle.envs as vf
 from mettle.clients.prices import Price
-from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.facts import RolloutFacts, facts_of_row
 from mettle.evals.report import plain, stats_of
 from mettle.evals.summary import Summary
 from mettle.evals.tally import Tally
 
 
 def facts(*rewards, task=0, **fields):
-    return [facts_of(row_of(task, reward, **fields)) for reward in rewards]
+    return [facts_of_row(row_of(task, reward, **fields)) for reward in rewards]
 
 
 def test_the_figures_of_an_evaluation():

@@ -13,9 +13,11 @@ from mettle.cli.terminal import console, figure, print_json, print_next, print_t
 from mettle.evals.compare import Comparison, TaskChange
 from mettle.evals.compare import compare_evaluations as compared
 from mettle.evals.estimator import Difference, mean_of
-from mettle.evals.facts import RolloutFacts, content_of, messages_of
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.output import messages_of
 from mettle.evals.reader import EvaluationReader, list_evaluations
 from mettle.evals.report import plain
+from mettle.records.tasks import content_of
 
 
 def view_evaluations(num_rows: int, *, is_json: bool) -> None:

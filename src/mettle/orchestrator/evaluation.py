@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterable
 
 from mettle.errors import RolloutTimeout
 from mettle.evals.estimator import RunningMean, mean_of, mean_over_tasks, pass_at_k
+from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.policy import Policy
-from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
-from mettle.orchestrator.source import GroupRequest, RolloutSource
+from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
-from mettle.storage.shards import BlockRef, ShardWriter
+from mettle.storage.shards import ShardWriter
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ class Evaluator:
         config: OrchestratorConfig,
         ledger: Ledger,
         shards: ShardWriter,
-        source: RolloutSource,
+        source: TaskSource,
         schedule: EvalSchedule,
         policy: Policy,
         updater: Updater,
@@ -218,18 +220,14 @@ class Evaluator:
             await self._pulse.wait()
 
     def _record(self, env: EnvConfig, kind: str, version: int, groups: list[GroupRecord]) -> None:
-        blocks: list[tuple[GroupRecord, BlockRef]] = [(group, self._shards.append(group)) for group in groups]
         estimate = mean_over_tasks([group.rewards for group in groups])
-        reward = estimate.mean if estimate is not None else None
-        self._ledger.record_eval(
-            kind=kind,
-            step=version,
-            env_id=env.name,
-            groups=blocks,
-            mean=reward,
-            interval=estimate.interval if estimate is not None else None,
-            metrics=eval_metrics(groups),
-        )
+        reward, interval = (estimate.mean, estimate.interval) if estimate is not None else (None, None)
+        store = EvalStore(self._ledger.database, self._shards)
+        size = sum(len(group.rollouts) for group in groups)
+        with self._ledger.database.transaction():
+            eval_id = store.begin(EvalPlan(kind, env.name, len(groups), size, version))
+            store.add(eval_id, groups)
+            store.end(eval_id, mean=reward, interval=interval, metrics=eval_metrics(groups))
         mean = "none" if reward is None else f"{reward:.4g}"
         text = f"{kind} evaluation of v{version} on {env.name}: mean reward {mean} over {len(groups)} tasks"
         logger.info("evaluated", extra={"kind": kind, "version": version, "env": env.name, "mean": reward})

@@ -7,7 +7,7 @@ from typing import Any
 
 from mettle.evals.estimator import mean_of, median
 from mettle.runs.progress import describe_eval, sparkline
-from mettle.storage.journal import EvalRow
+from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
 
 CANARY_TOLERANCE = 1e-5
@@ -17,8 +17,8 @@ CANARY_TOLERANCE = 1e-5
 def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
     """The figures of a run; what has not happened yet is None."""
     journal = ledger.journal
-    baseline = _eval_of(journal.evals(), "baseline")
-    final = _eval_of(journal.evals(), "final")
+    evals = read_evals(ledger.database)
+    baseline, final = _eval_of(evals, "baseline"), _eval_of(evals, "final")
     batches = ledger.batches()
     canaries = [v for _, v in journal.metric("canary/mean_abs_diff")]
     newest = ledger.newest_version()
@@ -53,7 +53,7 @@ def summary_lines(summary: dict[str, Any], ledger: Ledger) -> list[str]:
     """The summary in a dozen lines."""
     lines = []
     for name in ("baseline", "final"):
-        row = _row_of(ledger.journal.evals(), name)
+        row = _row_of(read_evals(ledger.database), name)
         lines.append(f"{name:<10} {describe_eval(row) if row else 'not evaluated'}")
     if summary["gain"] is not None:
         lines.append(f"{'gain':<10} {summary['gain']:+.3f}   {sparkline(summary['train_reward'], 40)}")
@@ -99,7 +99,7 @@ def _trained_more_than_once(ledger: Ledger) -> int:
 
 
 def _row_of(rows: list[EvalRow], kind: str) -> EvalRow | None:
-    return next((row for row in reversed(rows) if row.kind == kind), None)
+    return next((row for row in reversed(rows) if row.kind == kind and row.is_finished), None)
 
 
 def _eval_of(rows: list[EvalRow], kind: str) -> dict[str, Any] | None:

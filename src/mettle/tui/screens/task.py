@@ -16,7 +16,8 @@ from textual.widgets import Static
 
 from mettle.errors import MettleError
 from mettle.evals.estimator import mean_of
-from mettle.evals.facts import content_of, messages_of
+from mettle.evals.output import messages_of
+from mettle.records.tasks import content_of
 from mettle.tui.blocks import blocks_of
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import MUTED, Part
