@@ -34,6 +34,11 @@ def format_interval(bounds: Sequence[float | None] | None) -> str:
     return f"[{format_reward(bounds[0])}, {format_reward(bounds[1])}]"
 
 
+def between(bounds: Sequence[float] | None) -> str:
+    """An interval in words: "0.012 to 0.988"."""
+    return f"{format_reward(bounds[0])} to {format_reward(bounds[1])}" if bounds else ""
+
+
 def figure(value: Any) -> str:
     """A cell of a table: a short number, a dash for what is not there."""
     if value is None:

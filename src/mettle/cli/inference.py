@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import going_on, print_json, print_next, printable
+from mettle.cli.terminal import going_on, print_json, print_next
 from mettle.errors import ServiceError, UserError
+from mettle.wording import printable
 
 
 @click.group(cls=NounGroup)
