@@ -1,4 +1,4 @@
-"""`mettle hub`: the server that shows runs."""
+"""`mettle hub`: the server that shows runs and evaluations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mettle.errors import UserError
 
 @click.group(cls=NounGroup)
 def hub() -> None:
-    """Serve the pages that show runs."""
+    """Serve the pages that show runs and evaluations."""
 
 
 @hub.command()
@@ -27,13 +27,15 @@ def hub() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7860, help="0 takes a free one.  [default: 7860]")
 def serve(runs: Path, host: str, port: int) -> None:
-    """Serve the pages of the runs in a folder until Ctrl-C."""
-    if not runs.is_dir():
-        raise UserError(f"no folder of runs at {runs}; `mettle quickstart` makes a first run")
+    """Serve the pages of the runs in a folder, and of the evaluations here, until Ctrl-C."""
+    from mettle.evals.reader import find_evaluations
     from mettle.hub.config import HubConfig
     from mettle.hub.server import serve as serve_hub
     from mettle.log import setup_logging
 
+    evaluations = find_evaluations()
+    if not runs.is_dir() and not evaluations:
+        raise UserError(f"no folder of runs at {runs}, and no evaluations; `mettle quickstart` makes a first run")
     setup_logging()
     with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
         serve_hub(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import uvicorn
 
 from mettle.errors import UserError
+from mettle.evals.reader import find_evaluations
 from mettle.hub.app import create_app
 from mettle.hub.config import HubConfig
 from mettle.hub.security import LOOPBACK_NAMES
@@ -22,12 +23,12 @@ def serve(config: HubConfig, on_ready: Callable[[str], None] | None = None) -> N
 
     Raises: UserError when the folder is missing or the port is taken.
     """
-    if not config.runs.is_dir():
-        raise UserError(f"no folder {config.runs}: name a folder of runs, or one run directory")
+    if not config.runs.is_dir() and not find_evaluations(config.workspace):
+        raise UserError(f"no folder {config.runs}, and no evaluations: name a folder of runs, or one run directory")
     listener = bind(config.host, config.port)
     allowed = LOOPBACK_NAMES | {config.host} if config.is_loopback else None
     settings = uvicorn.Config(
-        create_app(config.runs, allowed_hosts=allowed),
+        create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed),
         log_config=None,
         access_log=False,
         server_header=False,
