@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from mettle.cli.local_server import local_server
+from mettle.cli.local_server import serving
 from mettle.cli.progress import Progress, money
 from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
 from mettle.envs.packages.eval_defaults import package_defaults
@@ -36,7 +36,7 @@ def evaluate(what: str | None, settings: Mapping[str, Any], *, is_json: bool, is
     is_file = what is not None and what.endswith(".toml")
     specs = read_plan(Path(str(what)), settings, package_defaults) if is_file else [_one(what, settings)]
     with ExitStack() as servers:
-        prepared = _prepare_all(specs, _serving(servers))
+        prepared = _prepare_all(specs, serving(servers))
         servers.enter_context(going_on(_how_to_go_on(str(what) if is_file else None, settings, prepared)))
         outcomes = asyncio.run(_run(prepared, is_quiet=is_json, is_plain=is_plain))
     _report(outcomes, is_file=is_file, is_json=is_json)
@@ -67,20 +67,6 @@ def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> 
     return prepared
 
 
-def _serving(servers: ExitStack) -> Callable[[Path], Served]:
-    """Starts a server for each model directory, once, until `servers` closes."""
-    running: dict[Path, Served] = {}
-
-    def serve(directory: Path) -> Served:
-        key = directory.resolve()
-        if key not in running:
-            server = servers.enter_context(local_server(directory, served_model_name=_name_of(directory)))
-            running[key] = server.base_url, server.model
-        return running[key]
-
-    return serve
-
-
 async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
     slots = Slots(max(one.spec.max_concurrent for one in prepared))
     async with Progress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
@@ -96,12 +82,6 @@ def _how_to_go_on(file: str | None, settings: Mapping[str, Any], prepared: Seque
         return f"`{program()} eval run {file} --resume`{again} runs what is missing"
     again = " with the same --header" if prepared[0].spec.headers else ""
     return f"`{program()} eval run --resume {path}`{again} runs what is missing"
-
-
-def _name_of(model_dir: Path) -> str:
-    """What to call a model directory: its own name, after its run's where it stands in one."""
-    path = model_dir.resolve()
-    return f"{path.parent.name}/{path.name}" if (path.parent / "run.db").exists() else path.name
 
 
 def _raise_failure(outcome: Outcome) -> None:

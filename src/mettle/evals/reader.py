@@ -325,12 +325,12 @@ def _database(folder: Path) -> Database:
 
 
 def _stored_entry(folder: Path, database: Database, row: EvalRow) -> EvaluationEntry:
-    about: dict[str, Any] = {"env_id": row.env_id, "model": row.model}
+    about: dict[str, Any] = {"env_id": row.env_id, "model": row.model, **row.metadata}
     if not row.is_finished and row.num_rollouts:
         mean = database.value("SELECT avg(reward) FROM rollouts WHERE eval_id = ?", (row.eval_id,))
         about |= {"avg_reward": mean, "avg_error": row.num_errors / row.num_rollouts}
     return EvaluationEntry(
-        folder, row.updated_at or row.created_at, {**about, **row.metadata}, None, row.eval_id, row.kind, row.step,
+        folder, row.updated_at or row.created_at, about, None, row.eval_id, row.kind, row.step,
         row.state, row.num_rollouts, row.planned_rollouts,
     )  # fmt: skip
 

@@ -71,6 +71,7 @@ async def generate_rollouts(prepared: Prepared, task: Task, folder: Path, on_kep
             keep_outputs=False,
             price=target.price,
             state_columns=spec.state_columns,
+            kind="data",
             extra_metadata={"launch": spec.to_dict(), "split": task.split},
             on_kept=on_kept,
             on_rollout=tally.add,
