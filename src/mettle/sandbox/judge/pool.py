@@ -279,7 +279,8 @@ class SandboxPool:
                 raise SandboxError(
                     f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
                 )
-            cell = await template.spawn(limits)
+            clone = await template.spawn_cell(limits)
+            cell = await Cell.connect(clone.number, template.generation, limits, clone.channel)
             try:
                 await cell.wait_ready(_CELL_READY_S)
             except CellLost:
