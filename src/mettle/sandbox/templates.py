@@ -67,7 +67,7 @@ class Clone(NamedTuple):
     channel: socket.socket
 
 
-class Template:
+class TemplateProcess:
     """One running template process."""
 
     def __init__(self, config: SandboxConfig, generation: int, *, is_landlocked: bool = False) -> None:

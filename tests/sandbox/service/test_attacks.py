@@ -21,7 +21,7 @@ from serving import Desk, make_token, wait_until
 from mettle.errors import UserError
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.client import connection
-from mettle.sandbox.service.client.client import SandboxClient
+from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.tokens import revoke_token
 from mettle.sandbox.service.visitors import Visitors
@@ -164,7 +164,7 @@ async def hollow(response: web.StreamResponse) -> None:
 
 
 @contextlib.asynccontextmanager
-async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status: int) -> AsyncIterator[SandboxClient]:
+async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status: int) -> AsyncIterator[ServiceClient]:
     """A client of something that only looks like a service."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -179,7 +179,7 @@ async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with SandboxClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+        async with ServiceClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
             yield client
     finally:
         await runner.cleanup()

@@ -137,7 +137,7 @@ async def test_each_token_sees_its_own_account_and_the_services_own_sees_all(sce
 
 
 def test_labels_of_any_text_stay_one_line() -> None:
-    counted = metrics.Metrics()
+    counted = metrics.ServiceMetrics()
     counted.count("errors_total", cause='a "b"\\\nc')
     families = read(counted.page({}))
     [((_, labels), value)] = families[f"{metrics.PREFIX}errors_total"].samples.items()

@@ -21,7 +21,7 @@ _LOOK_S: Final = 0.1
 _FIRST_SIGNAL: Final = 133  # error numbers end here
 
 
-class Host(Protocol):
+class TransferHost(Protocol):
     """What a transfer needs of its machine."""
 
     id: str
@@ -40,7 +40,7 @@ class Host(Protocol):
 class Transfers:
     """The transfers of one machine."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: TransferHost) -> None:
         self._host = host
 
     async def give(

@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from mettle.sandbox.service import census, commands, faults, gateway, judging, ports, prime, transfers
-from mettle.sandbox.service.state import HOLDER, SERVICE, Service, client_of, service_of
+from mettle.sandbox.service.state import HOLDER, SERVICE, SandboxService, client_of, service_of
 from mettle.sandbox.service.tokens import LOCAL, Holder
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ ROUTES: Final[list[tuple[str, str, Handler]]] = [
 ]
 
 
-def make_app(service: Service) -> web.Application:
+def make_app(service: SandboxService) -> web.Application:
     """The application of a service whose pools have been started."""
     app = web.Application(middlewares=[_around], client_max_size=service.config.max_json_mb << 20)
     app[SERVICE] = service
@@ -88,7 +88,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
         service.metrics.count("requests_total", route=_route(request), status=str(status))
 
 
-async def _answer(service: Service, request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(service: SandboxService, request: web.Request, handler: Handler) -> web.StreamResponse:
     holder: Holder | None = None
     try:
         with contextlib.ExitStack() as stack:
@@ -122,7 +122,7 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
         return response
 
 
-def _identify(service: Service, request: web.Request) -> Holder:
+def _identify(service: SandboxService, request: web.Request) -> Holder:
     """Whose request it is; on a socket that only its own user can open, everybody's is that user's."""
     if service.config.unix is not None and "Authorization" not in request.headers:
         return Holder(LOCAL, service.config.quota)

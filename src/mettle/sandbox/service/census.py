@@ -13,9 +13,9 @@ from mettle.errors import UserError
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.service.bodies import read_json, seconds, take, texts
 from mettle.sandbox.service.faults import NoMachine
-from mettle.sandbox.service.machines import Record
+from mettle.sandbox.service.machines import MachineRecord
 from mettle.sandbox.service.metrics import CONTENT_TYPE, Sample
-from mettle.sandbox.service.state import KEY_HEADER, Service, client_of, holder_of, service_of
+from mettle.sandbox.service.state import KEY_HEADER, SandboxService, client_of, holder_of, service_of
 from mettle.sandbox.service.tokens import GIVEN, LOCAL
 from mettle.sandbox.service.wire import pack
 
@@ -30,7 +30,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     body = await read_json(request, service.config.max_json_mb, service.config.stall_s)
     config, name = machine_config(body), take(body, "name", str, "")[:100]
 
-    async def make() -> Record:
+    async def make() -> MachineRecord:
         return await service.register.create(holder, client, config, name=name)
 
     key = request.headers.get(KEY_HEADER)
@@ -128,7 +128,7 @@ async def keep_alive(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _end_abandoned(service: Service, task: asyncio.Task[Record]) -> None:
+def _end_abandoned(service: SandboxService, task: asyncio.Task[MachineRecord]) -> None:
     if task.cancelled() or task.exception() is not None:
         return
     ending = asyncio.create_task(service.register.delete(task.result(), "its client never learned of it"))
@@ -174,7 +174,7 @@ async def status(request: web.Request) -> web.StreamResponse:
     return web.json_response(body)
 
 
-def load(service: Service) -> dict[str, int]:
+def load(service: SandboxService) -> dict[str, int]:
     """The figures that a client spreads its work by."""
     return {
         "num_judging": service.num_judging,
@@ -208,7 +208,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(text=service.metrics.page(gauges, is_shown), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _of_the_service(service: Service, pool: Any) -> dict[str, list[Sample]]:
+def _of_the_service(service: SandboxService, pool: Any) -> dict[str, list[Sample]]:
     running = int(getattr(pool, "num_running", service.num_judging))
     figures = {
         "judge_queue": max(0, service.num_judging - running),
@@ -222,7 +222,7 @@ def _of_the_service(service: Service, pool: Any) -> dict[str, list[Sample]]:
     return {name: [((), value)] for name, value in figures.items()}
 
 
-def _of_tokens(service: Service, is_shown: Callable[[str], bool]) -> dict[str, list[Sample]]:
+def _of_tokens(service: SandboxService, is_shown: Callable[[str], bool]) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {}
     for name, account in sorted(service.quotas.accounts.items()):
         if not is_shown(name):

@@ -1,7 +1,7 @@
 """The machines of all clients: whose they are, what they are called, and when they end.
 
-Parts: `Record`, one machine with its jobs; `Register`, all of them. Invariant: a machine belongs to one token and is
-unknown to others; its share of the quota is given back when it ends, however it ends; one that has ended is remembered
+Parts: `MachineRecord`, one machine with its jobs; `Register`, all of them. Invariant: a machine belongs to one token and
+is unknown to others; its share of the quota is given back when it ends, however it ends; one that has ended is remembered
 for a while, so that whoever asks is told why.
 """
 
@@ -21,7 +21,7 @@ from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.protocols import Job, Machine, Machines
 from mettle.sandbox.service.faults import NoMachine
-from mettle.sandbox.service.metrics import Metrics
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder
 
@@ -34,7 +34,7 @@ _MAX_ABOUT: Final = 64 << 10
 
 
 @dataclass
-class Record:
+class MachineRecord:
     """One machine and what its client has said about it."""
 
     number: int
@@ -98,12 +98,12 @@ class Record:
 class Register:
     """All machines of a service."""
 
-    def __init__(self, pool: Machines, quotas: Quotas, metrics: Metrics) -> None:
+    def __init__(self, pool: Machines, quotas: Quotas, metrics: ServiceMetrics) -> None:
         self.pool = pool
         self._quotas = quotas
         self._metrics = metrics
-        self._records: dict[str, Record] = {}
-        self._ended: OrderedDict[str, Record] = OrderedDict()
+        self._records: dict[str, MachineRecord] = {}
+        self._ended: OrderedDict[str, MachineRecord] = OrderedDict()
         self._num_made = 0
         self._num_making = 0
 
@@ -115,7 +115,7 @@ class Register:
     def num_making(self) -> int:
         return self._num_making
 
-    async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> Record:
+    async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> MachineRecord:
         """A new machine of this token. Raises: QuotaExceeded; SandboxError if it cannot be made."""
         _check_size(config)
         give_back = self._quotas.take_machine(holder, config)
@@ -130,7 +130,7 @@ class Register:
             self._num_making -= 1
         self._metrics.times["create_seconds"].add(time.monotonic() - started)
         self._num_made += 1
-        record = Record(self._num_made, machine, holder.name, client, give_back, **about)
+        record = MachineRecord(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record
         return record
 
@@ -145,7 +145,7 @@ class Register:
                 raise
         return machine
 
-    def find(self, holder: Holder, machine_id: str) -> Record:
+    def find(self, holder: Holder, machine_id: str) -> MachineRecord:
         """A machine of this token that may have ended. Raises: NoMachine."""
         record = self._records.get(machine_id) or self._ended.get(machine_id)
         if record is None or record.owner != holder.name:
@@ -154,18 +154,18 @@ class Register:
             self._bury(record)
         return record
 
-    def running(self, holder: Holder, machine_id: str) -> Record:
+    def running(self, holder: Holder, machine_id: str) -> MachineRecord:
         """A machine of this token. Raises: NoMachine; MachineLost, which says why it has ended."""
         record = self.find(holder, machine_id)
         if record.ended is not None:
             raise MachineLost(f"machine {record.id} has ended: {record.why}")
         return record
 
-    def select(self, holder: Holder, labels: Mapping[str, str], status: str | None = None) -> list[Record]:
+    def select(self, holder: Holder, labels: Mapping[str, str], status: str | None = None) -> list[MachineRecord]:
         """Those of a token that have all the labels, oldest first; a label without a value asks for its name."""
         if status not in (None, "running", "ended"):
             raise UserError(f"status is {status!r}; it must be running or ended")
-        sources: list[Iterable[Record]] = []
+        sources: list[Iterable[MachineRecord]] = []
         if status != "running":
             sources.append(self._ended.values())
         if status != "ended":
@@ -180,7 +180,7 @@ class Register:
 
     def page(
         self, holder: Holder, labels: Mapping[str, str], status: str | None, limit: int, cursor: str | None
-    ) -> tuple[list[Record], str | None]:
+    ) -> tuple[list[MachineRecord], str | None]:
         """At most `limit` of them after the cursor, and the cursor of the rest (None when there is none)."""
         try:
             after = int(cursor, 36) if cursor else 0
@@ -193,21 +193,21 @@ class Register:
         found = found[:limit]
         return found, _base36(found[-1].number) if is_more else None
 
-    def of_client(self, owner: str, client: str) -> list[Record]:
+    def of_client(self, owner: str, client: str) -> list[MachineRecord]:
         return [record for record in self._records.values() if (record.owner, record.client) == (owner, client)]
 
     def ended_of_client(self, owner: str, client: str) -> dict[str, str]:
         """Why the client's machines have ended, by id, as far as is remembered."""
         return {r.id: r.why for r in self._ended.values() if (r.owner, r.client) == (owner, client)}
 
-    async def delete(self, record: Record, why: str = "it was deleted") -> None:
+    async def delete(self, record: MachineRecord, why: str = "it was deleted") -> None:
         """End a machine; doing it twice is harmless."""
         if record.ended is not None:
             return
         self._bury(record, why)
         await record.machine.delete(why)
 
-    async def delete_all(self, records: Iterable[Record], why: str) -> None:
+    async def delete_all(self, records: Iterable[MachineRecord], why: str) -> None:
         async with asyncio.TaskGroup() as group:
             for record in records:
                 group.create_task(self._delete_quietly(record, why))
@@ -220,13 +220,13 @@ class Register:
     async def close(self) -> None:
         await self.delete_all(list(self._records.values()), "the sandbox service was shut down")
 
-    async def _delete_quietly(self, record: Record, why: str) -> None:
+    async def _delete_quietly(self, record: MachineRecord, why: str) -> None:
         try:
             await self.delete(record, why)
         except (SandboxError, OSError) as error:
             logger.warning("a machine could not be deleted", extra={"machine": record.id, "why": str(error)})
 
-    def _bury(self, record: Record, why: str = "") -> None:
+    def _bury(self, record: MachineRecord, why: str = "") -> None:
         record.why = why or getattr(record.machine, "why_ended", "") or "its process 1 ended"
         record.ended = time.time()
         record.give_back()

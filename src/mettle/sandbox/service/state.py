@@ -15,8 +15,8 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.lessees import Lessees
-from mettle.sandbox.service.machines import Record, Register
-from mettle.sandbox.service.metrics import Metrics
+from mettle.sandbox.service.machines import MachineRecord, Register
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.once import Once
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder, Tokens
@@ -36,7 +36,7 @@ class Pass:
 
 
 @dataclass
-class Service:
+class SandboxService:
     """One service while it runs."""
 
     config: ServiceConfig
@@ -44,7 +44,7 @@ class Service:
     register: Register
     judge: Judge | None
     quotas: Quotas
-    metrics: Metrics
+    metrics: ServiceMetrics
     lessees: Lessees
     visitors: Visitors = field(default_factory=Visitors)
     once: Once = field(default_factory=Once)
@@ -70,10 +70,10 @@ class Service:
 
 HOLDER: ContextVar[Holder] = ContextVar("holder")
 """Of the request that is being answered; set before its handler is called."""
-SERVICE: web.AppKey[Service] = web.AppKey("service")
+SERVICE: web.AppKey[SandboxService] = web.AppKey("service")
 
 
-def service_of(request: web.Request) -> Service:
+def service_of(request: web.Request) -> SandboxService:
     return request.app[SERVICE]
 
 
@@ -87,6 +87,6 @@ def client_of(request: web.Request) -> str:
     return request.headers.get(CLIENT_HEADER, "")[:64]
 
 
-def record_of(request: web.Request) -> Record:
+def record_of(request: web.Request) -> MachineRecord:
     """The running machine that the path names."""
     return service_of(request).register.running(holder_of(request), request.match_info["id"])

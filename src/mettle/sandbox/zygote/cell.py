@@ -19,7 +19,7 @@ import time
 from typing import Any, Final, NamedTuple, NoReturn
 
 from mettle.sandbox.zygote import alone, child, frames, jail, kernel, rootfs, watch
-from mettle.sandbox.zygote.attempt import Attempt, Child
+from mettle.sandbox.zygote.attempt import Child, RunAttempt
 from mettle.sandbox.zygote.counter import Counter, take_over
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
@@ -50,7 +50,7 @@ def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, 
         _enter(settings)
         files = _make_directory(settings) if has_files else None
         _confine(settings, program)
-        cell = Cell(channel, settings, program if settings.is_landlocked else None, files)
+        cell = CellProcess(channel, settings, program if settings.is_landlocked else None, files)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
@@ -100,7 +100,7 @@ class Spent(NamedTuple):
     peak_bytes: int
 
 
-class Cell:
+class CellProcess:
     """The loop of process 1."""
 
     def __init__(
@@ -206,13 +206,13 @@ class Cell:
         }
         return frames.Frame(done, b"".join(pieces))
 
-    def _start(self, frame: frames.Frame) -> Attempt:
+    def _start(self, frame: frames.Frame) -> RunAttempt:
         """Hand the job over; the clocks start here."""
         header, waiting = frame.header, self._child
         assert waiting is not None, "a child waits between tests"
         is_call, is_program = header["mode"] == "call", header["mode"] == "program"
         stdin = b"" if is_call else frame.payload
-        attempt = Attempt(waiting, header, stdin, self._settings, self._scratch)
+        attempt = RunAttempt(waiting, header, stdin, self._settings, self._scratch)
         source = b"" if is_program else self._source
         job = {**header, "code_bytes": len(source)}
         if is_program:

@@ -46,7 +46,7 @@ class Tools(NamedTuple):
     template_pid: int
 
 
-class Machine(Overseer):
+class MachineProcess(Overseer):
     """The loop of process 1."""
 
     def __init__(
@@ -153,7 +153,7 @@ def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) 
         return
     channel.sendall(frames.encode({"ready": True, "has_cgroup": has_cgroup}))
     gc.enable()
-    Machine(channel, tools, root, sockets).serve()
+    MachineProcess(channel, tools, root, sockets).serve()
 
 
 def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> unmapped.Sockets | None:

@@ -23,7 +23,7 @@ _NUM_LOOKS: Final = 3
 _shares: Final = Shares()  # of the one cell or machine that this process is process 1 of
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """Processor seconds of live processes, and resident bytes of all of them together."""
 
     cpu_s: float
@@ -46,17 +46,17 @@ def process_resident_bytes(pid: int) -> int:
         return 0
 
 
-def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
+def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> ProcessUsage:
     """Add up the test's live processes; `inherited_bytes` is what each fork of the template starts with."""
     pids = cell_processes() if is_jailed else descendants(os.getpid())  # orphans come to this process
     cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
-    return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
+    return ProcessUsage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
 
 
-def measure_one(pid: int) -> Usage:
+def measure_one(pid: int) -> ProcessUsage:
     """Of a test that can only be one process."""
-    return Usage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
+    return ProcessUsage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
 
 
 def tree_bytes(directory: str, pid: int) -> int:

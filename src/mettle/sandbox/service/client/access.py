@@ -30,7 +30,7 @@ class NotTrusted(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ServiceAccess:
     """What a client brings."""
 
     token: str | None = None

@@ -20,7 +20,7 @@ import aiohttp
 from mettle.errors import SandboxError
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.service import faults
-from mettle.sandbox.service.client.access import Access, not_trusted
+from mettle.sandbox.service.client.access import ServiceAccess, not_trusted
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.pumps import MAX_MESSAGE
 from mettle.sandbox.service.state import CLIENT_HEADER, KEY_HEADER
@@ -44,10 +44,10 @@ class Told(dict[str, Any]):
         raise ServiceLost(f"a sandbox service sent an answer without {name!r}")
 
 
-class Connection:
+class ServiceConnection:
     """One service. Made in the loop that uses it."""
 
-    def __init__(self, url: str, access: Access, client: str) -> None:
+    def __init__(self, url: str, access: ServiceAccess, client: str) -> None:
         self.url = url.rstrip("/")
         base, connector = access.connector(self.url)
         headers = {CLIENT_HEADER: client} if client else {}
