@@ -59,12 +59,12 @@ def make_token(tmp: Path, name: str = "tester", **quota: Any) -> str:
     return add_token(tmp / "tokens.json", name, quota)
 
 
-class Desk:
+class ApiCaller:
     """Requests to a service, with a token."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, service: SandboxService, home: Path) -> None:
         self.session, self.url, self.service, self.home = session, url, service, home
-        self.token = make_token(home, "desk")
+        self.token = make_token(home, "api")
 
     async def ask(self, method: str, path: str, *, token: str | None = None, **request: Any) -> tuple[int, Any]:
         given = self.token if token is None else token

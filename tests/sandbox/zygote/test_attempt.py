@@ -12,7 +12,7 @@ import pytest
 from mettle.sandbox import SandboxPool, StdioTest, Verdict
 from mettle.sandbox.zygote import attempt as attempts
 from mettle.sandbox.zygote import watch
-from mettle.sandbox.zygote.attempt import WALL_PATIENCE, Child, RunAttempt
+from mettle.sandbox.zygote.attempt import WALL_FACTOR, Child, RunAttempt
 from mettle.sandbox.zygote.settings import Settings
 
 LOOK_S = 0.02
@@ -88,7 +88,7 @@ def test_sleep_and_processor_count_together_and_waiting_does_not(host: Host) -> 
 
 def test_code_that_never_gets_a_processor_is_ended_all_the_same(host: Host) -> None:
     assert host.run(99.0, share=0.0, is_runnable=True) == "wall"
-    assert host.now - 100 == pytest.approx(3 * WALL_PATIENCE, abs=0.1)
+    assert host.now - 100 == pytest.approx(3 * WALL_FACTOR, abs=0.1)
 
 
 @pytest.mark.asyncio(loop_scope="module")

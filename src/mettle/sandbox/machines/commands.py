@@ -1,7 +1,7 @@
 """Commands for a machine: what to run as one value, and the one place where the arguments of `exec` stand.
 
-Parts: `CommandSpec`; `ExecResult`, `Chunk`, `Output`; `Job` and `Stream`, handles of those that run; `CommandRunner`, the
-methods for people over those that an implementation has.
+Parts: `CommandSpec`; `ExecResult`, `Chunk`, `Output`; `Job` and `Stream`, handles of those that run; `CommandRunner`,
+the methods for people over those that an implementation has.
 """
 
 from __future__ import annotations

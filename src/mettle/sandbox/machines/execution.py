@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from mettle.sandbox.machines.commands import Chunk, CommandSpec, ExecResult, Output, StreamName
-from mettle.sandbox.machines.line import Answer, Line, MachineLost, Reader, Writer
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.machines.line import Answer, Line, Reader, Writer
 from mettle.sandbox.machines.pipes import OutputCapture
 
 _KILL_GRACE_S: Final = 10.0
@@ -113,7 +114,7 @@ class Execution:
         ends = [out.end, err.end] + ([fed.end] if fed else [])
         order: dict[str, Any] = {
             "do": "start",
-            "hand": "run",
+            "op": "run",
             "streams": [1, 2, 0][: len(ends)],
             "argv": command.argv,
             "cwd": command.cwd,

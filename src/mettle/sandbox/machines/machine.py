@@ -23,10 +23,11 @@ from mettle.sandbox.machines.cgroups import MachineCgroup
 from mettle.sandbox.machines.commands import CommandRunner, CommandSpec, ExecResult
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.egress import PORT, Egress
+from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost
 from mettle.sandbox.machines.execution import Execution
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
 from mettle.sandbox.machines.jobs import LocalJob, LocalStream
-from mettle.sandbox.machines.line import Line, MachineLost, Reader, Writer
+from mettle.sandbox.machines.line import Line, Reader, Writer
 from mettle.sandbox.machines.transfers import Transfers
 
 _ANSWER_S: Final = 10.0
@@ -90,9 +91,9 @@ class LocalMachine(CommandRunner):
         """Why its time is over; empty while it is not."""
         config = self.config
         if config.lifetime_s is not None and time.monotonic() - self.created >= config.lifetime_s:
-            return f"its lifetime of {config.lifetime_s:g} s is over"
+            return EndReason(f"its lifetime of {config.lifetime_s:g} s is over", EndCause.LIFETIME)
         if config.idle_s is not None and self.idle_s >= config.idle_s:
-            return f"nothing was asked of it for {config.idle_s:g} s"
+            return EndReason(f"nothing was asked of it for {config.idle_s:g} s", EndCause.IDLE)
         return ""
 
     async def exec_command(self, spec: CommandSpec) -> ExecResult:
@@ -219,15 +220,17 @@ class LocalMachine(CommandRunner):
         self._executions.discard(execution)
         self._last_used = time.monotonic()
         if not execution.task.cancelled() and isinstance(error := execution.task.exception(), MachineLost):
-            error.args = (self._epitaph(str(error)),)
+            error.why = self.why_ended or str(error)
+            error.args = (self._ended_message(error.why),)
 
     def require_alive(self) -> None:
         """Raises: MachineLost, which says why it ended."""
         if not self.is_alive:
-            raise self.lost_as(self._epitaph("its process 1 ended"))
+            why = self.why_ended or "its process 1 ended"
+            raise self.lost_as(self._ended_message(why), why=why)
 
-    def _epitaph(self, otherwise: str) -> str:
-        return f"machine {self.id} has ended: {self.why_ended or otherwise}"
+    def _ended_message(self, why: str) -> str:
+        return f"machine {self.id} has ended: {why}"
 
     async def _socket(self, order: dict[str, Any], what: str, extra_s: float = 0.0) -> socket.socket:
         self.require_alive()

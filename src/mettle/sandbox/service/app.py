@@ -15,6 +15,7 @@ from typing import Final
 
 from aiohttp import web
 
+from mettle.sandbox.machines.endings import EndCause, EndReason
 from mettle.sandbox.service import census, commands, faults, gateway, judging, ports, prime, transfers
 from mettle.sandbox.service.state import HOLDER, SERVICE, SandboxService, client_of, service_of
 from mettle.sandbox.service.tokens import LOCAL, Holder
@@ -77,7 +78,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
     service.num_open += 1
     status = _GONE
     try:
-        with service.visitors.serving(request.protocol):
+        with service.idle_connections.serving(request.protocol):
             response = await _answer(service, request, handler)
         status = response.status
         return response
@@ -99,7 +100,7 @@ async def _answer(service: SandboxService, request: web.Request, handler: Handle
                     raise faults.ServiceBusy("this sandbox service is shutting down")
                 stack.enter_context(service.quotas.request(holder))
                 if client := client_of(request):
-                    stack.enter_context(service.lessees.hearing((holder.name, client)))
+                    stack.enter_context(service.leases.during_request((holder.name, client)))
             return await handler(request)
     except asyncio.CancelledError:
         raise
@@ -138,13 +139,13 @@ async def _sweeping(app: web.Application) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(_SWEEP_S)
             service.register.sweep()
-            service.visitors.sweep()
-            for owner, client in service.lessees.take_gone():
+            service.idle_connections.sweep()
+            for owner, client in service.leases.take_expired():
                 chosen = service.register.of_client(owner, client)
                 if chosen:
                     logger.warning("a client has gone", extra={"client": client, "num_machines": len(chosen)})
                 why = f"its client has not been heard of for {service.config.lease_s:g} s"
-                await service.register.delete_all(chosen, why)
+                await service.register.delete_all(chosen, EndReason(why, EndCause.LEASE))
 
     task = asyncio.create_task(sweep(), name="sandbox service sweep")
     yield

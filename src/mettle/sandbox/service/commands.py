@@ -57,7 +57,7 @@ async def start_job(request: web.Request) -> web.StreamResponse:
 
     key = request.headers.get(KEY_HEADER)
     scoped = f"{holder_of(request).name}/{record.id}/{key}" if key else None
-    name = await service.once.run(scoped, json.dumps(body, sort_keys=True), start)
+    name = await service.idempotent.run(scoped, json.dumps(body, sort_keys=True), start)
     return web.json_response({"id": name}, status=201)
 
 

@@ -36,7 +36,7 @@ async def judge(request: web.Request) -> web.StreamResponse:
         service.num_judging += 1
         try:
             return web.json_response(
-                await service.once.run(
+                await service.idempotent.run(
                     f"{holder.name}/judge/{key}" if key else None,
                     hashlib.sha256(repr(body).encode("utf-8", "surrogateescape")).hexdigest() if key else "",
                     lambda: _judge(service, body),

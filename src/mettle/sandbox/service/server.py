@@ -29,7 +29,7 @@ from mettle.sandbox.service.app import make_app
 from mettle.sandbox.service.bodies import sweep_spools
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.lessees import Lessees
+from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import Register
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
@@ -64,11 +64,11 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService
         if judge is not None:
             await stack.enter_async_context(judge)
         register = Register(pool, quotas, metrics)
-        service = SandboxService(config, tokens, register, judge, quotas, metrics, Lessees(config.lease_s))
+        service = SandboxService(config, tokens, register, judge, quotas, metrics, ClientLeases(config.lease_s))
         try:
             yield service
         finally:
-            service.once.close()
+            service.idempotent.close()
             await register.close()
 
 
@@ -81,7 +81,7 @@ async def listening(config: ServiceConfig) -> AsyncIterator[tuple[SandboxService
             make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
         await runner.setup()
-        service.visitors.connections = lambda: runner.server.connections if runner.server is not None else []
+        service.idle_connections.connections = lambda: runner.server.connections if runner.server is not None else []
         try:
             yield service, await _bind(runner, config, context)
             service.is_closing = True
@@ -94,7 +94,7 @@ async def listening(config: ServiceConfig) -> AsyncIterator[tuple[SandboxService
 
 
 async def serve(config: ServiceConfig, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of an idle service's patience."""
+    """Serve until SIGTERM, SIGINT, or until it has been idle for `idle_exit_s`."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,13 +14,13 @@ from aiohttp import web
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.lessees import Lessees
+from mettle.sandbox.service.idempotency import IdempotentRequests
+from mettle.sandbox.service.idle_connections import IdleConnections
+from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import MachineRecord, Register
 from mettle.sandbox.service.metrics import ServiceMetrics
-from mettle.sandbox.service.once import Once
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder, Tokens
-from mettle.sandbox.service.visitors import Visitors
 
 CLIENT_HEADER = "Mettle-Client"
 KEY_HEADER = "Idempotency-Key"
@@ -45,9 +45,9 @@ class SandboxService:
     judge: Judge | None
     quotas: Quotas
     metrics: ServiceMetrics
-    lessees: Lessees
-    visitors: Visitors = field(default_factory=Visitors)
-    once: Once = field(default_factory=Once)
+    leases: ClientLeases
+    idle_connections: IdleConnections = field(default_factory=IdleConnections)
+    idempotent: IdempotentRequests = field(default_factory=IdempotentRequests)
     reports: dict[str, IsolationReport] = field(default_factory=dict)
     passes: dict[bytes, Pass] = field(default_factory=dict)
     """By the hash of what the bearer shows, the oldest first."""

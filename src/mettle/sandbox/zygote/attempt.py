@@ -19,7 +19,7 @@ from mettle.sandbox.zygote.counter import Counter
 from mettle.sandbox.zygote.settings import Settings
 from mettle.sandbox.zygote.watch import ProcessUsage
 
-WALL_PATIENCE: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
+WALL_FACTOR: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
 _POLL_S: Final = 0.02
 _READ_BYTES: Final = 1 << 16
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
@@ -201,7 +201,7 @@ class RunAttempt:
         if lacked_s > 0 and not watch.is_runnable(self._pids()):
             self._asleep_s += lacked_s
         self._looked, self._used_s = now, max(cpu_s, self._used_s)
-        return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_PATIENCE * self._wall_s
+        return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_FACTOR * self._wall_s
 
     def _pids(self) -> list[int]:
         if self.child.counter is not None:

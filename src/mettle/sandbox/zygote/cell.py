@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import alone, child, frames, jail, kernel, rootfs, watch
+from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, rootfs, watch
 from mettle.sandbox.zygote.attempt import Child, RunAttempt
 from mettle.sandbox.zygote.counter import Counter, take_over
 from mettle.sandbox.zygote.program import ProgramDirectory
@@ -89,7 +89,7 @@ def _confine(settings: Settings, program: bytes | None) -> None:
     if settings.is_jailed:
         jail.confine(program, settings.max_processes + 1)  # process 1 counts
     elif settings.is_landlocked:
-        alone.confine_process_1()
+        landlock_only.confine_process_1()
 
 
 class Spent(NamedTuple):
@@ -157,7 +157,7 @@ class CellProcess:
             os.close(descriptor)
         counted = None
         if self._program is not None:
-            counted = Counter(take_over(ours), pid, self._settings.max_processes, alone.MAX_FILES)
+            counted = Counter(take_over(ours), pid, self._settings.max_processes, landlock_only.MAX_FILES)
         frame = frames.receive(ours, _MAX_HELLO_BYTES)
         if frame is None or "failed" in frame.header:
             reason = "it ended" if frame is None else str(frame.header["failed"])

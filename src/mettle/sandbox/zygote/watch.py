@@ -2,7 +2,7 @@
 
 In a cell every process but process 1 belongs to the test. Without a jail the test is the tree below its first process.
 Invariant: memory that a process shares with the template it was forked from is counted once; memory that no process
-maps (`unmapped.py`) is counted too.
+maps (`kernel_memory.py`) is counted too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mettle.sandbox.zygote import procfs, unmapped
-from mettle.sandbox.zygote.shares import Shares
+from mettle.sandbox.zygote import kernel_memory, procfs
+from mettle.sandbox.zygote.pss import ProportionalSizes
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
 _NUM_LOOKS: Final = 3
-_shares: Final = Shares()  # of the one cell or machine that this process is process 1 of
+_sizes: Final = ProportionalSizes()  # of the one cell or machine that this process is process 1 of
 
 
 class ProcessUsage(NamedTuple):
@@ -87,7 +87,7 @@ def _deleted_bytes(pid: int) -> int:
 
 def hidden_bytes(pids: list[int]) -> int:
     """What these processes hold without having it mapped."""
-    return sum(unmapped.table_bytes(pids).values()) + unmapped.stream_bytes(pids)
+    return sum(kernel_memory.table_bytes(pids).values()) + kernel_memory.stream_bytes(pids)
 
 
 def cell_processes() -> list[int]:
@@ -144,4 +144,4 @@ def proportional_bytes(pids: Sequence[int]) -> dict[int, int]:
 
     The kernel walks the page tables for it, so it is asked only when the quick sum is over a limit.
     """
-    return _shares.sizes({pid: process_resident_bytes(pid) for pid in pids})
+    return _sizes.sizes({pid: process_resident_bytes(pid) for pid in pids})

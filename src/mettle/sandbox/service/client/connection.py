@@ -22,7 +22,7 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.client.access import ServiceAccess, not_trusted
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.pumps import MAX_MESSAGE
+from mettle.sandbox.service.relay import MAX_MESSAGE
 from mettle.sandbox.service.state import CLIENT_HEADER, KEY_HEADER
 from mettle.sandbox.service.wire import unpack
 
@@ -37,7 +37,7 @@ class NotConnected(ServiceLost):
     """The request never left."""
 
 
-class Told(dict[str, Any]):
+class JsonAnswer(dict[str, Any]):
     """A JSON answer. A field that a service of this kind would have sent is missed as its fault."""
 
     def __missing__(self, name: str) -> Any:
@@ -134,14 +134,14 @@ class ServiceConnection:
     async def close(self) -> None:
         await self._session.close()
 
-    def _decode(self, text: bytes) -> Told:
+    def _decode(self, text: bytes) -> JsonAnswer:
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
             raise ServiceLost(f"sandbox service {self.url} answered with something that is not JSON") from None
         if not isinstance(body, dict):
             raise ServiceLost(f"sandbox service {self.url} answered with a {type(body).__name__}, not an object")
-        return Told(body)
+        return JsonAnswer(body)
 
     @contextlib.asynccontextmanager
     async def _until_lost(self, timeout_s: float | None) -> AsyncIterator[None]:

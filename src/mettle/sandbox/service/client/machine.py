@@ -16,9 +16,9 @@ import aiohttp
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.commands import CommandRunner, CommandSpec, ExecResult
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces
 from mettle.sandbox.service.client.commands import RemoteJob, RemoteStream
 from mettle.sandbox.service.client.connection import ServiceConnection, read_body
@@ -147,7 +147,7 @@ class RemoteMachine(CommandRunner):
     def require_alive(self) -> None:
         """Raises: MachineLost, which says why it ended."""
         if self.why_ended:
-            raise MachineLost(f"machine {self.id} has ended: {self.why_ended}")
+            raise MachineLost(f"machine {self.id} has ended: {self.why_ended}", why=self.why_ended)
 
     async def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         try:
@@ -175,9 +175,11 @@ class RemoteMachine(CommandRunner):
             raise self._ended(error) from None
 
     def _ended(self, error: SandboxError) -> SandboxError:
-        if "no job" not in str(error):
-            self.end(str(error).partition(" has ended: ")[2] or "its service does not know it any more")
-        return error if isinstance(error, MachineLost) else MachineLost(str(error))
+        if isinstance(error, MachineLost):
+            self.end(error.why or "it has ended")
+            return error
+        self.end("its service does not know it any more")
+        return MachineLost(str(error), why=self.why_ended)
 
 
 def _body_of(spec: CommandSpec) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mettle.errors import SandboxError
 from mettle.sandbox.machines.listeners import FarListener, PrivateListener
 from mettle.sandbox.service.client.connection import ServiceConnection
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.pumps import pump
+from mettle.sandbox.service.relay import pump
 
 _HEARTBEAT_S: Final = 20.0
 
