@@ -53,7 +53,7 @@ async def start_job(request: Request) -> Response:
     async def start() -> str:
         return record.add_job(await record.machine.start_command(spec))
 
-    name = await service.idempotent.run(key_of(request, record.id), body.model_dump_json(), start)
+    name = await service.idempotent.run(key_of(request, record.id), repr(body), start)
     return json_answer({"id": name}, status=201)
 
 

@@ -23,7 +23,7 @@ async def create(request: Request) -> Response:
     async def make() -> MachineRecord:
         return await service.register.create(holder, client, config, name=body.name[:_MAX_NAME])
 
-    record = await service.idempotent.run(key_of(request, "create"), body.model_dump_json(), make)
+    record = await service.idempotent.run(key_of(request, "create"), repr(body), make)
     report = service.seen(record.machine.isolation)
     return json_answer({**record.as_dict(), "isolation": report}, status=201)
 

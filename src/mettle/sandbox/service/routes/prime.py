@@ -55,7 +55,7 @@ async def create(request: Request) -> Response:
         return made
 
     key = f"{holder.name}/sandbox/{body.idempotency_key}" if body.idempotency_key else None
-    record = await service.idempotent.run(key, body.model_dump_json(), make)
+    record = await service.idempotent.run(key, repr(body), make)
     return json_answer(_describe(record), status=201)
 
 
