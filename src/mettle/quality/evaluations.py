@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder, find_evaluations
 from mettle.errors import UserError
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.results import METADATA, RESULTS, ResultsFolder, find_evaluations
 from mettle.quality.checks import Check, check
 
 MIN_ROLLOUTS = 20

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.output import task_key_of
+from mettle.evals.facts import facts_of
+from mettle.evals.output import task_key_of
 from mettle.synthesis.chats import Chat, Reasoning, Unusable, chats_of, text_of
 from mettle.synthesis.duplicates import Seen
 
