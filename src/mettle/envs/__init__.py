@@ -54,7 +54,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "state": ("State", "TrajectoryStep"),
     _ROOM + "timing": ("RolloutTiming", "TimeSpan", "TimeSpans"),
     _ROOM + "rows": ("Rows",),
-    _ROOM + "evaluation.generate": ("GenerateOutputs",),
+    "mettle.evals.generated": ("GenerateOutputs",),
     _ROOM + "decorators": (
         "advantage",
         "cleanup",
