@@ -89,3 +89,15 @@ def test_nothing_in_the_project_names_a_package_registry_or_somebodys_home():
             if path.is_file() and names.search(path.read_text(encoding="utf-8", errors="replace")):
                 found.append(str(path.relative_to(ROOT)))
     assert found == []
+
+
+def test_only_the_doors_of_the_environment_library_know_older_releases():
+    """Classes come through `mettle.envs`, which names the layer; authors' modules are imported in two places."""
+    legacy = "mettle.envs.legacy"
+    knowing = {
+        _module(path) for path in SOURCES if any(name.startswith(legacy) for name in _imported(path))
+    }  # fmt: skip
+    assert {module for module in knowing if not module.startswith(legacy)} == {
+        "mettle.envs.packages.loading",
+        "mettle.envs.rubrics.worker",
+    }
