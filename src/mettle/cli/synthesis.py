@@ -90,9 +90,9 @@ def generate(env_id: str | None, results: Path | None, output_dir: Path | None, 
 
 def _run(env_id: str, folder: Path, options: Mapping[str, Any], *, is_json: bool) -> None:
     from mettle.cli.local_server import serving
-    from mettle.envs.evaluation.run import prepare
-    from mettle.envs.evaluation.spec import checked, spec_from
+    from mettle.envs.prepared import prepare
     from mettle.envs.synthesis.generate import Task
+    from mettle.evals.spec import checked, spec_from
 
     given: dict[str, Any] = {"env_id": env_id, "save_results": False}
     for name in (

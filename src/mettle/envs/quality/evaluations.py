@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.results import METADATA, RESULTS, ResultsFolder, find_evaluations
 from mettle.envs.quality.checks import Check, check
 from mettle.errors import UserError
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.results import METADATA, RESULTS, ResultsFolder, find_evaluations
 
 MIN_ROLLOUTS = 20
 MIN_MEAN, MAX_MEAN = 0.05, 0.95

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.run import Prepared
-from mettle.envs.evaluation.slots import Slots
+from mettle.envs.prepared import Prepared
 from mettle.envs.synthesis.dataset import Written, source_of, write_dataset
 from mettle.envs.synthesis.selection import Rules, select
 from mettle.errors import UserError
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.slots import Slots
 
 Split = Literal["train", "eval"]
 ROLLOUTS = "rollouts"

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.output import task_key_of
 from mettle.envs.synthesis.chats import Chat, Reasoning, Unusable, chats_of, text_of
 from mettle.envs.synthesis.duplicates import Seen
+from mettle.evals.facts import facts_of
+from mettle.evals.output import task_key_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,18 @@ from typing import Any
 
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.evaluated import Evaluated
-from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.generated import GenerateOutputs
-from mettle.envs.evaluation.output import output_of, task_key_of
-from mettle.envs.evaluation.refusals import Refusals
-from mettle.envs.evaluation.report import plain
-from mettle.envs.evaluation.results import ResultsFolder, new_results_path
-from mettle.envs.evaluation.resume import Row, check_same, count_by_example, example_of, take_over
-from mettle.envs.evaluation.slots import Slots
-from mettle.envs.evaluation.summary import Summary
+from mettle.envs.evaluated import Evaluated
+from mettle.envs.rollout_record import output_of
 from mettle.errors import StorageError, UserError
+from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.generated import GenerateOutputs
+from mettle.evals.output import task_key_of
+from mettle.evals.refusals import Refusals
+from mettle.evals.report import plain
+from mettle.evals.results import ResultsFolder, new_results_path
+from mettle.evals.resume import Row, check_same, count_by_example, example_of, take_over
+from mettle.evals.slots import Slots
+from mettle.evals.summary import Summary
 
 METADATA_INTERVAL_S = 0.5
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.report import Stats, stats_of
+from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.report import Stats, stats_of
 
 
 class GenerateOutputs(dict[str, Any]):
@@ -29,7 +29,7 @@ class GenerateOutputs(dict[str, Any]):
 
     @cached_property
     def stats(self) -> Stats:
-        """Averages, pass@k, errors by cause, tokens, cost, timing; see `mettle.envs.evaluation.report`."""
+        """Averages, pass@k, errors by cause, tokens, cost, timing; see `mettle.evals.report`."""
         metadata = self["metadata"]
         return stats_of(
             self.facts,

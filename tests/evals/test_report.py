@@ -7,14 +7,14 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.envs.evaluation.conftest import row_of
+from tests.evals.conftest import row_of
 
 import mettle.envs as vf
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.report import plain, stats_of
-from mettle.envs.evaluation.summary import Summary
-from mettle.envs.evaluation.tally import Tally
+from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.report import plain, stats_of
+from mettle.evals.summary import Summary
+from mettle.evals.tally import Tally
 
 
 def facts(*rewards, task=0, **fields):

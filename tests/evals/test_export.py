@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.envs.evaluation.conftest import row_of
+from tests.evals.conftest import row_of
 
-from mettle.envs.evaluation.export.page import write_page
-from mettle.envs.evaluation.export.table import write_csv, write_parquet
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import StorageError
+from mettle.evals.export.page import write_page
+from mettle.evals.export.table import write_csv, write_parquet
+from mettle.evals.reader import EvaluationReader
 
 CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = (

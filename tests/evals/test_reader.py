@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.reader import EvaluationReader, list_evaluations
-from mettle.envs.evaluation.report import stats_of
 from mettle.errors import UserError
+from mettle.evals.facts import facts_of
+from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.report import stats_of
 
 
 def test_figures_are_there_at_once_and_rows_on_demand(saved):

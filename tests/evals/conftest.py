@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.envs.conftest import Scripted
 
 Saved = Callable[..., Path]
+
+
+@pytest.fixture
+def scripted() -> type[Scripted]:
+    return Scripted
 
 
 @pytest.fixture

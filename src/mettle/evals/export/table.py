@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import StorageError, UserError
+from mettle.evals.facts import facts_of
+from mettle.evals.reader import EvaluationReader
 
 FIGURES = (
     "reward", "cause", "error_type", "error_message", "is_truncated", "stop_condition", "input_tokens", "output_tokens",

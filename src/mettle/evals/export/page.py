@@ -16,10 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.facts import RolloutFacts, content_of, messages_of
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.report import by_task, plain
 from mettle.errors import StorageError
+from mettle.evals.facts import RolloutFacts, content_of, messages_of
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.report import by_task, plain
 
 TEMPLATE = "page.html"
 NUM_BARS = 20

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.facts import RolloutFacts, facts_of
-from mettle.envs.evaluation.report import Stats, stats_of
-from mettle.envs.evaluation.results import (
+from mettle.errors import StorageError, UserError
+from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.report import Stats, stats_of
+from mettle.evals.results import (
     METADATA,
     RESULTS,
     ResultsFolder,
@@ -24,7 +25,6 @@ from mettle.envs.evaluation.results import (
     find_evaluations,
     parsed_row,
 )
-from mettle.errors import StorageError, UserError
 
 
 @dataclass(frozen=True, slots=True)

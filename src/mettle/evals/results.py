@@ -14,15 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.output import as_json, json_line, output_of, saved_messages
 from mettle.errors import StorageError, UserError
+from mettle.evals.output import as_json, json_line
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
-__all__ = [
-    "METADATA", "RESULTS", "ResultsFolder", "evaluation_folder", "find_evaluations", "json_line", "output_of",
-    "parsed_row", "saved_messages",
-]  # fmt: skip
-
 NOT_ON_DISK = ("date", "path_to_save")
 
 

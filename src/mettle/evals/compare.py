@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mettle.envs.evaluation import stats
-from mettle.envs.evaluation.facts import RolloutFacts
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.report import by_task
-from mettle.envs.evaluation.resume import settings_of
 from mettle.errors import UserError
+from mettle.evals import stats
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.report import by_task
+from mettle.evals.resume import settings_of
 
 COMPARED = ("env_id", "env_args", "sampling_args", "rollouts_per_example", "pass_threshold", "shuffle", "shuffle_seed")
 NO_CHANGE = 1e-9

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from mettle.envs.evaluation.compare import compare_evaluations
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import UserError
+from mettle.evals.compare import compare_evaluations
+from mettle.evals.reader import EvaluationReader
 
 
 def compare(before, after):

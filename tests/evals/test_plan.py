@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mettle.envs.evaluation.plan import package_defaults, read_plan
-from mettle.envs.evaluation.spec import ALIASES, SETTINGS, spec_from
+from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.errors import UserError
+from mettle.evals.plan import read_plan
+from mettle.evals.spec import ALIASES, SETTINGS, spec_from
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def plan(tmp_path, monkeypatch):
 
     def read(text, **overrides):
         (tmp_path / "e.toml").write_text(text)
-        return read_plan(tmp_path / "e.toml", overrides)
+        return read_plan(tmp_path / "e.toml", overrides, package_defaults)
 
     return read
 
@@ -135,13 +136,13 @@ def test_a_mistake_is_one_line_with_file_line_and_nearest_key(plan, text, messag
 
 
 def test_the_reference_names_every_setting():
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "evaluations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "evaluations.md").read_text()
     table = page.partition("## Settings of an evaluation")[2]
     assert [name for name in (*SETTINGS, *ALIASES) if f"`{name}`" not in table] == []
 
 
 def test_the_file_in_the_guide_can_be_read(plan, tmp_path):
-    guide = (Path(__file__).parents[3] / "docs" / "how-to" / "evaluate-a-model.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "evaluate-a-model.md").read_text()
     (text,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     specs = plan(text.replace("gsm8k", "words").replace("reverse-text", "sums"))
     assert len(specs) == 1 + 3 * 2

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.evals.facts import RolloutFacts
 
 WINDOW_S = 30.0
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mettle.clients.prices import Price
-from mettle.envs.evaluation import stats
-from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.evals import stats
+from mettle.evals.facts import RolloutFacts
 from mettle.records.messages import Record
 
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))

@@ -11,31 +11,32 @@
     [ablation.sweep]
     temperature = [0.0, 0.7, 1.0]
 
-Parts: `read_plan`, `package_defaults` (what an environment's pyproject says under `[tool.verifiers.eval]`). Strength:
-command line, then the `[[eval]]`, then the settings for all, then the environment's own, then the built-in ones.
+Parts: `read_plan`. Strength: command line, then the `[[eval]]`, then the settings for all, then the environment's
+own, then the built-in ones.
 Invariant: whatever is wrong in a file is one line that names file, line and the nearest key.
 """
 
 from __future__ import annotations
 
 import itertools
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mettle.config.layers import Layer, read_layer
 from mettle.config.positions import KeyPath
-from mettle.envs.evaluation.spec import ALIASES, IGNORED, SETTINGS, EvalSpec, checked, relative_to, spec_from
-from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
+from mettle.evals.spec import ALIASES, IGNORED, SETTINGS, EvalSpec, checked, relative_to, spec_from
 
+Defaults = Callable[[str], Mapping[str, Any]]
 FILE_PATHS = ("endpoints_path", "env_dir_path")
 
 
-def read_plan(path: Path, overrides: Mapping[str, Any]) -> list[EvalSpec]:
+def read_plan(path: Path, overrides: Mapping[str, Any], defaults_of: Defaults) -> list[EvalSpec]:
     """The evaluations of a file, with `overrides` (settings by their own names) on top of each.
+
+    `defaults_of` tells what an environment itself sets for its evaluations.
 
     Raises: UserError for a file that cannot be read, an unknown key, a wrong value, no evaluation or no model.
     """
@@ -55,28 +56,8 @@ def read_plan(path: Path, overrides: Mapping[str, Any]) -> list[EvalSpec]:
     for place, table, variants in tables:
         own = _settings(layer, path, place, table)
         for variant in variants:
-            specs.append(_spec(layer, path, place, shared, own, variant, overrides))
+            specs.append(_spec(layer, path, place, shared, own, variant, overrides, defaults_of))
     return specs
-
-
-def package_defaults(env_id: str) -> dict[str, Any]:
-    """What the environment's own pyproject.toml sets for its evaluations; nothing for one without such a file."""
-    folder = resolve_environment(env_id).folder
-    manifest = folder / "pyproject.toml" if folder is not None else None
-    if manifest is None or not manifest.is_file():
-        return {}
-    tools = tomllib.loads(manifest.read_text(encoding="utf-8")).get("tool") or {}
-    found: dict[str, Any] = {}
-    for tool in ("verifiers", "mettle"):
-        for key, value in ((tools.get(tool) or {}).get("eval") or {}).items():
-            try:
-                name, setting = checked(key, value)
-            except KeyError:
-                raise UserError(f"{manifest}: [tool.{tool}.eval] has an unknown key {key!r}; {_hint(key)}") from None
-            except UserError as error:
-                raise UserError(f"{manifest}: [tool.{tool}.eval] {error}") from None
-            found[name] = setting
-    return found
 
 
 def _spec(
@@ -87,13 +68,14 @@ def _spec(
     own: Mapping[str, Any],
     variant: Mapping[str, Any],
     overrides: Mapping[str, Any],
+    defaults_of: Defaults,
 ) -> EvalSpec:
     given = {**shared, **own, **variant, **overrides}
     for needed, how in (("env_id", "env_id = NAME"), ("model", "model = NAME, there or for all, or -m")):
         if needed not in given:
             named = ".".join(map(str, place))
             raise UserError(f"{layer.source_of(place) or path}: {named} has no {needed}; set {how}")
-    spec = spec_from([package_defaults(given["env_id"]), shared, own, variant, overrides])
+    spec = spec_from([defaults_of(given["env_id"]), shared, own, variant, overrides])
     if variant and spec.name is None:
         return replace(spec, name=_variant_name(spec, variant))
     return spec
@@ -108,7 +90,7 @@ def _settings(layer: Layer, path: Path, place: KeyPath, table: Mapping[str, Any]
             name, setting = checked(key, value)
         except KeyError:
             raise UserError(
-                f"{_where(layer, path, (*place, key))}: unknown key {'.'.join(map(str, (*place, key)))!r}; {_hint(key)}"
+                f"{_where(layer, path, (*place, key))}: unknown key {'.'.join(map(str, (*place, key)))!r}; {hint(key)}"
             ) from None
         except UserError as error:
             raise UserError(f"{_where(layer, path, (*place, key))}: {error}") from None
@@ -168,7 +150,8 @@ def _where(layer: Layer, path: Path, place: KeyPath) -> str:
     return layer.source_of(place) or str(path)
 
 
-def _hint(key: str) -> str:
+def hint(key: str) -> str:
+    """The setting that an unknown key was meant to be, or all there are."""
     import difflib
 
     known = [*SETTINGS, *ALIASES]

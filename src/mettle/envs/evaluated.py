@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from mettle.envs.evaluation.resume import Row
 from mettle.envs.state import State
+from mettle.evals.resume import Row
 from mettle.records.messages import Tool
 
 

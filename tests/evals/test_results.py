@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.envs.evaluation.output import json_line, task_key_of
+from mettle.evals.output import json_line, task_key_of
 from mettle.records.messages import messages_from
 
 
@@ -61,7 +61,7 @@ def test_a_task_key_is_the_same_in_another_process():
         "info": {"b": Odd(), "a": 1},
     }
     code = (
-        "from mettle.envs.evaluation.output import task_key_of\n"
+        "from mettle.evals.output import task_key_of\n"
         "class Odd: pass\n"
         "row = {'prompt': [{'role': 'user', 'content': 'q\\u00e9'}], 'answer': '1', 'info': {'a': 1, 'b': Odd()}}\n"
         "print(task_key_of(row))"

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.facts import RolloutFacts
-from mettle.envs.evaluation.stats import pass_all_k, pass_at_k, powers_of_two
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.stats import pass_all_k, pass_at_k, powers_of_two
 
 
 class Summary:

@@ -9,9 +9,9 @@ from itertools import count
 import pytest
 
 import mettle.envs as vf
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.summary import Summary
 from mettle.errors import StorageError, UserError
+from mettle.evals.facts import facts_of
+from mettle.evals.summary import Summary
 
 ROWS = [{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(6)]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 import mettle.envs as vf
-from mettle.envs.evaluation.results import ResultsFolder
 from mettle.errors import StorageError, UserError
+from mettle.evals.results import ResultsFolder
 
 NUM_TASKS, NUM_ROLLOUTS = 60, 4
 ENVIRONMENT = f"""
@@ -297,7 +297,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path):
     folder = ResultsFolder(tmp_path)
     folder.append([{"example_id": 0}])
     code = (
-        "import sys; from pathlib import Path; from mettle.envs.evaluation.results import ResultsFolder\n"
+        "import sys; from pathlib import Path; from mettle.evals.results import ResultsFolder\n"
         "ResultsFolder(Path(sys.argv[1])).append([{'example_id': 1}])"
     )
     other = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mettle.envs.evaluation.output import task_key_of
-from mettle.envs.evaluation.results import RESULTS, ResultsFolder, parsed_row
 from mettle.errors import UserError
+from mettle.evals.output import task_key_of
+from mettle.evals.results import RESULTS, ResultsFolder, parsed_row
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.envs.evaluation import stats
+from mettle.evals import stats
 
 values = st.floats(-100, 100)
 clusters = st.lists(st.lists(values, max_size=5), min_size=1, max_size=8)
