@@ -13,17 +13,19 @@ values are read here and checked by the model alone.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mettle.cli.terminal import print_json
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from mettle.config import Loaded
     from mettle.config.options import Asked, Given
 
 FIELD = "field__"
@@ -69,6 +71,30 @@ class ConfigCommand(click.Command):
         return super().invoke(ctx)
 
 
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def dry_run_option(command: CommandT) -> CommandT:
+    """The `--dry-run` of everything that is configured."""
+    text = "Print the resolved config with the source of each value, and stop."
+    return click.option("--dry-run", "is_dry_run", is_flag=True, help=text)(command)
+
+
+def print_config(loaded: Loaded[Any], *, is_json: bool) -> None:
+    """A resolved config with the source of each value: TOML that loads back to it, or JSON."""
+    if is_json:
+        print_json({"config": loaded.config.model_dump(mode="json"), "sources": loaded.sources})
+    else:
+        click.echo(loaded.render(), nl=False)
+
+
+def with_words(given: Given, name: str, words: Sequence[str]) -> Given:
+    """What was given, and the field `name` from the one word that is no file. Raises: UserError for a second word."""
+    if len(words) > 1:
+        raise UserError(f"unexpected {words[1]!r} after {words[0]!r}: one environment, or TOML files")
+    return given.with_value(name, words[0], "command line") if words else given
+
+
 def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """TOML files, and the other words. `@` before a file is allowed, as elsewhere in this field."""
     files = [word for word in words if word.endswith(".toml") or word.startswith("@")]
@@ -84,14 +110,15 @@ def own_option(asked: Asked) -> click.Option:
     long = [flag for flag in flags if flag.startswith("--")] or [spelled((asked.name,))]
     short = [flag for flag in flags if not flag.startswith("--")]
     kind = _FieldType(asked.annotation)
-    settings: dict[str, Any] = {"type": kind, "multiple": asked.option.is_repeatable, "default": None}
+    word = "TEXT" if asked.option.is_repeatable else kind.word
+    settings: dict[str, Any] = {"type": kind, "multiple": asked.option.is_repeatable, "metavar": word}
     if kind.is_switch:
         settings = {"default": None}
         if "/" not in long[0]:
             long[0] += f"/--no-{long[0].removeprefix('--')}"
         short = [f"{flag}/ " for flag in short]
     elif shape.takes_bool(asked.annotation):
-        settings |= {"is_flag": False, "flag_value": "true", "metavar": f"[{kind.name.upper()}]"}
+        settings |= {"is_flag": False, "flag_value": "true", "metavar": f"[{word}]"}
     name = FIELD + asked.name
     return click.Option([name, *short, *long], help=_help(asked), **settings)
 
@@ -106,7 +133,8 @@ class _FieldType(click.ParamType):
         members = [member for member in shape.variants(annotation) if member not in (None, type(None))]
         self.is_switch = members == [bool]
         self.is_table = any(shape.is_table(member) for member in members)
-        self.name = "json" if self.is_table else _kind(members)
+        self.word = "JSON" if self.is_table else _word(members)
+        self.name = self.word
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The value that the text means. Raises: UserError for a table that is no JSON object."""
@@ -122,12 +150,13 @@ class _FieldType(click.ParamType):
         return value if is_lines else parse_value(value, self.annotation)
 
 
-def _kind(members: Sequence[Any]) -> str:
+def _word(members: Sequence[Any]) -> str:
+    """What stands for the value in the help: `INTEGER`, or the words that it may be."""
     from typing import Literal, get_args, get_origin
 
     choices = [str(arg) for member in members if get_origin(member) is Literal for arg in get_args(member)]
     plain = [member for member in members if get_origin(member) is not Literal and member is not bool]
-    names = ["integer" if m is int else "number" if m is float else "text" for m in plain]
+    names = ["INTEGER" if m is int else "NUMBER" if m is float else "TEXT" for m in plain]
     return "|".join(dict.fromkeys([*choices, *names]))
 
 

@@ -2,7 +2,8 @@
 
 Parts: `positions` (the line of each key), `layers` (composition), `shape` (what a model says about a key path),
 `overrides` (the command line's part), `options` (flags and other names of fields), `complaints` (errors as one line),
-`rendering` (back to TOML), `loader` (all of it in order). Invariant: nothing here knows a particular config class, and nothing imports torch.
+`rendering` (back to TOML), `loader` (all of it in order). Invariant: nothing here knows a particular config class, and
+nothing imports torch.
 """
 
 from mettle.config.complaints import nearest

@@ -20,6 +20,7 @@ from mettle.config.options import Given, own_names
 from mettle.config.overrides import apply_mapping, dotted, parse_overrides
 from mettle.config.positions import KeyPath
 from mettle.config.rendering import leaves, render_sources, render_toml
+from mettle.errors import UserError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -75,6 +76,22 @@ def load_levels(
     layer = merge_all([*levels, own_names(model, given.layer)])
     given.override(model, layer)
     return load_layer(model, layer, files)
+
+
+def check_needed(
+    model: type[BaseModel], levels: Sequence[Layer], given: Given, files: Sequence[Path], hows: Mapping[str, str]
+) -> Tree:
+    """What the levels say together, in which nothing of `hows` is missing.
+
+    Raises: UserError with what `hows` says of the first field that is missing; what else is wrong is told before.
+    """
+    said = merge_all([*levels, own_names(model, given.layer)])
+    given.override(model, said)
+    missing = [name for name in hows if name not in said.tree]
+    if missing:
+        load_levels(model, [tree_layer(dict.fromkeys(missing, "?"), DEFAULT), *levels], given, files)
+        raise UserError(hows[missing[0]])
+    return said.tree
 
 
 def load_layer(model: type[ConfigT], layer: Layer, files: Sequence[Path] = ()) -> Loaded[ConfigT]:

@@ -83,6 +83,11 @@ class Given:
         """True when anything was said."""
         return bool(self.layer.tree or self.overrides)
 
+    def with_value(self, name: str, value: Any, source: str) -> Given:
+        """The same, and one more value."""
+        layer = Layer({**self.layer.tree, name: value}, {**self.layer.sources, (name,): source})
+        return Given(layer, self.overrides)
+
     def override(self, model: type[BaseModel], layer: Layer) -> None:
         """Set the overrides in a merged layer."""
         names = other_names(model)
@@ -123,16 +128,18 @@ def own_names(model: type[BaseModel], layer: Layer, folder: Path | None = None) 
     Within one layer a table's own key outweighs the short name for it. `folder` is that of the file that was read.
     Raises: UserError for two names of one value, a form that cannot be read, a foreign setting that is refused.
     """
-    tree = {key: value for key, value in layer.tree.items() if not _is_foreign(model, layer, key, value)}
-    result = Layer(tree, dict(layer.sources))
+    kept = {key: value for key, value in layer.tree.items() if not _is_foreign(model, layer, key, value)}
+    result = Layer(kept, dict(layer.sources))
     names = other_names(model)
-    for key in [key for key in tree if key in names and len(names[key]) == 1]:
-        _rename(result, key, str(names[key][0]))
+    for key in kept:
+        if len(names.get(key, ())) == 1:
+            _rename(result, key, str(names[key][0]))
     for asked in asked_fields(model):
-        if len(asked.path) == 1 and asked.name in tree:
+        if len(asked.path) == 1 and asked.name in result.tree:
             _read(result, asked, folder)
-    for key in [key for key in tree if len(names.get(key, ())) > 1]:
-        _move_inside(result, key, names[key])
+    for key in kept:
+        if len(names.get(key, ())) > 1:
+            _move_inside(result, key, names[key])
     return result
 
 
@@ -155,9 +162,12 @@ def _rename(layer: Layer, key: str, name: str) -> None:
 
 def _move_inside(layer: Layer, key: str, path: KeyPath) -> None:
     """A short name's value into its table, which may say it already."""
-    value = layer.tree.pop(key)
-    table_name, inner = path
-    table = layer.tree.setdefault(str(table_name), {})
+    value, (table_name, inner) = layer.tree[key], path
+    if table_name not in layer.tree:
+        layer.tree = {str(table_name) if old == key else old: {} if old == key else v for old, v in layer.tree.items()}
+    else:
+        del layer.tree[key]
+    table = layer.tree[str(table_name)]
     if isinstance(table, dict) and inner not in table:
         layer.tree[str(table_name)] = {**table, str(inner): value}
         _move_sources(layer, (key,), path)

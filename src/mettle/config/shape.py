@@ -9,10 +9,11 @@ import types
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from typing_extensions import get_type_hints, is_typeddict
 
 from mettle.config.positions import KeyPath
 
@@ -116,7 +117,7 @@ def takes_bool(annotation: Any) -> bool:
 
 
 def takes_text_only(annotation: Any) -> bool:
-    """True when the value is text whatever it looks like, so that `--name 42` stays "42"; a boolean may stand beside."""
+    """True when the value is text whatever it looks like, so that `--name 42` stays "42"; or a boolean."""
     members = [v for v in variants(annotation) if v not in (None, type(None), bool)]
     return bool(members) and all(_is_text(v) for v in members)
 
@@ -152,7 +153,9 @@ def entry(tree: Any, key: str | int) -> Any:
 
 def is_table(annotation: Any) -> bool:
     """True for what a table of TOML becomes."""
-    return annotation is dict or get_origin(annotation) is dict or is_typeddict(annotation) or bool(models_of(annotation))
+    return (
+        annotation is dict or get_origin(annotation) is dict or is_typeddict(annotation) or bool(models_of(annotation))
+    )
 
 
 def limits_of(field: FieldInfo) -> list[str]:
