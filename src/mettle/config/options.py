@@ -131,13 +131,13 @@ def own_names(model: type[BaseModel], layer: Layer, folder: Path | None = None) 
     kept = {key: value for key, value in layer.tree.items() if not _is_foreign(model, layer, key, value)}
     result = Layer(kept, dict(layer.sources))
     names = other_names(model)
-    for key in kept:
+    for key in list(kept):
         if len(names.get(key, ())) == 1:
             _rename(result, key, str(names[key][0]))
     for asked in asked_fields(model):
         if len(asked.path) == 1 and asked.name in result.tree:
             _read(result, asked, folder)
-    for key in kept:
+    for key in list(kept):
         if len(names.get(key, ())) > 1:
             _move_inside(result, key, names[key])
     return result
