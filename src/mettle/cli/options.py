@@ -66,7 +66,7 @@ class ConfigCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Hand over what was given."""
         words, tokens = _split(ctx.params.pop("words"), self, ctx)
-        ctx.params["given"] = _given(self.model, ctx, tokens)
+        ctx.params["given"] = _given(ctx, tokens)
         ctx.params["words"] = words
         return super().invoke(ctx)
 
@@ -93,6 +93,13 @@ def with_words(given: Given, name: str, words: Sequence[str]) -> Given:
     if len(words) > 1:
         raise UserError(f"unexpected {words[1]!r} after {words[0]!r}: one environment, or TOML files")
     return given.with_value(name, words[0], "command line") if words else given
+
+
+def one_word(words: Sequence[str], name: str) -> str:
+    """The one word that a command takes. Raises: UsageError for none or several."""
+    if len(words) != 1:
+        raise click.UsageError(f"unexpected {words[1]!r} after {words[0]!r}" if words else f"Missing argument {name!r}")
+    return words[0]
 
 
 def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -156,7 +163,8 @@ def _word(members: Sequence[Any]) -> str:
 
     choices = [str(arg) for member in members if get_origin(member) is Literal for arg in get_args(member)]
     plain = [member for member in members if get_origin(member) is not Literal and member is not bool]
-    names = ["INTEGER" if m is int else "NUMBER" if m is float else "TEXT" for m in plain]
+    words = {int: "INTEGER", float: "NUMBER", tuple: "LIST"}
+    names = [words.get(get_origin(member) or member, "TEXT") for member in plain]
     return "|".join(dict.fromkeys([*choices, *names]))
 
 
@@ -165,15 +173,15 @@ def _help(asked: Asked) -> str:
 
     text = " ".join((asked.info.description or "").split())
     default = shape.default_of(asked.info)
-    notes = [] if default in (None, shape.MISSING, "", False) or not _is_plain(default) else [f"default: {default}"]
-    if default is True:
-        notes = ["default: yes"]
+    notes = []
+    if isinstance(default, bool):
+        notes = ["default: yes"] if default else []
+    elif isinstance(default, int | float) or (isinstance(default, str) and default):
+        notes = [f"default: {default}"]
+    elif isinstance(default, list) and default:
+        notes = [f"default: {','.join(map(str, default))}"]
     notes += shape.limits_of(asked.info)
     return f"{text}  [{'; '.join(notes)}]" if notes else text
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def _split(words: Sequence[str], command: ConfigCommand, ctx: click.Context) -> tuple[list[str], list[str]]:
@@ -195,20 +203,21 @@ def _split(words: Sequence[str], command: ConfigCommand, ctx: click.Context) -> 
     return list(words[:first]), list(words[first:])
 
 
-def _given(model: type[BaseModel], ctx: click.Context, tokens: Sequence[str]) -> Given:
+def _given(ctx: click.Context, tokens: Sequence[str]) -> Given:
     """The options that were given, taken out of the context, and the overrides."""
     from mettle.config.layers import Layer
-    from mettle.config.options import Given, spelled
+    from mettle.config.options import Given
     from mettle.config.overrides import parse_overrides
 
     layer = Layer()
-    for name in [name for name in ctx.params if name.startswith(FIELD)]:
-        value = ctx.params.pop(name)
-        if value is None or value == ():
+    for param in ctx.command.params:
+        own = (param.name or "").removeprefix(FIELD)
+        if own == param.name:
             continue
-        own = name.removeprefix(FIELD)
-        layer.tree[own] = value
-        layer.sources[(own,)] = spelled((own,))
+        value = ctx.params.pop(param.name)
+        if value is not None and value != ():
+            layer.tree[own] = value
+            layer.sources[(own,)] = max(param.opts, key=len)
     return Given(layer, tuple(parse_overrides(tokens)))
 
 

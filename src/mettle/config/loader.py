@@ -49,14 +49,15 @@ class Loaded(Generic[ConfigT]):
 def load_config(
     model: type[ConfigT],
     files: Sequence[Path] = (),
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Given | Sequence[str] | Mapping[str, Any] = (),
     *,
     defaults: Mapping[str, Any] | None = None,
     defaults_name: str = "built-in",
 ) -> Loaded[ConfigT]:
     """Compose and validate a config.
 
-    `overrides` is what stood on the command line (`["--trainer.optim.lr", "3e-6"]`) or typed values by dotted name.
+    `overrides` is what stood on the command line (`["--trainer.optim.lr", "3e-6"]`, or with options) or typed values by
+    dotted name.
     `defaults` lies under the files and is called `defaults_name` in the sources.
     Raises: UserError, one line, for a missing file, bad TOML, an unknown key, a wrong value.
     """
@@ -66,7 +67,8 @@ def load_config(
         layer = merge_all(levels)
         apply_mapping(model, layer, overrides)
         return load_layer(model, layer, files)
-    return load_levels(model, levels, Given(overrides=tuple(parse_overrides(overrides))), files)
+    given = overrides if isinstance(overrides, Given) else Given(overrides=tuple(parse_overrides(overrides)))
+    return load_levels(model, levels, given, files)
 
 
 def load_levels(

@@ -74,10 +74,11 @@ class RolloutSettings(BaseModel):
     """How the endpoint is spoken to: chat, completions, responses, anthropic or tokens; chat without it."""
     tokenizer: str | None = None
     """Model directory whose tokenizer --api-client-type tokens uses."""
-    headers: Annotated[dict[str, str], Option("--header", ("header",), header_table, is_repeatable=True)] = {}
+    headers: Annotated[dict[str, str], Option("--header", also=("header",), read=header_table, is_repeatable=True)] = {}
     """Header of each request, as 'Name: value'; repeatable."""
     headers_from_state: Annotated[
-        dict[str, str], Option("--header-from-state", ("header_from_state",), header_table, is_repeatable=True)
+        dict[str, str],
+        Option("--header-from-state", also=("header_from_state",), read=header_table, is_repeatable=True),
     ] = {}
     """Header of a rollout's requests, as 'Name: key' of its state (trajectory_id, task, ...); repeatable."""
     sampling_args: Annotated[SamplingTable, Option("-S", also=("sampling",))] = {}
