@@ -185,8 +185,8 @@ def config_page() -> str:
     lines = [NOTE, "", "# Config", ""]
     lines += [
         "A run's config file has the keys of `RunConfig`; `[trainer]` holds those of `TrainerConfig`, and so on. A",
-        "file of evaluations has those of `EvalSpec`, one for prompt optimisation those of `GepaSpec`, one for training",
-        "data those of `GenerateSpec`, and `configs/endpoints.toml` those of `EndpointsFile`.",
+        "file of evaluations has those of `EvalSpec`, one for prompt optimisation those of `GepaSpec`, one for",
+        "training data those of `GenerateSpec`, and `configs/endpoints.toml` those of `EndpointsFile`.",
         "An unknown key is refused. [How configs are composed](../explanation/configs.md) says which value wins.",
         "",
     ]

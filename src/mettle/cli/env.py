@@ -230,7 +230,7 @@ def _project_name(folder: Path) -> str:
 
 
 def _check_installed() -> None:
-    """Environments depend on mettle-lab: where that is not installed, pip would look on an index, in vain or worse."""
+    """Environments depend on mettle-lab; where it is missing, pip would look for it on an index, in vain or worse."""
     from importlib import metadata
 
     try:
