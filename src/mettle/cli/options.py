@@ -130,7 +130,7 @@ def own_option(asked: Asked) -> click.Option:
     return click.Option([name, *short, *long], help=_help(asked), **settings)
 
 
-class _FieldType(click.ParamType):
+class _FieldType(click.ParamType):  # type: ignore[type-arg]
     """Reads a text as the value of a field: a table as JSON, everything else as an override is read."""
 
     def __init__(self, annotation: Any) -> None:

@@ -68,7 +68,7 @@ def sub_layer(layer: Layer, path: KeyPath) -> Layer:
     """The table at `path` as a layer of its own; an empty one where there is no table."""
     table: Any = layer.tree
     for key in path:
-        table = table[key] if isinstance(table, list) or key in table else {}
+        table = table.get(key, {}) if isinstance(table, dict) else table[key]
     if not isinstance(table, dict):
         return Layer()
     depth = len(path)

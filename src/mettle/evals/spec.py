@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
 from mettle.config.options import Foreign, Option
@@ -44,10 +44,9 @@ def _some(value: int) -> int:
 NumOrAll = Annotated[int, Field(ge=-1), AfterValidator(_some)]
 
 
+@with_config(ConfigDict(extra="allow", strict=True))
 class SamplingTable(TypedDict, total=False):
     """Sampling arguments. Those named here are checked; others go to the endpoint as they are."""
-
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True)
 
     max_tokens: Annotated[int | None, Field(ge=1, description="Longest answer, in tokens."), Option("-t")]
     temperature: Annotated[float | None, Field(ge=0.0, description="0 always takes the likeliest token."), Option("-T")]

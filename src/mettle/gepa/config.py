@@ -29,6 +29,7 @@ from mettle.config import Loaded
 from mettle.config.layers import Layer, merge_all, read_layer, sub_layer
 from mettle.config.loader import NOTHING_GIVEN, check_needed, load_levels
 from mettle.config.options import Foreign, Given, Option, own_names
+from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 from mettle.evals.spec import RolloutSettings
 
@@ -103,7 +104,8 @@ def load_spec(levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequ
 
 def _groups(layer: Layer, path: Path) -> Iterator[Layer]:
     for name in GROUPS:
-        value, place = layer.tree.get(name, {}), (name,)
+        value = layer.tree.get(name, {})
+        place: KeyPath = (name,)
         where = layer.source_of(place) or str(path)
         if name == "env" and isinstance(value, list):
             if len(value) != 1:
