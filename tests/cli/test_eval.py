@@ -90,7 +90,7 @@ def test_an_endpoints_file_with_a_mistake_is_one_line(mettle, environment, tmp_p
     (tmp_path / "configs" / "endpoints.toml").write_text('[[endpoint]]\nendpoint_id = "mine"\nurl = "x"\n')
     ended = mettle("eval", "run", "mirror-words", "-m", "mine")
     assert ended.code == 2
-    assert "configs/endpoints.toml:1: endpoint.0 lacks model" in ended.err
+    assert "configs/endpoints.toml:1: endpoint.0.model is missing" in ended.err
 
 
 def test_a_header_without_a_colon_is_named_as_it_was_typed(mettle, environment, endpoint):

@@ -97,8 +97,11 @@ sampling_args = {{max_tokens = 7}}
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('model = "m"\n[gepa]\nmax_call = 3\n', "gepa.toml:3: unknown key 'gepa.max_call'; did you mean 'max_calls'?"),
-        ('model = "m"\n[gepa]\nmax_calls = 0\n', "gepa.toml:3: max_calls = 0: must be a whole number of at least 1"),
+        ('model = "m"\n[gepa]\nmax_call = 3\n', "gepa.toml:3: unknown key 'max_call'; did you mean 'max_calls'?"),
+        (
+            'model = "m"\n[gepa]\nmax_calls = 0\n',
+            "gepa.toml:3: max_calls = 0: input should be greater than or equal to 1",
+        ),
         ('model = "m"\n[[env]]\nid="a"\n[[env]]\nid="b"\n', "gepa.toml:2: 2 environments; one run optimises"),
         ('[env]\nid = "a"\n', "say which model with -m"),
         ('model = "m"\n', "say which environment"),
