@@ -249,13 +249,15 @@ def _meaning(option: click.Option) -> str:
 def _rooms() -> dict[str, list[ConfigClass]]:
     paths = sorted([*SOURCE.glob("*/config.py"), *SOURCE.glob("sandbox/service/config.py")])
     found = {path.parent.relative_to(SOURCE).as_posix(): _classes(path) for path in paths}
+    losses = SOURCE / "trainer" / "losses"
+    found["trainer"] += [config for path in sorted(losses.glob("*.py")) for config in _classes(path)]
     ordered = [room for room in FIRST_ROOMS if room in found] + [room for room in found if room not in FIRST_ROOMS]
     return {room: found[room] for room in ordered if found[room]}
 
 
 def _classes(path: Path) -> list[ConfigClass]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    models: set[str] = {"BaseModel"}
+    models: set[str] = {"BaseModel", "PolicyLoss", "TokenRatioLoss"}
     found = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and models & {ast.unparse(base) for base in node.bases}:

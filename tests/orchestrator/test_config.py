@@ -36,7 +36,7 @@ def test_the_defaults_are_a_usable_run():
         ({"algorithm_args": {"clip": 1}}, "does not take these options"),
         ({"envs": []}, "at least 1 item"),
         ({"envs": [{"id": "a/words"}, {"id": "b/words@1.0"}]}, "several environments are called words"),
-        ({"packing": {"seq_len": 4096, "micro_batch_tokens": 2048}}, "raise the first or lower the second"),
+        ({"seq_len": 1}, "greater than or equal to 2"),
         ({"curriculum": {"hard_below": 0.8}}, "must be less than easy_above"),
         ({"max_stepz": 3}, "Extra inputs"),
     ],

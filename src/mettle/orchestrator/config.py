@@ -98,30 +98,6 @@ class CurriculumConfig(_Section):
         return self
 
 
-class PackingConfig(_Section):
-    """How samples are laid into micro batches."""
-
-    seq_len: int = Field(default=2048, ge=2)
-    """Longest sample in tokens; longer ones are cut at the end."""
-    layout: Literal["padded", "packed"] = "padded"
-    """How the trainer lays a micro batch out: padded rows cost rows x longest, packed ones the sum of lengths."""
-    micro_batch_tokens: int = Field(default=16_384, ge=2)
-    """Most tokens of a micro batch, padding included under `padded`."""
-    micro_batch_rows: int = Field(default=128, ge=1)
-    """Most sequences of a micro batch."""
-    num_ranks: int = Field(default=1, ge=1)
-    """Data-parallel ranks of the trainer."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> PackingConfig:
-        if self.micro_batch_tokens < self.seq_len:
-            raise ValueError(
-                f"micro_batch_tokens ({self.micro_batch_tokens}) must hold one sample of seq_len ({self.seq_len}): "
-                "raise the first or lower the second"
-            )
-        return self
-
-
 class RetryConfig(_Section):
     """What happens to a group whose rollouts failed."""
 
@@ -193,8 +169,8 @@ class OrchestratorConfig(_Section):
     """Evaluation on held-out tasks."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Which task comes next."""
-    packing: PackingConfig = Field(default_factory=PackingConfig)
-    """How samples are laid into micro batches."""
+    seq_len: int = Field(default=2048, ge=2)
+    """Longest sample in tokens; longer ones are cut at the end."""
     budgets: BudgetConfig = Field(default_factory=BudgetConfig)
     """How long each wait may last."""
     canary_tolerance: float = Field(1e-3, gt=0.0)

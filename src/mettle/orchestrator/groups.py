@@ -203,7 +203,7 @@ class GroupRunner:
         """What of a scored group trains."""
         return group_samples(
             group,
-            seq_len=self._config.packing.seq_len,
+            seq_len=self._config.seq_len,
             keep_zero_advantages=not self._config.filter_zero_advantages,
         )
 

@@ -185,11 +185,10 @@ class Orchestrator:
         stats, self._groups.stats = self._groups.stats, StepStats(now)
         figures = stats.figures(now)
         started = time.perf_counter()
-        batch = assemble(step, groups, self._config.packing, figures)
+        batch = assemble(step, groups, figures)
         pack_s = time.perf_counter() - started
-        num_sequences = sum(len(group.samples) for group in groups)
         figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
-        await ship(self._ledger, self._run_dir, batch, num_sequences, state=self._state(), figures=figures)
+        await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures)
         logger.info(
             "shipped batch",
             extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},

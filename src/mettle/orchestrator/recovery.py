@@ -98,9 +98,7 @@ def recover(
     algorithm.restore(ledger.journal.fact(ALGORITHM_STATE, {}))
     for draw_id, ref in ledger.scored_groups():
         group = read_group(run_dir.rollouts, ref)
-        samples = group_samples(
-            group, seq_len=config.packing.seq_len, keep_zero_advantages=not config.filter_zero_advantages
-        )
+        samples = group_samples(group, seq_len=config.seq_len, keep_zero_advantages=not config.filter_zero_advantages)
         if samples:
             batcher.add(ReadyGroup.of(draw_id, samples))
             observe(group)
