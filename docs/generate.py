@@ -22,7 +22,7 @@ import click
 
 from mettle.cli.main import cli
 from mettle.envs.packages.catalogue import catalogue_markdown
-from mettle.envs.quality.markdown import rules_markdown
+from mettle.quality.markdown import rules_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs"))  # also where this file is loaded by its path

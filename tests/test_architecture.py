@@ -29,7 +29,7 @@ def test_no_module_has_a_name_that_says_nothing():
     assert [p for p in SOURCES if FORBIDDEN_NAMES & {p.stem, *p.relative_to(ROOT).parts}] == []
 
 
-@pytest.mark.parametrize("room", ["envs", "tui", "gepa", "cli"])
+@pytest.mark.parametrize("room", ["envs", "quality", "synthesis", "tui", "gepa", "cli"])
 def test_no_files_of_a_room_need_each_other_to_be_read(room):
     graph = {
         _module(path): _imported(path) for path in SOURCES if path.relative_to(ROOT / "src/mettle").parts[0] == room

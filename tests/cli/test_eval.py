@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mettle.envs.evaluation.facts import excerpt
-from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.evals.facts import excerpt
+from mettle.evals.reader import EvaluationReader
 
 ENVIRONMENT = """
 import mettle.envs as vf

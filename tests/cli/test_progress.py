@@ -11,8 +11,8 @@ import pytest
 from mettle.cli import progress as module
 from mettle.cli.progress import Progress, line_of, money
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.facts import RolloutFacts
-from mettle.envs.evaluation.tally import Tally
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.tally import Tally
 
 
 class Terminal(io.StringIO):

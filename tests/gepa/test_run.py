@@ -74,10 +74,11 @@ def test_the_published_files_are_written(optimise, workplace):
 
 
 def test_the_evaluation_that_is_written_asks_with_the_best_prompt(optimise, endpoint):
-    from mettle.envs.evaluation.plan import read_plan
+    from mettle.envs.packages.eval_defaults import package_defaults
+    from mettle.evals.plan import read_plan
 
     outcome = optimise()
-    (spec,) = read_plan(outcome.evaluate, {})
+    (spec,) = read_plan(outcome.evaluate, {}, package_defaults)
     assert spec.extra_env_kwargs == {"system_prompt": outcome.best_prompt}
     assert (spec.env_id, spec.model, spec.api_base_url) == ("three-kinds", "worker", endpoint.url)
 

@@ -33,8 +33,8 @@ from attacks import GROUPS
 from hoards import HOARDS
 from machine_attacks import ALLOWED_INSIDE, NEIGHBOUR, OWN
 from neighbours import Neighbour
+from python_forgeries import EXPECTED, FUNCTIONS, PROGRAMS
 from simulated import start_on
-from test_forging import EXPECTED, FUNCTIONS, PROGRAMS
 
 from mettle.sandbox import CallTest, MachineConfig, MachinePool, SandboxConfig, SandboxPool, StdioTest
 

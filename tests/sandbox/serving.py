@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from test_faults import ENVIRONMENT
+from owners import ENVIRONMENT
 
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.server import listening

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mettle.errors import UserError
 from mettle.sandbox import SandboxConfig, SandboxPool, backends
-from mettle.sandbox.remote.judge import RemoteJudge
+from mettle.sandbox.service.client.judge import RemoteJudge
 from mettle.sandbox.testing import JudgeContract
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_an_unknown_backend_is_named_with_those_that_there_are() -> None:
 
 
 def test_a_backend_of_somebody_else_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("theirs", "mettle.sandbox.remote:REMOTE", backends.ENTRY_POINT_GROUP)
+    point = EntryPoint("theirs", "mettle.sandbox.service.client:REMOTE", backends.ENTRY_POINT_GROUP)
     monkeypatch.setattr(backends, "entry_points", lambda group: [point] if group == "mettle.sandboxes" else [])
     assert "theirs" in backends.backend_names()
     config = SandboxConfig(backend="theirs")

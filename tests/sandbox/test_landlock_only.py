@@ -17,8 +17,8 @@ from alone import OPEN_ALONE
 from arena import attack_as_test, broken, open_plant, traces_of_test
 from attacks import ATTACKS, Attack
 from planted import Planted
+from python_forgeries import EXPECTED, FUNCTIONS, PROGRAMS
 from simulated import Host, on_host, start_on
-from test_forging import EXPECTED, FUNCTIONS, PROGRAMS
 
 from mettle.errors import UserError
 from mettle.sandbox import (

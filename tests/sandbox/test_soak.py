@@ -18,10 +18,10 @@ import soak_load
 import soak_machines
 import soak_programs
 from line_charts import Line, Panel, charts_svg
+from owners import ENVIRONMENT
 from soak_census import Census
 from soak_load import Side, Traffic
 from soak_verdict import Growth, judge_samples, slope, table
-from test_faults import ENVIRONMENT
 
 from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
 from mettle.sandbox.service.bodies import Spool, sweep_spools

@@ -10,7 +10,7 @@ from alone import OPEN_ALONE
 from attacks import GROUPS
 from hoards import HOARDS
 from machine_attacks import ALLOWED_INSIDE, NEIGHBOUR, OWN
-from test_forging import FUNCTIONS, PROGRAMS
+from python_forgeries import FUNCTIONS, PROGRAMS
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from mettle.clients.renderer import Renderer
-from mettle.envs.synthesis.dataset import source_of, write_dataset
-from mettle.envs.synthesis.selection import Rules, select
+from mettle.synthesis.dataset import source_of, write_dataset
+from mettle.synthesis.selection import Rules, select
 from mettle.trainer.demonstrations import batch_of, read_demonstrations
 
 

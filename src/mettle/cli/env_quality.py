@@ -13,9 +13,9 @@ from mettle.cli.terminal import figure, json_option, print_json, print_next, pri
 from mettle.errors import StorageError
 
 if TYPE_CHECKING:
-    from mettle.envs.quality.card import QualityCard
-    from mettle.envs.quality.lint.rules import Finding
-    from mettle.envs.quality.rewards.reward_test import RewardReport
+    from mettle.quality.card import QualityCard
+    from mettle.quality.lint.rules import Finding
+    from mettle.quality.rewards.reward_test import RewardReport
 
 REPORT_FILE = "QUALITY.md"
 
@@ -42,9 +42,9 @@ def test(
     """
     from mettle.envs import load_environment
     from mettle.envs.packages.loading import resolve_environment
-    from mettle.envs.quality.rewards.custom import read_custom_tests
-    from mettle.envs.quality.rewards.reward_test import members_of, run_reward_test
-    from mettle.envs.quality.settings import read_settings
+    from mettle.quality.rewards.custom import read_custom_tests
+    from mettle.quality.rewards.reward_test import members_of, run_reward_test
+    from mettle.quality.settings import read_settings
 
     settings = read_settings(resolve_environment(name).folder, preset=preset, num_rows=num_rows)
     env = load_environment(name, **json_object(env_args, "--env-args"))
@@ -76,7 +76,7 @@ def check(name: str, write: bool, is_testing: bool, test_timeout: float, env_arg
 
     Exits with 1 when a check fails, or when one that applies could not be tried.
     """
-    from mettle.envs.quality.card import make_card
+    from mettle.quality.card import make_card
 
     card = make_card(
         name,
@@ -145,7 +145,7 @@ def _progress(is_json: bool) -> Any:
 
 
 def _write(card: QualityCard, is_json: bool) -> None:
-    from mettle.envs.quality.markdown import card_markdown
+    from mettle.quality.markdown import card_markdown
 
     path = (card.folder or Path()) / REPORT_FILE
     try:

@@ -81,7 +81,7 @@ def run(what: str | None, is_json: bool, is_plain: bool, **options: Any) -> None
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """What was said on the command line, as settings of an evaluation; what was not said is not there."""
-    from mettle.envs.evaluation.spec import checked
+    from mettle.evals.spec import checked
 
     said = {name: value for name, value in options.items() if value is not None and value is not False}
     said = {name: value for name, value in said.items() if value not in ((), {})}

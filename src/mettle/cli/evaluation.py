@@ -17,12 +17,14 @@ import click
 from mettle.cli.local_server import local_server
 from mettle.cli.progress import Progress, money
 from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
-from mettle.envs.evaluation.plan import package_defaults, read_plan
-from mettle.envs.evaluation.report import Stats, plain
-from mettle.envs.evaluation.run import Outcome, Prepared, Served, prepare, run_all, saved_settings
-from mettle.envs.evaluation.slots import Slots
-from mettle.envs.evaluation.spec import EvalSpec, spec_from
+from mettle.envs.packages.eval_defaults import package_defaults
+from mettle.envs.prepared import Outcome, Prepared, prepare, run_all, saved_settings
 from mettle.errors import ServiceError, StorageError, UserError
+from mettle.evals.plan import read_plan
+from mettle.evals.report import Stats, plain
+from mettle.evals.slots import Slots
+from mettle.evals.spec import EvalSpec, spec_from
+from mettle.evals.targets import Served
 from mettle.runs.program import program
 
 
@@ -32,7 +34,7 @@ def evaluate(what: str | None, settings: Mapping[str, Any], *, is_json: bool, is
     Raises: UserError for a request that cannot be met, ServiceError when not one rollout came to a reward.
     """
     is_file = what is not None and what.endswith(".toml")
-    specs = read_plan(Path(str(what)), settings) if is_file else [_one(what, settings)]
+    specs = read_plan(Path(str(what)), settings, package_defaults) if is_file else [_one(what, settings)]
     with ExitStack() as servers:
         prepared = _prepare_all(specs, _serving(servers))
         servers.enter_context(going_on(_how_to_go_on(str(what) if is_file else None, settings, prepared)))

@@ -20,7 +20,7 @@ from mettle.gepa.config import OWN, own_setting, read_config, spec_from_settings
 from mettle.runs.program import program
 
 if TYPE_CHECKING:
-    from mettle.envs.evaluation.stats import Estimate
+    from mettle.evals.stats import Estimate
     from mettle.gepa.held_out import Comparison
     from mettle.gepa.progress import Progress
     from mettle.gepa.run import Outcome
@@ -65,7 +65,7 @@ def optimise(
 
 
 def _settings(what: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    from mettle.envs.evaluation.spec import checked, folded
+    from mettle.evals.spec import checked, folded
 
     settings = read_config(Path(what)) if what is not None and what.endswith(".toml") else {}
     if what is not None and not what.endswith(".toml"):

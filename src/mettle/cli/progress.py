@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from mettle.cli.terminal import figure, printable, seconds
-from mettle.envs.evaluation.tally import Tally
+from mettle.evals.tally import Tally
 
 DRAW_EVERY_S = 0.25
 LINE_EVERY_S = 5.0

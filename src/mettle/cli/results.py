@@ -11,12 +11,12 @@ import click
 
 from mettle.cli.evaluation import between
 from mettle.cli.terminal import console, figure, print_json, print_next, print_table, printable, seconds
-from mettle.envs.evaluation.compare import Comparison, TaskChange
-from mettle.envs.evaluation.compare import compare_evaluations as compared
-from mettle.envs.evaluation.facts import RolloutFacts, content_of, messages_of
-from mettle.envs.evaluation.reader import EvaluationReader, list_evaluations
-from mettle.envs.evaluation.report import plain
-from mettle.envs.evaluation.stats import Difference
+from mettle.evals.compare import Comparison, TaskChange
+from mettle.evals.compare import compare_evaluations as compared
+from mettle.evals.facts import RolloutFacts, content_of, messages_of
+from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.report import plain
+from mettle.evals.stats import Difference
 
 
 def view_evaluations(num_rows: int, *, is_json: bool) -> None:
@@ -126,8 +126,8 @@ def export_evaluation(
     path: Path, output: Path | None, kind: str | None, num_rollouts: int | None, *, is_json: bool
 ) -> None:
     """Write an evaluation as a page or as a table."""
-    from mettle.envs.evaluation.export.page import write_page
-    from mettle.envs.evaluation.export.table import write_csv, write_parquet
+    from mettle.evals.export.page import write_page
+    from mettle.evals.export.table import write_csv, write_parquet
 
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
     kind = kind or (ending if ending in ("csv", "parquet") else "html")

@@ -21,7 +21,7 @@ from mettle.cli.terminal import json_option, print_json, print_table, seconds
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
-    from mettle.sandbox.remote.client import SandboxClient
+    from mettle.sandbox.service.client.client import SandboxClient
 
 
 @click.command("create")
@@ -94,7 +94,7 @@ def list_machines(
 @json_option
 def execute(machine_id: str, url: str | None, background: bool, **asked: Any) -> int:
     """Run a command in a machine, after `--`; a single word is a line for the shell. Exits with the command's code."""
-    from mettle.sandbox.remote.terminal import Order, execute_here, start_here
+    from mettle.sandbox.service.client.terminal import Order, execute_here, start_here
 
     is_json = bool(asked.pop("is_json"))
     order = Order.read(environment_of(asked.pop("env")), **asked)
@@ -127,7 +127,7 @@ def run(
     command: tuple[str, ...], cwd: str, timeout: float, is_fed: bool, url: str | None, is_json: bool, **asked: Any
 ) -> int:
     """Run a command, after `--`, in a new machine that is deleted afterwards. Exits with the command's code."""
-    from mettle.sandbox.remote.terminal import Order, run_once
+    from mettle.sandbox.service.client.terminal import Order, run_once
 
     config = machine_config(**asked)
     order = Order.read({}, command=command, cwd=cwd, timeout=timeout, is_fed=is_fed)
@@ -143,7 +143,7 @@ def run(
 @url_option
 def shell(machine_id: str, command: tuple[str, ...], url: str | None) -> int:
     """Open a shell in a machine, or run COMMAND, with this terminal as its own. Exits with its code."""
-    from mettle.sandbox.remote.shell import shell_here
+    from mettle.sandbox.service.client.shell import shell_here
 
     async def work(client: SandboxClient) -> int:
         return await shell_here(await client.machine(machine_id), command)

@@ -20,7 +20,7 @@ from mettle.errors import UserError
 
 if TYPE_CHECKING:
     from mettle.sandbox.machines.config import MachineConfig
-    from mettle.sandbox.remote.client import SandboxClient
+    from mettle.sandbox.service.client.client import SandboxClient
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -137,7 +137,7 @@ def machine_options(command: F) -> F:
 
 def run_with_client(url: str | None, work: Callable[[SandboxClient], Awaitable[T]]) -> T:
     """Do the work with a client of the service at `url`, or of this user's own."""
-    from mettle.sandbox.remote.client import SandboxClient
+    from mettle.sandbox.service.client.client import SandboxClient
     from mettle.sandbox.service.local import local_service
 
     found, access = url or local_service(), access_given()
@@ -173,7 +173,7 @@ def machine_config(
 ) -> MachineConfig:
     """The machine that the options ask for. Raises: UserError."""
     from mettle.sandbox.machines.config import MachineConfig
-    from mettle.sandbox.remote.terminal import files_of
+    from mettle.sandbox.service.client.terminal import files_of
 
     config = MachineConfig(
         memory_mb=memory,

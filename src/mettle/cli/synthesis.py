@@ -16,8 +16,8 @@ from mettle.errors import ServiceError, UserError
 from mettle.runs.program import program
 
 if TYPE_CHECKING:
-    from mettle.envs.synthesis.dataset import Written
-    from mettle.envs.synthesis.generate import Task
+    from mettle.synthesis.dataset import Written
+    from mettle.synthesis.generate import Task
 
 
 @click.command()
@@ -61,8 +61,8 @@ def generate(env_id: str | None, results: Path | None, output_dir: Path | None, 
     mettle data generate gsm8k -m big -n 500 -r 8 --min-reward 1
     mettle data generate --from outputs/evals/gsm8k--big/0a1b2c3d
     """
-    from mettle.envs.synthesis.generate import ROLLOUTS, build
-    from mettle.envs.synthesis.selection import Rules
+    from mettle.synthesis.generate import ROLLOUTS, build
+    from mettle.synthesis.selection import Rules
 
     if (env_id is None) == (results is None):
         raise UserError("say either which environment to run, or with --from which saved evaluation to take")
@@ -90,9 +90,9 @@ def generate(env_id: str | None, results: Path | None, output_dir: Path | None, 
 
 def _run(env_id: str, folder: Path, options: Mapping[str, Any], *, is_json: bool) -> None:
     from mettle.cli.local_server import serving
-    from mettle.envs.evaluation.run import prepare
-    from mettle.envs.evaluation.spec import checked, spec_from
-    from mettle.envs.synthesis.generate import Task
+    from mettle.envs.prepared import prepare
+    from mettle.evals.spec import checked, spec_from
+    from mettle.synthesis.generate import Task
 
     given: dict[str, Any] = {"env_id": env_id, "save_results": False}
     for name in (
@@ -118,7 +118,7 @@ def _run(env_id: str, folder: Path, options: Mapping[str, Any], *, is_json: bool
 
 async def _rollouts(prepared: Any, task: Task, folder: Path, *, is_quiet: bool) -> Any:
     from mettle.cli.progress import Progress
-    from mettle.envs.synthesis.generate import generate_rollouts
+    from mettle.synthesis.generate import generate_rollouts
 
     async with Progress([prepared.tally], is_quiet=is_quiet):
         return await generate_rollouts(prepared, task, folder, prepared.tally.start)

@@ -13,7 +13,7 @@
     max_tokens = 512
 
 Parts: `GepaSpec`, `read_config`, `spec_from_settings`. Settings that say where models answer and how an environment is
-loaded are those of evaluations (`mettle.envs.evaluation.spec`). Invariant: whatever is wrong in a file is one line that
+loaded are those of evaluations (`mettle.evals.spec`). Invariant: whatever is wrong in a file is one line that
 names file, line and the nearest key.
 """
 
@@ -28,8 +28,8 @@ from typing import Any
 from mettle.config.layers import Layer, read_layer
 from mettle.config.positions import KeyPath
 from mettle.config.values import flag, number, text, whole
-from mettle.envs.evaluation.spec import EvalSpec, checked, relative_to, spec_from
 from mettle.errors import UserError
+from mettle.evals.spec import EvalSpec, checked, relative_to, spec_from
 
 CONNECTION = (
     "model", "endpoints_path", "provider", "api_key_var", "api_base_url", "api_client_type", "headers", "env_dir_path",

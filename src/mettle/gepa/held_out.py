@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mettle.envs.evaluation import stats
+from mettle.evals import stats
 from mettle.gepa.journal import Attempt
 from mettle.gepa.rollouts import Rollouts
 from mettle.gepa.rows import Row

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mettle.clients.base import Client
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.output import output_of
-from mettle.envs.evaluation.refusals import Refusals
+from mettle.envs.rollout_record import output_of
+from mettle.evals.facts import facts_of
+from mettle.evals.refusals import Refusals
 from mettle.gepa.feedback import record_of
 from mettle.gepa.journal import Attempt, Journal, candidate_hash
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt

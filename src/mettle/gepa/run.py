@@ -21,9 +21,10 @@ from typing import Any
 
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.run import Prepared, Served, find_target
-from mettle.envs.evaluation.run import prepare as prepare_evaluation
+from mettle.envs.prepared import Prepared
+from mettle.envs.prepared import prepare as prepare_evaluation
 from mettle.errors import ServiceError, UserError
+from mettle.evals.targets import Served, find_target
 from mettle.gepa.adapter import EnvironmentAdapter
 from mettle.gepa.config import GepaSpec
 from mettle.gepa.guard import Guard

@@ -16,8 +16,8 @@ from mettle.sandbox.backends import open_machines
 from mettle.sandbox.config import Grade, SandboxConfig
 from mettle.sandbox.hosts import Host
 from mettle.sandbox.isolation import IsolationReport, Layer
+from mettle.sandbox.judge.pool import SandboxPool
 from mettle.sandbox.machines.pool import MachinePool
-from mettle.sandbox.pool import SandboxPool
 
 _EMBEDDED: Final = ("zygote", "unsafe")
 

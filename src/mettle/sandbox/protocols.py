@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 if TYPE_CHECKING:
     from mettle.sandbox.config import SandboxConfig
     from mettle.sandbox.isolation import IsolationReport
+    from mettle.sandbox.judge.verdicts import Checker, JudgeResult, Test
     from mettle.sandbox.machines.config import MachineConfig
     from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
     from mettle.sandbox.machines.files import Content, Entry, Snapshot
-    from mettle.sandbox.verdicts import Checker, JudgeResult, Test
 
 
 class Job(Protocol):

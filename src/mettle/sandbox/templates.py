@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.cells import Cell
 from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.judge.cells import Cell
 from mettle.sandbox.packages import distributions_of, package_paths
 from mettle.sandbox.toolchains import known_languages, shown_paths
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings

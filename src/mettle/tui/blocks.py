@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.envs.evaluation.facts import content_of, messages_of
+from mettle.evals.facts import content_of, messages_of
 from mettle.tui.search import call_of
 from mettle.tui.text import one_line, printable
 

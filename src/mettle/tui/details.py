@@ -12,7 +12,7 @@ from typing import Any
 
 from textual.content import Content
 
-from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.evals.facts import RolloutFacts
 from mettle.tui.catalog import number
 from mettle.tui.figures import bar, figure, seconds, whole
 from mettle.tui.overview import MUTED, Paragraphs, Part

@@ -12,7 +12,7 @@ from typing import Any
 
 from textual.content import Content
 
-from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.catalog import number, took_of
 from mettle.tui.figures import (
     bar,

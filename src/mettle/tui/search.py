@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mettle.envs.evaluation.facts import content_of, messages_of
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import MettleError
+from mettle.evals.facts import content_of, messages_of
+from mettle.evals.reader import EvaluationReader
 
 REPORT_INTERVAL_S = 0.1
 

@@ -12,9 +12,10 @@ import pytest
 
 from mettle.cli import main
 from mettle.clients.endpoints import read_registry
-from mettle.envs.evaluation.plan import read_plan
+from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.envs.packages.workspace import SKILL_FOLDERS, set_up
 from mettle.errors import StorageError, UserError
+from mettle.evals.plan import read_plan
 from mettle.gepa.config import read_config, spec_from_settings
 from mettle.runs.launch import load_run_config
 
@@ -37,7 +38,7 @@ def test_every_config_loads(lab):
     assert runs
     assert searches
     for path in evals:
-        for spec in read_plan(path, {}):
+        for spec in read_plan(path, {}, package_defaults):
             assert spec.env_id == "my-task"
             assert spec.model in registry.endpoints
     for path in runs:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mettle.envs.content import ImageUrlContentPart, InputAudioContentPart, TextContentPart
-from mettle.envs.evaluation.results import saved_messages
+from mettle.evals.output import saved_messages
 from mettle.records.messages import Message, Messages, Response, ResponseMessage, message_from, messages_from
 
 if TYPE_CHECKING:

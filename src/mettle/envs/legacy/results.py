@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.results import output_of
+from mettle.envs.rollout_record import output_of
 from mettle.envs.rows import Rows
 from mettle.envs.state import State
 from mettle.errors import UserError

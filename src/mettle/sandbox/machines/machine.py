@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.cgroups import MachineCgroup
 from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.machines.cgroups import MachineCgroup
 from mettle.sandbox.machines.config import MachineConfig, check_environment
 from mettle.sandbox.machines.egress import PORT, Egress
 from mettle.sandbox.machines.execution import Command, ExecResult, Execution

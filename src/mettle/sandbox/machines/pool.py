@@ -16,10 +16,10 @@ from typing import Final, Self
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
-from mettle.sandbox.cgroups import Absence, CgroupHome, MachineCgroup, find_home, why_incomplete
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
+from mettle.sandbox.machines.cgroups import Absence, CgroupHome, MachineCgroup, find_home, why_incomplete
 from mettle.sandbox.machines.channel import Channel
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot

@@ -30,7 +30,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from mettle.errors import MettleError, SandboxError, UserError
-from mettle.sandbox.checkers import CheckerError
+from mettle.sandbox.judge.checkers import CheckerError
 from mettle.sandbox.machines.channel import MachineLost
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from mettle.errors import UserError
+from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, JudgeResult, ProgramChecker, StdioTest, Test
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.bodies import read_json
 from mettle.sandbox.service.state import KEY_HEADER, Service, holder_of, service_of
 from mettle.sandbox.service.wire import pack, unpack
-from mettle.sandbox.verdicts import CallTest, InteractiveTest, JudgeResult, ProgramChecker, StdioTest, Test
 
 _ALWAYS: Final = {"code", "tests"}
 

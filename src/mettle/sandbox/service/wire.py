@@ -18,7 +18,8 @@ from enum import Enum
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.sandbox import isolation, verdicts
+from mettle.sandbox import isolation
+from mettle.sandbox.judge import verdicts
 from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.machines.execution import ExecResult
 from mettle.sandbox.machines.files import Entry

@@ -15,7 +15,7 @@ from textual import work
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from mettle.envs.evaluation.reader import EvaluationEntry
+from mettle.evals.reader import EvaluationEntry
 from mettle.tui.catalog import Group, errors_of, mean_of
 from mettle.tui.figures import DASH, ago, count, figure, percent, whole
 from mettle.tui.parts import BrowserScreen, PromptBar

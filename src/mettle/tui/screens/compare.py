@@ -1,6 +1,6 @@
 """Two evaluations side by side: what changed, and the tasks that changed most.
 
-Parts: `CompareScreen`. The comparison itself is `mettle.envs.evaluation.compare`. Invariant: A is the one that was
+Parts: `CompareScreen`. The comparison itself is `mettle.evals.compare`. Invariant: A is the one that was
 marked first; a change is always B - A.
 """
 
@@ -16,8 +16,8 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from mettle.envs.evaluation.compare import Comparison, TaskChange, compare_evaluations
 from mettle.errors import MettleError
+from mettle.evals.compare import Comparison, TaskChange, compare_evaluations
 from mettle.tui.figures import bar, between, figure, percent, whole
 from mettle.tui.opened import OpenRun, well_formed
 from mettle.tui.overview import MUTED, Part

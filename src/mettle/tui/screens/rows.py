@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.evals.facts import RolloutFacts
 from mettle.tui.details import tone_of
 from mettle.tui.figures import DASH, bar, figure, seconds, short
 from mettle.tui.opened import OpenRun

@@ -19,8 +19,8 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import MettleError, UserError
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.figures import count, whole
 from mettle.tui.filters import parse_filter
 from mettle.tui.opened import OpenRun

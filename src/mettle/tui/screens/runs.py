@@ -15,7 +15,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widget import Widget
 
-from mettle.envs.evaluation.reader import EvaluationEntry
+from mettle.evals.reader import EvaluationEntry
 from mettle.tui.catalog import cost_of, errors_of, mean_of, number, planned_of, saved_of, took_of
 from mettle.tui.figures import DASH, between, count, figure, percent, seconds, usd, whole
 from mettle.tui.overview import Paragraphs

@@ -12,7 +12,7 @@ from typing import Any
 from textual import work
 from textual.worker import get_current_worker
 
-from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.figures import whole
 from mettle.tui.filters import Filter
 from mettle.tui.opened import OpenRun

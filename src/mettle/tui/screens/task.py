@@ -15,8 +15,8 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from mettle.envs.evaluation.facts import content_of, messages_of
 from mettle.errors import MettleError
+from mettle.evals.facts import content_of, messages_of
 from mettle.tui.blocks import blocks_of
 from mettle.tui.figures import count, figure
 from mettle.tui.opened import OpenRun
