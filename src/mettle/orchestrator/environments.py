@@ -63,6 +63,10 @@ class EnvironmentSource:
         rows = self._train_rows if env in self._train_rows else self._eval_rows
         return row_uid(rows[env][example_id])
 
+    def provides_advantages(self, env: str) -> bool:
+        """What the environment says of itself."""
+        return bool(getattr(self._train[env], "provides_advantages", False))
+
     def figures(self) -> dict[str, float]:
         """For each environment in worker processes: the worst lag of their event loops, their memory, their deaths."""
         found: dict[str, float] = {}
@@ -84,8 +88,11 @@ class EnvironmentSource:
         states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
         if id(env) in self._limited:
             _blame_time(states)
+        has_advantages = bool(getattr(env, "provides_advantages", False))
         return tuple(
-            rollout_record(state, f"{request.prefix}-{position}", request.sampling.temperature)
+            rollout_record(
+                state, f"{request.prefix}-{position}", request.sampling.temperature, has_advantages=has_advantages
+            )
             for position, state in enumerate(states)
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from mettle.errors import RolloutTimeout, UserError
 from mettle.orchestrator.admission import FailureStreak, Verdict, judge_group, main_error
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import AdmittedShare, room_for_groups
 from mettle.orchestrator.config import OrchestratorConfig
@@ -23,6 +23,7 @@ from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
 from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.services import Services
 from mettle.orchestrator.source import GroupRequest, RolloutSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
@@ -47,7 +48,8 @@ class GroupRunner:
         shards: ShardWriter,
         source: RolloutSource,
         *,
-        algorithm: Algorithm,
+        algorithms: RunAlgorithms,
+        services: Services,
         curriculum: Curriculum,
         dispatcher: Dispatcher,
         batcher: Batcher,
@@ -60,7 +62,8 @@ class GroupRunner:
         self._ledger = ledger
         self._shards = shards
         self._source = source
-        self._algorithm = algorithm
+        self._algorithms = algorithms
+        self._services = services
         self._curriculum = curriculum
         self._dispatcher = dispatcher
         self._batcher = batcher
@@ -123,9 +126,10 @@ class GroupRunner:
         if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
             self._put_back(record, is_counted=False)
             return
-        verdict = judge_group(
+        verdict = await judge_group(
             record,
-            self._algorithm,
+            self._algorithms.of(group.draw.env_id),
+            self._services,
             retry=self._config.retry,
             num_failures=self._dispatcher.num_failures(group.draw.draw_id),
             filter_zero_advantages=self._config.filter_zero_advantages,
@@ -209,7 +213,7 @@ class GroupRunner:
 
     def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
         ref = self._shards.append(group)
-        state = self._algorithm.state()
+        state = self._algorithms.state()
         with self._ledger.database.transaction():
             self._ledger.record_scored(group, ref, drop=drop)
             if state:

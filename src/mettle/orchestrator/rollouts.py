@@ -8,6 +8,7 @@ does not tell them) has no turns and cannot train, but can be evaluated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,10 @@ def failed_rollouts(request: GroupRequest, error: BaseException) -> tuple[Rollou
     )
 
 
-def rollout_record(state: Mapping[str, Any], rollout_id: str, temperature: float) -> RolloutRecord:
-    """One finished state as a record."""
+def rollout_record(
+    state: Mapping[str, Any], rollout_id: str, temperature: float, *, has_advantages: bool = False
+) -> RolloutRecord:
+    """One finished state as a record; with `has_advantages` the environment's own advantages are kept."""
     error = state.get("error")
     kind, text = error_of(error)
     reward = state.get("reward")
@@ -55,12 +58,13 @@ def rollout_record(state: Mapping[str, Any], rollout_id: str, temperature: float
         reward=None if kind is not None or reward is None else float(reward),
         metrics={name: float(value) for name, value in (state.get("metrics") or {}).items() if value is not None},
         messages=conversation(state),
-        turns=turns_of(state.get("trajectory") or (), temperature),
+        turns=turns_of(state.get("trajectory") or (), temperature, reward, has_advantages=has_advantages),
         stop_condition=state.get("stop_condition"),
         is_truncated=bool(state.get("is_truncated")),
         duration_s=duration_of(state),
         error_kind=kind if kind is not None or reward is not None else EnvironmentFault.kind,
         error=text if kind is not None or reward is not None else "the rollout ended without a reward and an error",
+        advantage=state.get("advantage") if has_advantages else None,
         answer=str(state.get("answer") or ""),
     )
 
@@ -86,9 +90,19 @@ def conversation(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def turns_of(trajectory: Sequence[Mapping[str, Any]], temperature: float) -> tuple[Turn, ...]:
-    """The model calls of a trajectory, each as what it adds to the one before."""
+def turns_of(
+    trajectory: Sequence[Mapping[str, Any]],
+    temperature: float,
+    reward: float | None = None,
+    *,
+    has_advantages: bool = False,
+) -> tuple[Turn, ...]:
+    """The model calls of a trajectory, each as what it adds to the one before.
+
+    Steps keep their rewards unless all are that of the rollout, `reward`: scoring gives it to steps without one.
+    """
     turns: list[Turn] = []
+    has_rewards = any(step.get("reward") not in (None, reward) for step in trajectory)
     previous: ResponseTokens | None = None
     whole: NDArray[np.int32] | None = None
     # `whole` is what the previous call ended with, kept only when its own tokens don't say so themselves.
@@ -104,7 +118,13 @@ def turns_of(trajectory: Sequence[Mapping[str, Any]], temperature: float) -> tup
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
             prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
-        turns += _turns(prefix_length, added, completion, tokens, temperature)
+        made = _turns(prefix_length, added, completion, tokens, temperature)
+        # Of a call in parts, the advantage is that of each; the reward stands once, at the last.
+        if has_advantages:
+            made = [replace(turn, advantage=step.get("advantage")) for turn in made]
+        if has_rewards:
+            made[-1] = replace(made[-1], reward=step.get("reward"))
+        turns += made
         previous = tokens if isinstance(tokens, ResponseTokens) else None
         whole = None if previous is not None else _whole(tokens)
     return tuple(turns)

@@ -6,6 +6,7 @@ what the ledger accounts for. Invariant: a draw is trained at most once, and eac
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -35,6 +36,12 @@ class DropReason(StrEnum):
     RUN_ENDED = "run_ended"
 
 
+CreditValue = float | Sequence[float | NDArray[np.float32]]
+"""A number for all sampled tokens of a rollout, or an entry a turn (see `orchestrator/credit.py`)."""
+Credit = Mapping[str, CreditValue]
+"""What an algorithm says of a rollout's tokens, by column (`records.tokens.CREDIT_COLUMNS`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskDraw:
     """One draw of a task. `draw_id` is unique in the run and ordered; `uid` names the dataset row."""
@@ -53,7 +60,8 @@ class Turn:
     The prompt of this call is the first `prefix_length` tokens of the previous turn's whole sequence (its prompt and
     completion; 0 for the first turn) followed by `new_prompt_ids`. A shorter `prefix_length` means that
     the conversation was rewritten, so a new sample branches off here. `logprobs` are natural-log probabilities of
-    `completion_ids` as sampled, `versions` the policy version that sampled each.
+    `completion_ids` as sampled, `versions` the policy version that sampled each. `reward` and `advantage` are what the
+    environment itself gave this step of the trajectory, None where it gave none.
     """
 
     prefix_length: int
@@ -62,6 +70,8 @@ class Turn:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     temperature: float = 1.0
+    reward: float | None = None
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,8 @@ class RolloutRecord:
     """One rollout as it is stored beside the ledger and shown on the run page.
 
     `reward` is None when the rollout failed (then `error_kind` says at which boundary and `error` what happened).
-    `messages` is the whole conversation as plain dicts, prompt first.
+    `messages` is the whole conversation as plain dicts, prompt first. `advantage` is the environment's own, or the mean
+    over the tokens of what the algorithm gave; `credit` is all that the algorithm said, None when it does not train.
     """
 
     rollout_id: str
@@ -84,6 +95,7 @@ class RolloutRecord:
     error: str | None = None
     advantage: float | None = None
     answer: str = ""
+    credit: Credit | None = None
 
     @property
     def num_completion_tokens(self) -> int:
