@@ -14,7 +14,7 @@ from collections.abc import Callable
 from mettle.errors import RolloutTimeout, UserError
 from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.admission import FailureStreak, Verdict, judge_group, main_error
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import AdmittedShare, room_for_groups
 from mettle.orchestrator.config import OrchestratorConfig
@@ -24,6 +24,7 @@ from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.services import Services
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
@@ -48,7 +49,8 @@ class GroupRunner:
         shards: ShardWriter,
         source: TaskSource,
         *,
-        algorithm: Algorithm,
+        algorithms: RunAlgorithms,
+        services: Services,
         curriculum: Curriculum,
         dispatcher: Dispatcher,
         batcher: Batcher,
@@ -61,7 +63,8 @@ class GroupRunner:
         self._ledger = ledger
         self._shards = shards
         self._source = source
-        self._algorithm = algorithm
+        self._algorithms = algorithms
+        self._services = services
         self._curriculum = curriculum
         self._dispatcher = dispatcher
         self._batcher = batcher
@@ -124,9 +127,10 @@ class GroupRunner:
         if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
             self._put_back(record, is_counted=False)
             return
-        verdict = judge_group(
+        verdict = await judge_group(
             record,
-            self._algorithm,
+            self._algorithms.of(group.draw.env_id),
+            self._services,
             retry=self._config.retry,
             num_failures=self._dispatcher.num_failures(group.draw.draw_id),
             filter_zero_advantages=self._config.filter_zero_advantages,
@@ -204,13 +208,13 @@ class GroupRunner:
         """What of a scored group trains."""
         return group_samples(
             group,
-            seq_len=self._config.packing.seq_len,
+            seq_len=self._config.seq_len,
             keep_zero_advantages=not self._config.filter_zero_advantages,
         )
 
     def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
         ref = self._shards.append(group)
-        state = self._algorithm.state()
+        state = self._algorithms.state()
         with self._ledger.database.transaction():
             self._ledger.record_scored(group, ref, drop=drop)
             if state:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from mettle.orchestrator.algorithms import make_algorithm
+from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
@@ -23,6 +23,7 @@ from mettle.orchestrator.groups import GroupRunner
 from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
+from mettle.orchestrator.services import InMemoryServices, Services
 from mettle.orchestrator.shipping import assemble, ship
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
@@ -48,13 +49,19 @@ class Orchestrator:
         source: TaskSource,
         engine: Engine,
         *,
+        services: Services | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         check_fits(config, ledger, source)
         self._config = config
         self._run_dir = run_dir
         self._ledger = ledger
-        self._algorithm = make_algorithm(config.algorithm, config.algorithm_args)
+        self._algorithms = RunAlgorithms(
+            {
+                env.name: config.choice_for(env, provides_advantages=source.provides_advantages(env.name))
+                for env in config.envs
+            }
+        )
         self._curriculum = make_curriculum(config, ledger, source)
         self._dispatcher = Dispatcher(config.inflight_groups)
         self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
@@ -73,7 +80,8 @@ class Orchestrator:
             ledger,
             shards,
             source,
-            algorithm=self._algorithm,
+            algorithms=self._algorithms,
+            services=services or InMemoryServices(),
             curriculum=self._curriculum,
             dispatcher=self._dispatcher,
             batcher=self._batcher,
@@ -87,7 +95,7 @@ class Orchestrator:
             config,
             run_dir,
             ledger,
-            algorithm=self._algorithm,
+            algorithms=self._algorithms,
             dispatcher=self._dispatcher,
             batcher=self._batcher,
             source=source,
@@ -186,11 +194,10 @@ class Orchestrator:
         stats, self._groups.stats = self._groups.stats, StepStats(now)
         figures = stats.figures(now)
         started = time.perf_counter()
-        batch = assemble(step, groups, self._config.packing, figures)
+        batch = assemble(step, groups, figures)
         pack_s = time.perf_counter() - started
-        num_sequences = sum(len(group.samples) for group in groups)
         figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
-        await ship(self._ledger, self._run_dir, batch, num_sequences, state=self._state(), figures=figures)
+        await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures)
         logger.info(
             "shipped batch",
             extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},
@@ -198,7 +205,7 @@ class Orchestrator:
 
     def _state(self) -> dict[str, object]:
         """The orchestrator's half of a checkpoint. The ledger holds the same in its rows; this is for its readers."""
-        return {"drawn": self._curriculum.state(), "algorithm": self._algorithm.state(), "seed": self._config.seed}
+        return {"drawn": self._curriculum.state(), "algorithm": self._algorithms.state(), "seed": self._config.seed}
 
     def _gauges(self, batch: Batch) -> dict[str, float]:
         """Figures of the moment of shipping."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mettle.errors import UserError
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, Sampler, StandardSampler
@@ -85,7 +85,7 @@ def recover(
     run_dir: RunDir,
     ledger: Ledger,
     *,
-    algorithm: Algorithm,
+    algorithms: RunAlgorithms,
     dispatcher: Dispatcher,
     batcher: Batcher,
     source: TaskSource,
@@ -95,12 +95,10 @@ def recover(
     in_flight = ledger.tasks_in(TaskState.IN_FLIGHT)
     ledger.put_back([draw.draw_id for draw in in_flight])
     dispatcher.wait(ledger.tasks_in(TaskState.PENDING))
-    algorithm.restore(ledger.journal.fact(ALGORITHM_STATE, {}))
+    algorithms.restore(ledger.journal.fact(ALGORITHM_STATE, {}))
     for draw_id, ref in ledger.scored_groups():
         group = read_group(run_dir.rollouts, ref)
-        samples = group_samples(
-            group, seq_len=config.packing.seq_len, keep_zero_advantages=not config.filter_zero_advantages
-        )
+        samples = group_samples(group, seq_len=config.seq_len, keep_zero_advantages=not config.filter_zero_advantages)
         if samples:
             batcher.add(ReadyGroup.of(draw_id, samples))
             observe(group)
