@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mettle.records import tokens
-from mettle.records.tokens import COLUMNS, CREDIT_COLUMNS, Batch, Sample, end_to_end, filled
+from mettle.records.tokens import COLUMNS, Batch, Sample, end_to_end, filled
 
 SOURCE = Path(tokens.__file__).parents[1]
 
