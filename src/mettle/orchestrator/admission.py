@@ -13,11 +13,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mettle.errors import MettleError, RolloutError, UserError
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms
 from mettle.orchestrator.config import RetryConfig
 from mettle.orchestrator.credit import checked, has_signal, mean_advantage
+from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import Services
 from mettle.records.tasks import Credit, DropReason, GroupRecord, RolloutRecord
+from mettle.records.tokens import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,40 @@ class Verdict:
     def is_admitted(self) -> bool:
         """True when the group is to be trained."""
         return self.drop is None and not self.is_retried
+
+
+class Admission:
+    """What a run does with its groups: the algorithms, the models that they ask, and the rules."""
+
+    def __init__(
+        self,
+        algorithms: RunAlgorithms,
+        services: Services,
+        retry: RetryConfig,
+        *,
+        seq_len: int,
+        filter_zero_advantages: bool,
+    ) -> None:
+        self.algorithms = algorithms
+        self.retry = retry
+        self._services = services
+        self._seq_len = seq_len
+        self._filter_zero_advantages = filter_zero_advantages
+
+    async def judge(self, group: GroupRecord, num_failures: int) -> Verdict:
+        """What becomes of a group that came back."""
+        return await judge_group(
+            group,
+            self.algorithms.of(group.draw.env_id),
+            self._services,
+            retry=self.retry,
+            num_failures=num_failures,
+            filter_zero_advantages=self._filter_zero_advantages,
+        )
+
+    def samples_of(self, group: GroupRecord) -> list[Sample]:
+        """What of a scored group trains."""
+        return group_samples(group, seq_len=self._seq_len, keep_zero_advantages=not self._filter_zero_advantages)
 
 
 async def judge_group(
