@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mettle.evals.facts import excerpt
+from mettle.evals.output import figures_of
 from mettle.evals.reader import EvaluationReader
 
 ENVIRONMENT = """
@@ -90,7 +90,7 @@ def test_an_endpoints_file_with_a_mistake_is_one_line(mettle, environment, tmp_p
     (tmp_path / "configs" / "endpoints.toml").write_text('[[endpoint]]\nendpoint_id = "mine"\nurl = "x"\n')
     ended = mettle("eval", "run", "mirror-words", "-m", "mine")
     assert ended.code == 2
-    assert "configs/endpoints.toml:1: endpoint.0 lacks model" in ended.err
+    assert "configs/endpoints.toml:1: endpoint.0.model is missing" in ended.err
 
 
 def test_a_header_without_a_colon_is_named_as_it_was_typed(mettle, environment, endpoint):
@@ -209,8 +209,8 @@ def test_an_excerpt_is_the_last_thing_said_in_one_short_line():
     row = {
         "completion": [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "a\nb " + "x" * 99}]
     }
-    assert excerpt(row).startswith("a b xxx")
-    assert len(excerpt(row)) == 60
+    assert figures_of(row).excerpt.startswith("a b xxx")
+    assert len(figures_of(row).excerpt) == 60
 
 
 def run_words(mettle, endpoint, *more) -> dict:

@@ -26,8 +26,8 @@ def leaves(config: BaseModel) -> Iterator[tuple[KeyPath, Any]]:
     yield from _leaves((), config)
 
 
-def render_toml(config: BaseModel, sources: Mapping[str, str] | None = None) -> str:
-    """The config as TOML, every value written out; `sources` (of `Loaded`) become comments."""
+def render_toml(config: BaseModel | Mapping[str, Any], sources: Mapping[str, str] | None = None) -> str:
+    """A config, or any table, as TOML, every value written out; `sources` (of `Loaded`) become comments."""
     lines: list[str] = []
     _write_table(lines, (), config, sources or {})
     return "\n".join(lines).strip() + "\n"
