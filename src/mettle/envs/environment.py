@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -41,10 +40,11 @@ from mettle.envs.splits import SplitDatasets, Splits
 from mettle.envs.state import State, UsageTracker, new_state
 from mettle.errors import RolloutError
 from mettle.records.messages import Messages, Response, Tool, tool_from
+from mettle.web.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRY_WAIT_S = 60.0
+RETRY_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
 
 
 class Environment(SplitDatasets, ManyRollouts, ABC):
@@ -287,7 +287,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
             if not isinstance(state.get("error"), RETRIED_ERRORS) or attempt == max_retries:
                 break
             self.logger.info("rollout failed, trying again", extra={"error": str(state["error"])})
-            await asyncio.sleep(min(MAX_RETRY_WAIT_S, 2.0**attempt) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(RETRY_BACKOFF.wait_s(attempt))
         if (leave := getattr(client, "leave", None)) is not None:  # a group's client waits for who has not asked yet
             leave(state)
         return state

@@ -1,8 +1,9 @@
-"""The wire between a process and its environment's workers: frames of JSON and raw numbers over a socket.
+"""Messages between a process and its children: frames over a pipe or a socket.
 
-A frame is two big-endian u32 (length of the JSON, length of the numbers), the JSON in UTF-8, the numbers. The JSON is
-an object; under `arrays` it lists a typecode and a count for each array in the numbers, in machine order (both ends
-are one machine). Parts: `encode`, `decode`, `send`/`receive` (blocking), `read_frame` (asyncio). Invariants: decoding
+A frame is two big-endian u32, two lengths, and then two parts of those lengths. Parts: `pack` and `lengths_of`, for any
+bytes; `encode`, `decode`, `send`/`receive` (blocking), `read_frame` (asyncio), for JSON (an object in UTF-8) with raw
+numbers beside it: under `arrays` it lists a typecode and a count for each array in the numbers, in machine order (both
+ends are one machine). Invariants: decoding
 builds dicts, lists, text, numbers and arrays and nothing else, no text inside a message can pass for an array, and text
 arrives as the same code points, halves of surrogate pairs that stand by themselves or side by side included; a
 frame above `MAX_FRAME_BYTES` is refused on both sides.
@@ -26,6 +27,27 @@ TYPECODES = frozenset("id")
 Frame = dict[str, Any]
 
 
+def pack(first: bytes, second: bytes = b"") -> bytes:
+    """A frame of two parts, the second of which may be empty.
+
+    Raises: ServiceError when it is too large.
+    """
+    if (size := len(first) + len(second)) > MAX_FRAME_BYTES:
+        raise ServiceError(f"a frame of {size} bytes is above the limit of {MAX_FRAME_BYTES}")
+    return HEADER.pack(len(first), len(second)) + first + second
+
+
+def lengths_of(header: bytes) -> tuple[int, int]:
+    """The lengths of the two parts that follow a frame's first `HEADER.size` bytes.
+
+    Raises: ServiceError when they are above the limit.
+    """
+    first, second = HEADER.unpack(header)
+    if first + second > MAX_FRAME_BYTES:
+        raise ServiceError(f"a frame of {first + second} bytes is above the limit of {MAX_FRAME_BYTES}")
+    return first, second
+
+
 def encode(message: Mapping[str, Any], arrays: Sequence[array[Any]] = ()) -> bytes:
     """A message as a frame, with `arrays` beside it.
 
@@ -34,9 +56,7 @@ def encode(message: Mapping[str, Any], arrays: Sequence[array[Any]] = ()) -> byt
     shapes = [[numbers.typecode, len(numbers)] for numbers in arrays]
     text = json.dumps({**message, "arrays": shapes}, ensure_ascii=False).encode("utf-8", "surrogatepass")
     numbers = b"".join(numbers.tobytes() for numbers in arrays)
-    if len(text) + len(numbers) > MAX_FRAME_BYTES:
-        raise ServiceError(f"a frame of {len(text) + len(numbers)} bytes is above the limit of {MAX_FRAME_BYTES}")
-    return HEADER.pack(len(text), len(numbers)) + text + numbers
+    return pack(text, numbers)
 
 
 def decode(text: bytes, numbers: bytes) -> Frame:
@@ -73,7 +93,7 @@ def _arrays(shapes: Sequence[tuple[str, int]], numbers: bytes) -> list[array[Any
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     """The next message; None when the other side is gone, in the middle of a frame or between two."""
     try:
-        lengths = _lengths(await reader.readexactly(HEADER.size))
+        lengths = lengths_of(await reader.readexactly(HEADER.size))
         body = await reader.readexactly(sum(lengths))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -93,16 +113,9 @@ def receive(connection: socket.socket) -> Frame | None:
     header = _exactly(connection, HEADER.size)
     if header is None:
         return None
-    lengths = _lengths(header)
+    lengths = lengths_of(header)
     body = _exactly(connection, sum(lengths))
     return None if body is None else decode(body[: lengths[0]], body[lengths[0] :])
-
-
-def _lengths(header: bytes) -> tuple[int, int]:
-    text, numbers = HEADER.unpack(header)
-    if text + numbers > MAX_FRAME_BYTES:
-        raise ServiceError(f"a frame of {text + numbers} bytes is above the limit of {MAX_FRAME_BYTES}")
-    return text, numbers
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes | None:
