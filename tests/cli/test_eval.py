@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mettle.evals.facts import excerpt
+from mettle.evals.output import figures_of
 from mettle.evals.reader import EvaluationReader
 
 ENVIRONMENT = """
@@ -209,8 +209,8 @@ def test_an_excerpt_is_the_last_thing_said_in_one_short_line():
     row = {
         "completion": [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "a\nb " + "x" * 99}]
     }
-    assert excerpt(row).startswith("a b xxx")
-    assert len(excerpt(row)) == 60
+    assert figures_of(row).excerpt.startswith("a b xxx")
+    assert len(figures_of(row).excerpt) == 60
 
 
 def run_words(mettle, endpoint, *more) -> dict:

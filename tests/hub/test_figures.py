@@ -12,7 +12,6 @@ from mettle.hub.logs import parse_line, read_tail
 from mettle.hub.metrics import MetricTable
 from mettle.hub.models import RolloutDetail, RolloutRow, TokenColumns, TurnDetail
 from mettle.hub.provenance import flatten, read_settings
-from mettle.hub.steps import quantile
 from mettle.hub.vocabulary import load_vocabulary, parse_vocabulary
 from mettle.storage.ledger import Ledger
 
@@ -142,14 +141,6 @@ def test_heat_grows_as_probability_falls():
     shades = [wording.heat(lp) for lp in (0.0, -0.2, -0.5, -1.0, -2.0, -4.0, -9.0, float("-inf"))]
     assert shades == [0, 1, 2, 3, 4, 5, 6, 6]
     assert wording.probability(float("-inf")) == "0%"
-
-
-@given(st.lists(st.floats(-5, 5), min_size=1, max_size=30), st.floats(0, 1))
-def test_quantiles_lie_between_the_ends(values, fraction):
-    ordered = sorted(values)
-    assert ordered[0] - 1e-9 <= quantile(ordered, fraction) <= ordered[-1] + 1e-9
-    assert quantile(ordered, 0) == ordered[0]
-    assert quantile(ordered, 1) == ordered[-1]
 
 
 def test_metrics_follow_new_steps_and_names(tmp_path):

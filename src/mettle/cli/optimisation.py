@@ -22,7 +22,7 @@ from mettle.runs.program import program
 
 if TYPE_CHECKING:
     from mettle.config.options import Given
-    from mettle.evals.stats import Estimate
+    from mettle.evals.estimator import Estimate
     from mettle.gepa.held_out import Comparison
     from mettle.gepa.progress import Progress
     from mettle.gepa.run import Outcome
@@ -199,7 +199,6 @@ def _difference(found: Comparison) -> str:
     if difference is None:
         raise UserError("there is no row with a reward both before and after")
     if difference.interval is None:
-        reason = "every row changed by the same" if difference.num_pairs > 1 else "one row gives no interval"
-        return f"{difference.mean:+.4f} ({reason})"
+        return f"{difference.mean:+.4f} (one row gives no interval)"
     low, high = difference.interval
     return f"{difference.mean:+.4f} (95 % interval {low:+.3f} to {high:+.3f}, p = {difference.p_value:.2g})"

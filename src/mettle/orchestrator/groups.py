@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from mettle.errors import RolloutTimeout, UserError
+from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.admission import FailureStreak, Verdict, judge_group, main_error
 from mettle.orchestrator.algorithms import Algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
@@ -21,9 +22,9 @@ from mettle.orchestrator.curriculum import Curriculum
 from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import Policy
-from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
+from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.samples import group_samples
-from mettle.orchestrator.source import GroupRequest, RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
@@ -45,7 +46,7 @@ class GroupRunner:
         config: OrchestratorConfig,
         ledger: Ledger,
         shards: ShardWriter,
-        source: RolloutSource,
+        source: TaskSource,
         *,
         algorithm: Algorithm,
         curriculum: Curriculum,

@@ -24,11 +24,12 @@ from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
 from mettle.orchestrator.shipping import assemble, ship
-from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
 from mettle.records.tasks import DropReason
 from mettle.records.tokens import Batch
+from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
@@ -44,7 +45,7 @@ class Orchestrator:
         config: OrchestratorConfig,
         run_dir: RunDir,
         ledger: Ledger,
-        source: RolloutSource,
+        source: TaskSource,
         engine: Engine,
         *,
         clock: Callable[[], float] = time.time,
@@ -63,7 +64,7 @@ class Orchestrator:
         self._lag = LoopLag()
         self._source = source
         shards = ShardWriter(run_dir.rollouts)
-        recorded = [(row.kind, row.step, row.env_id) for row in ledger.journal.evals()]
+        recorded = [(row.kind, row.step, row.env_id) for row in read_evals(ledger.database) if row.is_finished]
         schedule = self._schedule = EvalSchedule(config, recorded)
         self._updater = Updater(config, engine, ledger, self._policy, self._waits, schedule)
         self._evaluator = Evaluator(config, ledger, shards, source, schedule, self._policy, self._updater, pulse)

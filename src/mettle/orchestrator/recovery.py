@@ -19,7 +19,7 @@ from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw,
 from mettle.orchestrator.dispatcher import Dispatcher
 from mettle.orchestrator.groups import ALGORITHM_STATE
 from mettle.orchestrator.samples import group_samples
-from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.records.tasks import DropReason, GroupRecord, TaskState
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -39,7 +39,7 @@ class Recovered:
     num_ready: int
 
 
-def check_fits(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource) -> None:
+def check_fits(config: OrchestratorConfig, ledger: Ledger, source: TaskSource) -> None:
     """Raise UserError when the run's tasks are not those of the configured environments."""
     names = {env.name for env in config.envs}
     for env in config.envs:
@@ -66,7 +66,7 @@ def check_fits(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource
             )
 
 
-def make_curriculum(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource) -> Curriculum:
+def make_curriculum(config: OrchestratorConfig, ledger: Ledger, source: TaskSource) -> Curriculum:
     """A curriculum that goes on after the draws in the ledger."""
     samplers: dict[str, Sampler] = {}
     for env in config.envs:
@@ -88,7 +88,7 @@ def recover(
     algorithm: Algorithm,
     dispatcher: Dispatcher,
     batcher: Batcher,
-    source: RolloutSource,
+    source: TaskSource,
     observe: Callable[[GroupRecord], None],
 ) -> Recovered:
     """Bring the state machines to where the ledger says the run is; `observe` is told each group read back."""

@@ -18,7 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mettle.storage.journal import EvalRow, Event
+from mettle.storage.evals import EvalRow, read_evals
+from mettle.storage.journal import Event
 from mettle.storage.ledger import Ledger
 
 SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -44,7 +45,7 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
     latest = {name: value for name, (_, value) in journal.latest().items()}
     newest = ledger.newest_version()
     step = newest.weights.version if newest is not None else 0
-    evals = journal.evals()
+    evals = [row for row in read_evals(ledger.database) if row.is_finished]
     running = {p.name for p in journal.processes() if p.state in ("starting", "running")}
     return Snapshot(
         stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),

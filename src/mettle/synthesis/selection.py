@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mettle.evals.facts import facts_of
+from mettle.evals.facts import facts_of_row
 from mettle.evals.output import task_key_of
 from mettle.synthesis.chats import Chat, Unusable, chats_of, text_of
 from mettle.synthesis.config import Rules
@@ -65,7 +65,7 @@ def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> Selection:
 def _candidate(
     row: Mapping[str, Any], rules: Rules, least: float, task: str, index: int, left_out: Counter[str]
 ) -> Kept | None:
-    facts = facts_of(row)
+    facts = facts_of_row(row)
     if facts.reward is None:
         left_out["failed"] += 1
     elif facts.is_truncated and not rules.keep_truncated:

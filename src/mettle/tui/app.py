@@ -16,7 +16,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from mettle.evals.results import evaluation_folder
+from mettle.evals.reader import evaluation_folder
 from mettle.tui.catalog import Catalog
 from mettle.tui.figures import short
 from mettle.tui.opened import OpenRun

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.evals.facts import content_of, messages_of
+from mettle.evals.output import messages_of
+from mettle.records.tasks import content_of
 from mettle.tui.search import call_of
 from mettle.tui.text import one_line, printable
 

@@ -65,7 +65,7 @@ def _load(target: str, path: list[str]) -> Callable[..., Any]:
     sys.path.extend(entry for entry in path if entry not in sys.path)
     module_name, _, qualname = target.partition(":")
     if not module_name.startswith("mettle."):
-        from mettle.envs.packages.aliases import install_verifiers_alias
+        from mettle.envs.legacy.aliases import install_verifiers_alias
 
         install_verifiers_alias()
     module = importlib.import_module(module_name)

@@ -25,7 +25,7 @@ time.sleep(0.6)
 say(goal)
 """
 
-HOARDS = {
+HIDDEN_MEMORY = {
     "a shared mapping, filled by children that end": _HEAD + "memory = mmap.mmap(-1, goal << 20)\n" + _SLICES,
     "a mapping of /dev/zero, filled by children that end": _HEAD
     + "memory = mmap.mmap(os.open('/dev/zero', os.O_RDWR), goal << 20)\n"

@@ -20,29 +20,32 @@ _MAX_KEY: Final = 128
 
 
 @dataclass
-class _Work:
+class _Answer:
     task: asyncio.Task[Any]
-    print_: str
+    fingerprint: str
     num_waiting: int = 0
 
 
-class Once:
+class IdempotentRequests:
     """The work of the last minutes, by key."""
 
     def __init__(self) -> None:
-        self._work: dict[str, _Work] = {}
+        self._answers: dict[str, _Answer] = {}
 
-    async def run(self, key: str | None, print_: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the work, done now or before. `print_` tells one request from another under the same key."""
+    async def run(self, key: str | None, fingerprint: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the work, done now or before.
+
+        `fingerprint` tells one request from another under the same key.
+        """
         if not key:
             return await work()
         if len(key) > _MAX_KEY:
             raise UserError(f"an idempotency key has at most {_MAX_KEY} characters")
-        known = self._work.get(key)
+        known = self._answers.get(key)
         if known is None:
-            known = self._work[key] = _Work(asyncio.create_task(work(), name="keyed request"), print_)
+            known = self._answers[key] = _Answer(asyncio.create_task(work(), name="keyed request"), fingerprint)
             known.task.add_done_callback(lambda task: self._done(key, task))
-        elif known.print_ != print_:
+        elif known.fingerprint != fingerprint:
             raise UserError("this idempotency key was used for another request")
         known.num_waiting += 1
         try:
@@ -55,19 +58,19 @@ class Once:
 
     def forget(self, key: str) -> asyncio.Task[Any] | None:
         """The work of a key whose client does not want it any more; None when there is none."""
-        known = self._work.pop(key, None)
+        known = self._answers.pop(key, None)
         return known.task if known is not None else None
 
     def close(self) -> None:
-        for known in self._work.values():
+        for known in self._answers.values():
             known.task.cancel()
 
-    def _give_up(self, work: _Work) -> None:
+    def _give_up(self, work: _Answer) -> None:
         if not work.num_waiting and not work.task.done():
             work.task.cancel()
 
     def _done(self, key: str, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or task.exception() is not None:
-            self._work.pop(key, None)
+            self._answers.pop(key, None)
             return
-        asyncio.get_running_loop().call_later(_KEPT_S, self._work.pop, key, None)
+        asyncio.get_running_loop().call_later(_KEPT_S, self._answers.pop, key, None)

@@ -1,6 +1,6 @@
-"""A hand of a machine: the process, forked by its process 1, that carries out one order and ends.
+"""A worker of a machine: the process, forked by its process 1, that carries out one order and ends.
 
-`run` becomes the parent of a command: whatever the command starts, however it detaches itself, stays below the hand
+`run` becomes the parent of a command: whatever the command starts, however it detaches itself, stays below the worker
 while the command runs, so that a deadline can end all of it. `put`, `get`, `list`, `pack` and `unpack` move files
 between a descriptor of the owner's and the file system that the code sees, as the user that the code is: no path leads
 out, because there is no way out.
@@ -36,13 +36,13 @@ Order = dict[str, Any]
 
 
 def live(order: Order, descriptors: list[int], settings: Settings, limits: MachineLimits, root: str) -> NoReturn:
-    """The hand's whole life. `root` is where /work is when there is no jail."""
+    """The worker's whole life. `root` is where /work is when there is no jail."""
     status = errno.EIO
     try:
         kernel.die_with_parent()
         os.setsid()
-        _arrange(descriptors, order["streams"], keeps_log=order["hand"] != "run")
-        status = _WORK[order["hand"]](order, limits, root)
+        _arrange(descriptors, order["streams"], keeps_log=order["op"] != "run")
+        status = _WORK[order["op"]](order, limits, root)
     except BrokenPipeError:
         status = errno.EPIPE
     except OSError as error:
@@ -67,7 +67,7 @@ def _above_streams(descriptor: int) -> int:
 
 
 def resolve(path: str, root: str) -> str:
-    """A path as this hand opens it: relative ones from /work, which without a jail is a directory of the host."""
+    """A path as this worker opens it: relative ones from /work, which without a jail is a directory of the host."""
     path = os.path.join("/work", path)
     if root and (path == "/work" or path.startswith("/work/")):
         return root + path
@@ -103,7 +103,7 @@ def _environment(order: Order, limits: MachineLimits, root: str) -> dict[str, st
 
 
 def _lower_limits(limits: MachineLimits, *, is_jailed: bool) -> None:
-    """The command's own limits; process 1 keeps room to start hands."""
+    """The command's own limits; process 1 keeps room to start workers."""
     if is_jailed and limits.max_processes:  # 0 where the user is not the machine's alone, so that others would count
         resource.setrlimit(resource.RLIMIT_NPROC, (limits.max_processes + 1,) * 2)
     data_bytes = limits.memory_bytes + _SPARE_DATA_BYTES
@@ -126,7 +126,7 @@ def _headers(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _write_file(path: str, stream: IO[bytes], num_bytes: int, mode: int) -> None:
-    # Without O_NONBLOCK a fifo that the code has put there would hold this hand for ever.
+    # Without O_NONBLOCK a fifo that the code has put there would hold this worker for ever.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         _require_file(descriptor)

@@ -15,11 +15,11 @@ from typing import Final
 
 from mettle.sandbox.zygote import procfs
 
-_PATIENCE_S: Final = 0.05
+_ANSWER_S: Final = 0.05
 _ANSWER_BYTES: Final = 1 << 12
 
 
-class Shares:
+class ProportionalSizes:
     """Asks, one question at a time."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Shares:
         except RuntimeError:  # no room for one more
             _close(files)
             self._asking.release()
-        if self._asking.acquire(timeout=_PATIENCE_S):
+        if self._asking.acquire(timeout=_ANSWER_S):
             self._asking = None
         return {**resident, **answers}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hoards import HOARDS
+from hidden_memory import HIDDEN_MEMORY
 
 from mettle.sandbox import MachineConfig, MachinePool, SandboxPool, StdioTest
 
@@ -20,18 +20,18 @@ HELD_ANYWAY = {
     "pages, beside a process that forks without end",
     *([] if os.geteuid() == 0 else ["buffers of pipes"]),
 }
-WITHOUT_ISOLATION = [name for name in HOARDS if name not in HELD_ANYWAY]
+WITHOUT_ISOLATION = [name for name in HIDDEN_MEMORY if name not in HELD_ANYWAY]
 
 
 def last_number(output: str) -> int:
     return int((output.split() or ["0"])[-1])
 
 
-@pytest.mark.parametrize("name", HOARDS)
+@pytest.mark.parametrize("name", HIDDEN_MEMORY)
 async def test_a_machine_holds_no_more_than_its_memory(machines: MachinePool, name: str) -> None:
     machine = await machines.create(MachineConfig(memory_mb=LIMIT_MB, disk_mb=16))
-    await machine.upload("hoard.py", HOARDS[name])
-    result = await machine.exec(["python3", "hoard.py"], timeout_s=20)
+    await machine.upload("hidden.py", HIDDEN_MEMORY[name])
+    result = await machine.exec(["python3", "hidden.py"], timeout_s=20)
     assert result.exit_code != 0, result
     assert last_number(result.stdout) <= LIMIT_MB + SLACK_MB
     assert "NameError" not in result.stderr
@@ -39,9 +39,9 @@ async def test_a_machine_holds_no_more_than_its_memory(machines: MachinePool, na
     await machine.delete()
 
 
-@pytest.mark.parametrize("name", HOARDS)
+@pytest.mark.parametrize("name", HIDDEN_MEMORY)
 async def test_a_judged_test_holds_no_more_than_its_memory(pool: SandboxPool, name: str) -> None:
-    result = await pool.judge(HOARDS[name], [StdioTest("", "")], memory_mb=LIMIT_MB)
+    result = await pool.judge(HIDDEN_MEMORY[name], [StdioTest("", "")], memory_mb=LIMIT_MB)
     [test] = result.tests
     assert last_number(test.stdout) <= LIMIT_MB + SLACK_MB, test
     assert "NameError" not in test.stderr
@@ -50,8 +50,8 @@ async def test_a_judged_test_holds_no_more_than_its_memory(pool: SandboxPool, na
 @pytest.mark.parametrize("name", WITHOUT_ISOLATION)
 async def test_without_isolation_it_gets_more(unsafe_machines: MachinePool, name: str) -> None:
     machine = await unsafe_machines.create(MachineConfig(memory_mb=LIMIT_MB, disk_mb=16))
-    await machine.upload("hoard.py", HOARDS[name])
-    result = await machine.exec(["python3", "hoard.py"], timeout_s=20)
+    await machine.upload("hidden.py", HIDDEN_MEMORY[name])
+    result = await machine.exec(["python3", "hidden.py"], timeout_s=20)
     assert last_number(result.stdout) > LIMIT_MB + SLACK_MB, result
     await machine.delete()
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.errors import EnvironmentFault, ProviderError, RolloutTimeout
-from mettle.orchestrator.rollouts import common_prefix, failed_rollouts, rollout_record, turns_of
+from mettle.envs.rollout_record import common_prefix, record_of_state, turns_of
+from mettle.errors import ProviderError, RolloutTimeout
+from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.samples import rollout_samples
-from mettle.orchestrator.source import GroupRequest
 from mettle.records.messages import AssistantMessage, ResponseTokens, UserMessage
 from mettle.records.sampling import SamplingParams
 
@@ -76,7 +76,7 @@ def test_ids_that_the_policy_did_not_sample_are_context_wherever_they_stand(mask
         expected += [False, *mask]
         whole = prompt + completion
     state = {"reward": 1.0, "trajectory": trajectory}
-    samples = rollout_samples(rollout_record(state, "t1-0", 1.0), draw_id=1, seq_len=1000)
+    samples = rollout_samples(record_of_state(state, "t1-0"), draw_id=1, seq_len=1000)
     if not any(expected):
         assert samples == []
         return
@@ -88,7 +88,7 @@ def test_ids_that_the_policy_did_not_sample_are_context_wherever_they_stand(mask
 
 def test_two_turns_become_one_sample():
     state = {"reward": 1.0, "trajectory": [{"tokens": t} for t in linked([([1, 2], [3]), ([1, 2, 3, 4], [5])])]}
-    record = rollout_record(state, "t1-0", 1.0)
+    record = record_of_state(state, "t1-0")
     (sample,) = rollout_samples(record, draw_id=1, seq_len=10)
     assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert np.flatnonzero(sample.loss_mask).tolist() == [2, 4]
@@ -105,7 +105,7 @@ def test_a_finished_state_becomes_a_record():
         "is_truncated": True,
         "answer": "ho",
     }
-    record = rollout_record(state, "t1-0", 1.0)
+    record = record_of_state(state, "t1-0")
     assert (record.reward, record.error_kind, record.is_truncated) == (0.5, None, True)
     assert record.metrics == {"exact": 1.0}
     assert record.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -113,15 +113,29 @@ def test_a_finished_state_becomes_a_record():
 
 
 def test_an_error_is_attributed_and_takes_the_reward_away():
-    record = rollout_record({"reward": 1.0, "error": ProviderError("gone")}, "r", 1.0)
+    record = record_of_state({"reward": 1.0, "error": ProviderError("gone")}, "r")
     assert (record.reward, record.error_kind, record.error) == (None, "provider", "gone")
-    record = rollout_record({"error": KeyError("x")}, "r", 1.0)
+    record = record_of_state({"error": KeyError("x")}, "r")
     assert (record.error_kind, record.error) == ("environment", "KeyError: 'x'")
 
 
-def test_a_state_without_reward_and_error_is_the_environments_fault():
-    record = rollout_record({"reward": None}, "r", 1.0)
-    assert record.error_kind == EnvironmentFault.kind
+def test_a_state_without_reward_and_error_is_unscored():
+    record = record_of_state({"reward": None}, "r")
+    assert (record.error_kind, record.error) == ("unscored", None)
+    assert record_of_state({"reward": float("nan")}, "r").error_kind == "unscored"
+
+
+def test_what_the_environment_gave_each_step_is_kept_where_it_provides_advantages():
+    first, second = linked([([1, 2], [3]), ([1, 2, 3, 4], [5, 6, 7])])
+    second = {**plain([1, 2, 3, 4], [5, 6, 7]), "completion_mask": [1, 0, 1]}
+    steps = [{"tokens": first, "reward": 0.5, "advantage": 1.0}, {"tokens": second, "reward": 2.0, "advantage": -1.0}]
+    state = {"reward": 2.5, "trajectory": steps, "advantage": 3.0}
+    given = record_of_state(state, "r", has_advantages=True)
+    assert [(turn.reward, turn.advantage) for turn in given.turns] == [(0.5, 1.0), (None, -1.0), (2.0, -1.0)]
+    assert given.advantage == 3.0
+    rubrics = record_of_state(state, "r")
+    assert {(turn.reward, turn.advantage) for turn in rubrics.turns} == {(None, None)}
+    assert rubrics.advantage is None
 
 
 def test_a_group_that_came_to_nothing_has_one_record_a_rollout():

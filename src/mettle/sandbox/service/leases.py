@@ -14,32 +14,32 @@ Key = tuple[str, str]
 
 
 @dataclass
-class _Lessee:
+class _Lease:
     heard: float
     num_open: int = 0
 
 
 @dataclass
-class Lessees:
+class ClientLeases:
     """Who is there, by token and client."""
 
     lease_s: float
     clock: Callable[[], float] = time.monotonic
-    _known: dict[Key, _Lessee] = field(default_factory=dict)
+    _known: dict[Key, _Lease] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def hearing(self, key: Key) -> Iterator[None]:
+    def during_request(self, key: Key) -> Iterator[None]:
         """While a request of the client is answered."""
-        lessee = self._known.setdefault(key, _Lessee(self.clock()))
-        lessee.num_open += 1
+        lease = self._known.setdefault(key, _Lease(self.clock()))
+        lease.num_open += 1
         try:
             yield
         finally:
-            lessee.num_open -= 1
-            lessee.heard = self.clock()
+            lease.num_open -= 1
+            lease.heard = self.clock()
 
-    def take_gone(self) -> list[Key]:
-        """Those that have gone since the last look; they are forgotten."""
+    def take_expired(self) -> list[Key]:
+        """Those whose lease has run out since the last look; they are forgotten."""
         now = self.clock()
         gone = [key for key, one in self._known.items() if not one.num_open and now - one.heard > self.lease_s]
         for key in gone:

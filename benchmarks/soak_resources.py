@@ -25,7 +25,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class Census:
+class ResourceCount:
     """Counts what belongs to this process. `folder` is where its pools keep their files."""
 
     folder: Path
