@@ -162,6 +162,11 @@ def is_table(annotation: Any) -> bool:
     )
 
 
+def has_inside(annotation: Any) -> bool:
+    """True when the value may be a table or a list."""
+    return takes_list(annotation) or any(member is Any or is_table(member) for member in variants(annotation))
+
+
 def limits_of(field: FieldInfo) -> list[str]:
     """The bounds of a field as people read them: `>= 1`."""
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
