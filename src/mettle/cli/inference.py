@@ -10,8 +10,9 @@ import click
 
 from mettle.cli.groups import NounGroup
 from mettle.cli.options import ConfigCommand, dry_run_option, one_word, print_config, split_words
-from mettle.cli.terminal import going_on, print_json, print_next, printable
+from mettle.cli.terminal import going_on, print_json, print_next
 from mettle.errors import ServiceError, UserError
+from mettle.wording import printable
 
 if TYPE_CHECKING:
     from mettle.config.options import Given
