@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mettle.clients.chat import wire_tool
+from mettle.clients.dialects.chat import wire_tool
 from mettle.envs.timing import RolloutTiming, TimeSpan
 from mettle.envs.usage import UsageTracker
 from mettle.records.messages import Record, Tool, messages_from, tool_from
