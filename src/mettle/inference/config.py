@@ -24,6 +24,10 @@ class InferenceConfig(BaseModel):
     host: str = "127.0.0.1"
     """Address to listen on. The admin routes have no password: keep the server on this machine or a private network."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that requests may put in `Host`. A server on 127.0.0.1 answers to the loopback's names alone, so
+    that no page in a browser reaches it by a name of its own; one that is reached from elsewhere answers to any."""
+
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one, which the ready file then names."""
 
