@@ -257,7 +257,7 @@ def _rooms() -> dict[str, list[ConfigClass]]:
 
 def _classes(path: Path) -> list[ConfigClass]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    models: set[str] = {"BaseModel", "PolicyLoss", "TokenRatioLoss"}
+    models: set[str] = {"BaseModel", "PolicyLoss"}
     found = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and models & {ast.unparse(base) for base in node.bases}:

@@ -1,7 +1,7 @@
 """The orchestrator: tasks in, batches out, step by step.
 
 Parts: `Orchestrator` wires the others together: it alone knows the whole configuration and the order of a run. Five
-tasks run side by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, the measure of
+tasks run side by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, measure of
 the event loop's lag, and the steps. Nobody waits for anybody but at the edges named here: a batch waits for its groups
 and for v{step-1-max_lag}; the end waits for v{max_steps} and its evaluation.
 """
