@@ -21,7 +21,7 @@ from mettle.clients.prices import Price
 from mettle.envs.evaluated import Evaluated
 from mettle.envs.rollout_record import output_of
 from mettle.errors import StorageError, UserError
-from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.facts import RolloutFacts, facts_of_row
 from mettle.evals.generated import GenerateOutputs
 from mettle.evals.output import task_key_of
 from mettle.evals.refusals import Refusals
@@ -187,7 +187,7 @@ class Evaluation:
         self._refusals.see(outputs)
 
     def _count(self, output: dict[str, Any]) -> None:
-        facts = facts_of(output)
+        facts = facts_of_row(output)
         self.facts.append(facts)
         self.summary.add(facts, output.get("token_usage"))
         if self.keep_outputs:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from mettle.clients.prices import Price
-from mettle.evals.facts import RolloutFacts, facts_of
+from mettle.evals.facts import RolloutFacts, facts_of_row
 from mettle.evals.report import Stats, stats_of
 
 
@@ -25,7 +25,7 @@ class GenerateOutputs(dict[str, Any]):
     @cached_property
     def facts(self) -> list[RolloutFacts]:
         """The figures of each rollout, in the order in which they finished."""
-        return [facts_of(output) for output in self.get("outputs") or []]
+        return [facts_of_row(output) for output in self.get("outputs") or []]
 
     @cached_property
     def stats(self) -> Stats:

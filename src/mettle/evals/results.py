@@ -1,6 +1,6 @@
 """Results on disk: the folder of one evaluation, with its `results.jsonl` and `metadata.json`.
 
-Parts: `ResultsFolder` (append rows, replace the metadata, read both), `find_evaluations`. Invariants: a row is appended
+Parts: `ResultsFolder` (append rows, replace the metadata, read both). Invariants: a row is appended
 whole or not at all, and metadata is replaced by rename, so a process that is killed leaves at most one broken last
 line; a disk that fills up costs the rows that did not fit and none before; one process writes to a folder at a time.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
-from mettle.evals.output import as_json, json_line
+from mettle.evals.output import json_line
+from mettle.storage.plain_json import as_json
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 NOT_ON_DISK = ("date", "path_to_save")
@@ -143,23 +144,6 @@ def parsed_row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def find_evaluations(root: Path = Path()) -> list[Path]:
-    """Folders with results under `outputs/evals`, here and beside each environment."""
-    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
-    return [file.parent for base in bases for file in sorted(base.glob(f"*/*/{METADATA}"))]
-
-
-def evaluation_folder(path: Path) -> Path:
-    """The evaluation that a path means: its folder, or one of its files.
-
-    Raises: UserError when there is none.
-    """
-    folder = path.parent if path.name in (RESULTS, METADATA) else path
-    if not (folder / METADATA).exists() or not (folder / RESULTS).exists():
-        raise UserError(f"no evaluation in {path}: it has no {METADATA} and {RESULTS}; `mettle eval view` lists them")
-    return folder
 
 
 def _write_all(file: int, data: bytes) -> None:

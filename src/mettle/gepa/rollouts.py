@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from mettle.clients.base import Client
 from mettle.envs.rollout_record import output_of
-from mettle.evals.facts import facts_of
+from mettle.evals.facts import facts_of_row
 from mettle.evals.refusals import Refusals
 from mettle.gepa.feedback import record_of
 from mettle.gepa.journal import Attempt, Journal, candidate_hash
@@ -116,7 +116,7 @@ class Rollouts:
         )
         output = output_of(states[0], self._state_columns)
         self._refusals.see([output])
-        facts = facts_of(output)
+        facts = facts_of_row(output)
         told = f"{facts.cause}: {facts.error_type}: {facts.error_message or ''}".rstrip(": ")
         return Attempt(
             row=row_id,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from mettle.errors import RolloutTimeout, UserError
+from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.admission import Admission, FailureStreak, Verdict, main_error
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
@@ -19,8 +20,7 @@ from mettle.orchestrator.curriculum import Curriculum
 from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import Policy
-from mettle.orchestrator.rollouts import failed_rollouts
-from mettle.orchestrator.source import GroupRequest, RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.sampling import SamplingParams
@@ -41,7 +41,7 @@ class GroupRunner:
         self,
         ledger: Ledger,
         shards: ShardWriter,
-        source: RolloutSource,
+        source: TaskSource,
         *,
         sampling: SamplingParams,
         group_size: int,

@@ -1,9 +1,9 @@
 """The orchestrator: tasks in, batches out, step by step.
 
 Parts: `Orchestrator` wires the others together: it alone knows the whole configuration and the order of a run. Five
-tasks run side by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, measure of
-the event loop's lag, and the steps. Nobody waits for anybody but at the edges named here: a batch waits for its groups
-and for v{step-1-max_lag}; the end waits for v{max_steps} and its evaluation.
+tasks run side by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, the measure
+of the event loop's lag, and the steps. Nobody waits for anybody but at the edges named here: a batch waits for its
+groups and for v{step-1-max_lag}; the end waits for v{max_steps} and its evaluation.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from mettle.orchestrator.recovery import check_fits, close_accounts, make_curric
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.services import InMemoryServices, Services
 from mettle.orchestrator.shipping import assemble, ship
-from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
 from mettle.records.tasks import DropReason
 from mettle.records.tokens import Batch
+from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
@@ -48,7 +49,7 @@ class Orchestrator:
         config: OrchestratorConfig,
         run_dir: RunDir,
         ledger: Ledger,
-        source: RolloutSource,
+        source: TaskSource,
         engine: Engine,
         *,
         services: Services | None = None,
@@ -77,7 +78,7 @@ class Orchestrator:
         self._dispatcher = Dispatcher(config.inflight_groups)
         self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
         shards = ShardWriter(run_dir.rollouts)
-        recorded = [(row.kind, row.step, row.env_id) for row in ledger.journal.evals()]
+        recorded = [(row.kind, row.step, row.env_id) for row in read_evals(ledger.database) if row.is_finished]
         schedule = self._schedule = EvalSchedule(config, recorded)
         self._updater = Updater(
             engine,

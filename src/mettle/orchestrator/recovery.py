@@ -18,7 +18,7 @@ from mettle.orchestrator.config import CurriculumConfig
 from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, Sampler, StandardSampler
 from mettle.orchestrator.dispatcher import Dispatcher
 from mettle.orchestrator.groups import ALGORITHM_STATE
-from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.records.tasks import DropReason, GroupRecord, TaskState
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -38,7 +38,7 @@ class Recovered:
     num_ready: int
 
 
-def check_fits(names: Collection[str], ledger: Ledger, source: RolloutSource) -> None:
+def check_fits(names: Collection[str], ledger: Ledger, source: TaskSource) -> None:
     """Raise UserError when the run's tasks are not those of the configured environments, which have these names."""
     for name in names:
         if source.num_tasks(name) < 1:
@@ -68,7 +68,7 @@ def make_curriculum(
     config: CurriculumConfig,
     ratios: Mapping[str, float],
     ledger: Ledger,
-    source: RolloutSource,
+    source: TaskSource,
     *,
     shuffle: bool,
     seed: int,
@@ -93,7 +93,7 @@ def recover(
     admission: Admission,
     dispatcher: Dispatcher,
     batcher: Batcher,
-    source: RolloutSource,
+    source: TaskSource,
     observe: Callable[[GroupRecord], None],
 ) -> Recovered:
     """Bring the state machines to where the ledger says the run is.

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mettle.errors import ProviderError
+from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.loop import Orchestrator
-from mettle.orchestrator.source import GroupRequest
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.records.tokens import Batch
 from mettle.records.versions import CanaryCheck, WeightVersion

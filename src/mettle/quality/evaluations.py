@@ -6,7 +6,6 @@ Invariants: a rollout that failed is counted as failed and in nothing else; each
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import UserError
-from mettle.evals.reader import EvaluationReader
-from mettle.evals.results import METADATA, RESULTS, ResultsFolder, find_evaluations
+from mettle.evals.estimator import mean_of, mean_over_tasks, spread
+from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, list_evaluations
 from mettle.quality.checks import Check, check
 
 MIN_ROLLOUTS = 20
@@ -71,6 +70,7 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
     groups: dict[Any, list[float]] = defaultdict(list)
     for row in scored:
         groups[row.get("example_id", 0)].append(float(row["reward"]))
+    estimate, seen = mean_over_tasks(list(groups.values())), spread(rewards)
     several = [group for group in groups.values() if len(group) > 1]
     return Distribution(
         env_id=str(metadata.get("env_id", "")),
@@ -79,15 +79,15 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
         num_errors=len(failed),
         error_kinds=dict(Counter(_error_kind(row) for row in failed).most_common()),
         num_truncated=sum(bool(row.get("is_truncated")) for row in scored),
-        mean=statistics.fmean(rewards) if rewards else None,
-        std=statistics.pstdev(rewards) if rewards else None,
+        mean=estimate.mean if estimate else None,
+        std=seen.std if seen else None,
         formats=_formats(scored),
         num_groups=len(several),
         num_varying_groups=sum(max(group) - min(group) > EPSILON for group in several),
-        group_means=tuple(statistics.fmean(group) for group in groups.values()),
+        group_means=tuple(mean_of(group) for group in groups.values()),
         group_tries=tuple(len(group) for group in groups.values()),
         pass_threshold=threshold,
-        group_passes=tuple(statistics.fmean(float(r >= threshold) for r in group) for group in groups.values()),
+        group_passes=tuple(mean_of([float(r >= threshold) for r in group]) for group in groups.values()),
     )
 
 
@@ -122,16 +122,15 @@ def find_evaluation(name: str, root: Path = Path()) -> Path:
 
     Raises: UserError when there is none.
     """
-    path = Path(name)
-    folder = path.parent if path.name in (RESULTS, METADATA) else path
-    if ResultsFolder(folder).is_there():
-        return folder
-    found = [each for each in find_evaluations(root) if _is_of(each, name) and ResultsFolder(each).is_there()]
+    try:
+        return evaluation_folder(Path(name))
+    except UserError:
+        found = [entry for entry in list_evaluations(root) if entry.problem is None and _is_of(entry, name)]
     if not found:
         raise UserError(
             f"{name!r} is no saved evaluation, and no environment with one; mettle eval run {name} -m MODEL"
         )
-    return max(found, key=lambda each: (each / METADATA).stat().st_mtime)
+    return found[0].path
 
 
 def read_distribution(folder: Path) -> Distribution:
@@ -140,10 +139,10 @@ def read_distribution(folder: Path) -> Distribution:
     return distribution_of(list(evaluation.rows()), evaluation.metadata)
 
 
-def _is_of(folder: Path, env_id: str) -> bool:
+def _is_of(entry: EvaluationEntry, env_id: str) -> bool:
     """Folders are named `<environment>--<model>`."""
     wanted = env_id.partition("@")[0].replace("_", "-").replace("/", "--")
-    return folder.parent.name.replace("_", "-").startswith(f"{wanted}--")
+    return entry.path.parent.name.replace("_", "-").startswith(f"{wanted}--")
 
 
 def _formats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -152,7 +151,7 @@ def _formats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, value in (row.get("metrics") or {}).items():
             if "format" in name.lower() and isinstance(value, int | float):
                 values[name].append(float(value))
-    return {name: statistics.fmean(found) for name, found in values.items()}
+    return {name: mean_of(found) for name, found in values.items()}
 
 
 def _error_kind(row: Mapping[str, Any]) -> str:

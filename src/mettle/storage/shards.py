@@ -1,16 +1,17 @@
 """Rollouts with their tokens, appended to shard files.
 
-A block is one group: an 8-byte length, a JSON header (everything but token arrays), then the arrays of all turns laid
-end to end, column by column: new prompt ids, completion ids, logprobs, versions; last the arrays of the credit, in so
-far as it is not in numbers that stand in the header. A block counts only once the ledger names it, so a write that was
-cut short leaves unreferenced bytes and nothing else.
+A block is one group, or those of its rollouts that ended together: an 8-byte length, a JSON header (everything but
+token arrays), then the arrays of all turns laid end to end, column by column: new prompt ids, completion ids, logprobs,
+versions; last the arrays of the credit, where it is not in numbers, which stand in the header. A block counts only once
+the ledger names it, so a write that was cut short leaves unreferenced bytes and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from mettle.errors import StorageError
 from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.storage.files import storage_errors
+from mettle.storage.plain_json import json_text
 
 SHARD_BYTES = 64 * 2**20
 """A shard is closed when it is larger than this."""
@@ -34,17 +36,23 @@ class BlockRef:
 
 
 class ShardWriter:
-    """Appends blocks to `shard-{k}.bin`. One writer a folder."""
+    """Appends blocks to `{prefix}-{k}.bin`. One writer a folder and prefix."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str = "shard") -> None:
         self._folder = folder
+        self._prefix = prefix
         with storage_errors(folder, "making"):
             folder.mkdir(parents=True, exist_ok=True)
-        self._index = max((int(p.stem.split("-")[1]) for p in folder.glob("shard-*.bin")), default=0)
+        self._index = max((int(p.stem.rpartition("-")[2]) for p in folder.glob(f"{prefix}-*.bin")), default=0)
 
     def append(self, group: GroupRecord) -> BlockRef:
         """Write one group and return where it lies. Bytes are with the operating system when this returns."""
-        data = encode_group(group)
+        return self.append_all([group])[0]
+
+    def append_all(self, groups: Sequence[GroupRecord]) -> list[BlockRef]:
+        """Write groups one after the other into one shard; where each lies."""
+        blocks = [encode_group(group) for group in groups]
+        data = b"".join(blocks)
         path = self._path()
         if path.exists() and path.stat().st_size + len(data) > SHARD_BYTES:
             self._index += 1
@@ -58,21 +66,29 @@ class ShardWriter:
                     written += os.write(handle, data[written:])
             finally:
                 os.close(handle)
-        return BlockRef(path.name, offset, len(data))
+        refs = []
+        for block in blocks:
+            refs.append(BlockRef(path.name, offset, len(block)))
+            offset += len(block)
+        return refs
 
     def _path(self) -> Path:
-        return self._folder / f"shard-{self._index:05d}.bin"
+        return self._folder / f"{self._prefix}-{self._index:05d}.bin"
 
 
 def read_group(folder: Path, ref: BlockRef) -> GroupRecord:
-    """Read one group back. Raises: StorageError when the shard is missing or shorter than the reference."""
+    """Read one group back. Raises: StorageError when the shard is missing, cut short or damaged."""
     path = folder / ref.shard
     with storage_errors(path, "reading"), path.open("rb") as file:
         file.seek(ref.offset)
         data = file.read(ref.length)
     if len(data) != ref.length:
         raise StorageError(f"{path} is cut short: {len(data)} of {ref.length} bytes at offset {ref.offset}")
-    return decode_group(data)
+    try:
+        return decode_group(data)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        # RuntimeError is a StopIteration from inside a generator: fewer turns than the header says.
+        raise StorageError(f"{path} is damaged at offset {ref.offset}: {error}") from error
 
 
 def encode_group(group: GroupRecord) -> bytes:
@@ -84,7 +100,7 @@ def encode_group(group: GroupRecord) -> bytes:
         "version_at_start": group.version_at_start,
         "rollouts": [_rollout_header(rollout, arrays) for rollout in group.rollouts],
     }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True, default=str).encode()
+    text = json_text(header, is_compact=True).encode()
     columns = [
         *(np.asarray(t.new_prompt_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.completion_ids, np.int32).tobytes() for t in turns),
@@ -152,21 +168,14 @@ def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
 
 
 def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:
-    return {
-        "rollout_id": rollout.rollout_id,
-        "reward": rollout.reward,
-        "metrics": rollout.metrics,
-        "messages": rollout.messages,
-        "stop_condition": rollout.stop_condition,
-        "is_truncated": rollout.is_truncated,
-        "duration_s": rollout.duration_s,
-        "error_kind": rollout.error_kind,
-        "error": rollout.error,
-        "advantage": rollout.advantage,
-        "answer": rollout.answer,
-        "credit": None if rollout.credit is None else _credit_header(rollout.credit, arrays),
-        "turns": [_turn_header(turn) for turn in rollout.turns],
-    }
+    """The fields of a rollout that differ from their defaults; turns as shapes, whose tokens are in the columns."""
+    header: dict[str, Any] = {"turns": [_turn_header(turn) for turn in rollout.turns]}
+    for name, default in _DEFAULTS.items():
+        value = getattr(rollout, name)
+        if value is default or (type(value) is type(default) and value == default):
+            continue  # Of another type nothing is asked: an author's value may be an array.
+        header[name] = _credit_header(value, arrays) if name == "credit" else value
+    return header
 
 
 def _turn_header(turn: Turn) -> list[float | None]:
@@ -176,4 +185,13 @@ def _turn_header(turn: Turn) -> list[float | None]:
         len(turn.completion_ids),
         turn.temperature,
     ]
-    return shape if turn.reward is None and turn.advantage is None else [*shape, turn.reward, turn.advantage]
+    if turn.reward is None and turn.advantage is None:
+        return shape
+    return [*shape, turn.reward, turn.advantage]
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+_DEFAULTS = {field.name: _default(field) for field in fields(RolloutRecord) if field.name != "turns"}

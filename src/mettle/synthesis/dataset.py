@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
-from mettle.synthesis.selection import Kept, Rules, Selection
+from mettle.synthesis.config import Format, Rules
+from mettle.synthesis.selection import Kept, Selection
 
-FORMATS = ("jsonl", "parquet")
 TRAIN, HELD_OUT, SUMMARY = "train", "held_out", "summary.json"
 
 
@@ -68,16 +68,13 @@ def write_dataset(
     selection: Selection,
     source: Source,
     rules: Rules,
-    formats: Sequence[str],
+    formats: Sequence[Format],
     created_at: float | None = None,
 ) -> Written:
     """Write the set into `folder`.
 
-    Raises: UserError when nothing was kept or a format is unknown; StorageError when it cannot be written.
+    Raises: UserError when nothing was kept; StorageError when it cannot be written.
     """
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown:
-        raise UserError(f"no format {unknown[0]!r}; there are {', '.join(FORMATS)}")
     if not selection.train and not selection.held_out:
         reasons = "; ".join(f"{num} {reason}" for reason, num in selection.left_out.most_common())
         raise UserError(
@@ -94,7 +91,7 @@ def write_dataset(
     summary = {
         "created_at": now,
         "source": asdict(source),
-        "rules": asdict(rules),
+        "rules": {name: getattr(rules, name) for name in Rules.model_fields},
         **counts,
         "num_rollouts": selection.num_rollouts,
         "num_tasks": len(selection.tasks),

@@ -147,6 +147,7 @@ class TrainerConfig(BaseModel):
     optim: OptimConfig = OptimConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     loss: LossConfig = DefaultLoss()
+    """The loss of the `rl` component, by `type`: one of those below, or another by name or import path."""
     micro_batch: MicroBatchConfig = MicroBatchConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wait: WaitConfig = WaitConfig()

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mettle.errors import MettleError
-from mettle.evals.facts import content_of, messages_of
+from mettle.evals.output import messages_of
 from mettle.evals.reader import EvaluationReader
+from mettle.records.tasks import content_of
 
 REPORT_INTERVAL_S = 0.1
 

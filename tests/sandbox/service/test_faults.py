@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from serving import Desk, make_token, serving, wait_until
+from serving import ApiCaller, make_token, serving, wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 
@@ -49,13 +49,13 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures(
     ],
 )
 async def test_garbage_is_one_typed_line_and_the_service_stays_healthy(
-    desk: Desk, method: str, path: str, request_: dict[str, Any], status: int, words: str
+    api: ApiCaller, method: str, path: str, request_: dict[str, Any], status: int, words: str
 ) -> None:
-    found, body = await desk.ask(method, path, **request_)
+    found, body = await api.ask(method, path, **request_)
     assert found == status, body
     assert words in body["error"]["message"]
     assert "\n" not in body["error"]["message"]
-    assert (await desk.ask("GET", "/status"))[0] == 200
+    assert (await api.ask("GET", "/status"))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ async def test_garbage_is_one_typed_line_and_the_service_stays_healthy(
     ],
 )
 async def test_garbage_for_a_machine_is_one_typed_line(
-    desk: Desk, method: str, path: str, request_: dict[str, Any], words: str
+    api: ApiCaller, method: str, path: str, request_: dict[str, Any], words: str
 ) -> None:
-    machine = await desk.create()
-    status, body = await desk.ask(method, f"/machines/{machine}{path}", **request_)
+    machine = await api.create()
+    status, body = await api.ask(method, f"/machines/{machine}{path}", **request_)
     assert status in (400, 404), body
     assert words in body["error"]["message"]
-    assert (await desk.ask("POST", f"/machines/{machine}/exec", json={"command": "echo 1"}))[1]["stdout"] == "1\n"
-    await desk.ask("DELETE", f"/machines/{machine}")
+    assert (await api.ask("POST", f"/machines/{machine}/exec", json={"command": "echo 1"}))[1]["stdout"] == "1\n"
+    await api.ask("DELETE", f"/machines/{machine}")
 
 
-async def test_an_upload_that_is_cut_short_or_lies_leaves_nothing(desk: Desk) -> None:
-    machine = await desk.create()
+async def test_an_upload_that_is_cut_short_or_lies_leaves_nothing(api: ApiCaller) -> None:
+    machine = await api.create()
     headers = {"Content-Type": "application/x-mettle-files"}
 
     def header(**about: Any) -> bytes:
@@ -103,16 +103,16 @@ async def test_an_upload_that_is_cut_short_or_lies_leaves_nothing(desk: Desk) ->
         (header(path="x", size=-5, mode=420), "size below 0"),
         ((header(path="x", size=1, mode=420) + b"1") * 2, "twice"),
     ):
-        status, body = await desk.ask("POST", f"/machines/{machine}/files", data=data, headers=headers)
+        status, body = await api.ask("POST", f"/machines/{machine}/files", data=data, headers=headers)
         assert status == 400, body
         assert words in body["error"]["message"]
-    assert (await desk.ask("GET", f"/machines/{machine}/entries"))[1]["entries"] == []
-    assert not [name for name in os.listdir(desk.home) if name.startswith("mettle-upload")]
-    await desk.ask("DELETE", f"/machines/{machine}")
+    assert (await api.ask("GET", f"/machines/{machine}/entries"))[1]["entries"] == []
+    assert not [name for name in os.listdir(api.home) if name.startswith("mettle-upload")]
+    await api.ask("DELETE", f"/machines/{machine}")
 
 
-async def test_files_over_the_limit_are_refused_with_or_without_a_length(desk: Desk) -> None:
-    machine = await desk.create()
+async def test_files_over_the_limit_are_refused_with_or_without_a_length(api: ApiCaller) -> None:
+    machine = await api.create()
 
     async def drip() -> AsyncIterator[bytes]:
         for _ in range(10):
@@ -120,88 +120,88 @@ async def test_files_over_the_limit_are_refused_with_or_without_a_length(desk: D
 
     for data in (io.BytesIO(bytes(9 << 20)), drip()):
         try:
-            status, body = await desk.ask("PUT", f"/machines/{machine}/files?path=big", data=data)
+            status, body = await api.ask("PUT", f"/machines/{machine}/files?path=big", data=data)
         except aiohttp.ClientError:
             continue  # it may be hung up on while it still sends
         assert (status, body["error"]["type"]) == (413, "too_large")
-    assert (await desk.ask("GET", f"/machines/{machine}/entries"))[1]["entries"] == []
-    assert not [name for name in os.listdir(desk.home) if name.startswith("mettle-upload")]
-    await desk.ask("DELETE", f"/machines/{machine}")
+    assert (await api.ask("GET", f"/machines/{machine}/entries"))[1]["entries"] == []
+    assert not [name for name in os.listdir(api.home) if name.startswith("mettle-upload")]
+    await api.ask("DELETE", f"/machines/{machine}")
 
 
-async def test_a_client_that_stops_sending_is_hung_up_on(desk: Desk) -> None:
-    machine = await desk.create()
-    host, port = desk.url.removeprefix("http://").split(":")
+async def test_a_client_that_stops_sending_is_hung_up_on(api: ApiCaller) -> None:
+    machine = await api.create()
+    host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"PUT /api/v1/machines/{machine}/files?path=x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {desk.token}\r\n"
+    head = f"PUT /api/v1/machines/{machine}/files?path=x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n"
     writer.write(f"{head}Content-Length: 1000\r\n\r\nsome".encode())
     async with asyncio.timeout(10):
         answer = await reader.readline()
     assert b"500" in answer
     writer.close()
-    assert (await desk.ask("GET", f"/machines/{machine}/entries"))[1]["entries"] == []
-    await desk.ask("DELETE", f"/machines/{machine}")
+    assert (await api.ask("GET", f"/machines/{machine}/entries"))[1]["entries"] == []
+    await api.ask("DELETE", f"/machines/{machine}")
 
 
-async def test_a_client_that_takes_nothing_is_hung_up_on_and_its_command_ends(desk: Desk) -> None:
-    machine = await desk.create()
-    host, port = desk.url.removeprefix("http://").split(":")
+async def test_a_client_that_takes_nothing_is_hung_up_on_and_its_command_ends(api: ApiCaller) -> None:
+    machine = await api.create()
+    host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     body = json.dumps({"command": "yes", "timeout_s": 60, "stream": "chunks"}).encode()
-    head = f"POST /api/v1/machines/{machine}/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {desk.token}\r\n"
+    head = f"POST /api/v1/machines/{machine}/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await reader.readline()
-    await wait_until(lambda: _runs(desk, machine, "yes"))
-    await wait_until(lambda: _runs_not(desk, machine, "yes"))
+    await wait_until(lambda: _runs(api, machine, "yes"))
+    await wait_until(lambda: _runs_not(api, machine, "yes"))
     writer.close()
-    await desk.ask("DELETE", f"/machines/{machine}")
+    await api.ask("DELETE", f"/machines/{machine}")
 
 
-async def test_a_client_that_hangs_up_takes_its_command_along(desk: Desk) -> None:
-    machine = await desk.create()
-    asking = asyncio.create_task(desk.ask("POST", f"/machines/{machine}/exec", json={"command": "sleep 77"}))
-    await wait_until(lambda: _runs(desk, machine, "sleep"))
+async def test_a_client_that_hangs_up_takes_its_command_along(api: ApiCaller) -> None:
+    machine = await api.create()
+    asking = asyncio.create_task(api.ask("POST", f"/machines/{machine}/exec", json={"command": "sleep 77"}))
+    await wait_until(lambda: _runs(api, machine, "sleep"))
     asking.cancel()
-    await wait_until(lambda: _runs_not(desk, machine, "sleep"))
-    await desk.ask("DELETE", f"/machines/{machine}")
+    await wait_until(lambda: _runs_not(api, machine, "sleep"))
+    await api.ask("DELETE", f"/machines/{machine}")
 
 
-async def _runs(desk: Desk, machine: str, name: str) -> bool:
-    _, shown = await desk.ask("POST", f"/machines/{machine}/exec", json={"command": "cat /proc/[0-9]*/comm"})
+async def _runs(api: ApiCaller, machine: str, name: str) -> bool:
+    _, shown = await api.ask("POST", f"/machines/{machine}/exec", json={"command": "cat /proc/[0-9]*/comm"})
     return name in shown["stdout"].splitlines()
 
 
-async def _runs_not(desk: Desk, machine: str, name: str) -> bool:
-    return not await _runs(desk, machine, name)
+async def _runs_not(api: ApiCaller, machine: str, name: str) -> bool:
+    return not await _runs(api, machine, name)
 
 
-async def _has_ended(desk: Desk, machine: str) -> bool:
-    return bool((await desk.ask("GET", f"/machines/{machine}"))[1]["status"] == "ended")
+async def _has_ended(api: ApiCaller, machine: str) -> bool:
+    return bool((await api.ask("GET", f"/machines/{machine}"))[1]["status"] == "ended")
 
 
-async def test_a_machine_whose_client_is_not_heard_of_ends(desk: Desk) -> None:
-    lessees = desk.service.lessees
+async def test_a_machine_whose_client_is_not_heard_of_ends(api: ApiCaller) -> None:
+    leases = api.service.leases
     client = {"Mettle-Client": "c-1"}
-    _, made = await desk.ask("POST", "/machines", json={}, headers=client)
-    _, news = await desk.ask("POST", "/lease", json={}, headers=client)
+    _, made = await api.ask("POST", "/machines", json={}, headers=client)
+    _, news = await api.ask("POST", "/lease", json={}, headers=client)
     assert news["machines"] == [made["id"]]
-    before, lessees.lease_s = lessees.lease_s, 0.3
+    before, leases.lease_s = leases.lease_s, 0.3
     try:
-        await wait_until(lambda: _has_ended(desk, made["id"]))
+        await wait_until(lambda: _has_ended(api, made["id"]))
     finally:
-        lessees.lease_s = before
-    _, shown = await desk.ask("GET", f"/machines/{made['id']}")
+        leases.lease_s = before
+    _, shown = await api.ask("GET", f"/machines/{made['id']}")
     assert "has not been heard of" in shown["why_ended"]
-    _, news = await desk.ask("POST", "/lease", json={}, headers=client)
+    _, news = await api.ask("POST", "/lease", json={}, headers=client)
     assert news["machines"] == []
     assert "not been heard of" in news["ended"][made["id"]]
 
 
-async def test_an_abandoned_creation_ends(desk: Desk) -> None:
+async def test_an_abandoned_creation_ends(api: ApiCaller) -> None:
     client = {"Mettle-Client": "c-2"}
-    _, made = await desk.ask("POST", "/machines", json={}, headers={**client, "Idempotency-Key": "lost"})
-    await desk.ask("POST", "/lease", json={"abandoned": ["lost", "never"]}, headers=client)
-    await wait_until(lambda: _has_ended(desk, made["id"]))
+    _, made = await api.ask("POST", "/machines", json={}, headers={**client, "Idempotency-Key": "lost"})
+    await api.ask("POST", "/lease", json={"abandoned": ["lost", "never"]}, headers=client)
+    await wait_until(lambda: _has_ended(api, made["id"]))
 
 
 async def test_one_hundred_megabytes_go_in_and_out(tmp_path: Path) -> None:
@@ -263,13 +263,13 @@ async def test_a_full_disk_of_the_service_is_one_error_and_not_the_machines(tmp_
         subprocess.run(["umount", str(small)], check=True)  # noqa: ASYNC221
 
 
-async def test_a_full_disk_of_a_machine_is_an_error_of_the_machine(desk: Desk) -> None:
-    machine = await desk.create(disk_mb=4)
+async def test_a_full_disk_of_a_machine_is_an_error_of_the_machine(api: ApiCaller) -> None:
+    machine = await api.create(disk_mb=4)
     answers = [
-        await desk.ask("PUT", f"/machines/{machine}/files?path={name}", data=io.BytesIO(bytes(3 << 20)))
+        await api.ask("PUT", f"/machines/{machine}/files?path={name}", data=io.BytesIO(bytes(3 << 20)))
         for name in ("first", "second")
     ]
     assert answers[0][0] == 201
     status, body = answers[1]
     assert (status, body["error"]["type"], body["error"]["errno"]) == (422, "os", errno.ENOSPC)
-    await desk.ask("DELETE", f"/machines/{machine}")
+    await api.ask("DELETE", f"/machines/{machine}")

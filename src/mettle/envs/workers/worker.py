@@ -26,9 +26,10 @@ from typing import Any
 from mettle.envs.keys import MissingKeyError
 from mettle.envs.packages.loading import load_environment
 from mettle.envs.workers.endpoints import ClientCache
-from mettle.envs.workers.frames import Frame, encode, read_frame, receive, send
 from mettle.envs.workers.states import wired_state
 from mettle.errors import MettleError
+from mettle.processes.frames import Frame, encode, read_frame, receive, send
+from mettle.processes.orphans import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ async def serve(env: Any, connection: socket.socket, pulse: Pulse) -> None:
 
 def main() -> None:
     """Load, say so, serve."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     connection, beats = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     pulse = Pulse(beats)

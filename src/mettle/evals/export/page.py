@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError
-from mettle.evals.facts import RolloutFacts, content_of, messages_of
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.output import messages_of
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import by_task, plain
+from mettle.records.tasks import content_of
 
 TEMPLATE = "page.html"
 NUM_BARS = 20

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
-from mettle.evals.facts import facts_of
+from mettle.evals.facts import facts_of_row
 from mettle.evals.reader import EvaluationReader
 
 FIGURES = (
@@ -76,7 +76,7 @@ def column_names(reader: EvaluationReader) -> list[str]:
 
 def _records(reader: EvaluationReader) -> Iterator[dict[str, Any]]:
     for row in reader.rows():
-        facts = facts_of(row)
+        facts = facts_of_row(row)
         record = {"example_id": facts.example_id, **{name: getattr(facts, name) for name in FIGURES}}
         record.update({f"metric.{name}": value for name, value in facts.metrics.items()})
         record.update({name: row.get(name) for name in TEXTS})

@@ -4,10 +4,10 @@
     certificates.py its TLS
     config.py       settings, limits and quotas; settings.py, from files and words; state.py, what the routes share
     tokens.py       who may come in; quotas.py, how much each may have
-    machines.py     the machines of all clients: owners, labels, leases, jobs; lessees.py, clients that are still there
-    commands.py, transfers.py, ports.py (pumps.py), judging.py, census.py    what the routes do
-    bodies.py       reading a request within its limits
-    once.py         a request with a key is carried out once, however often it is sent
+    machines.py     the machines of all clients: owners, labels, jobs; leases.py, clients that are still there
+    commands.py, transfers.py, ports.py (relay.py), judging.py, census.py    what the routes do
+    bodies.py       reading a request within its limits; idle_connections.py, those on which nothing is asked
+    idempotency.py  a request with a key is carried out once, however often it is sent
     wire.py, faults.py    values and errors on their way; the client reads them with the same code
     prime.py        the calls of the open-source `prime` clients for the same things; gateway.py, their data plane
     metrics.py      the page for Prometheus

@@ -15,8 +15,9 @@ from typing import Final
 
 from aiohttp import web
 
+from mettle.sandbox.machines.endings import EndCause, EndReason
 from mettle.sandbox.service import census, commands, faults, gateway, judging, ports, prime, transfers
-from mettle.sandbox.service.state import HOLDER, SERVICE, Service, client_of, service_of
+from mettle.sandbox.service.state import HOLDER, SERVICE, SandboxService, client_of, service_of
 from mettle.sandbox.service.tokens import LOCAL, Holder
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ ROUTES: Final[list[tuple[str, str, Handler]]] = [
 ]
 
 
-def make_app(service: Service) -> web.Application:
+def make_app(service: SandboxService) -> web.Application:
     """The application of a service whose pools have been started."""
     app = web.Application(middlewares=[_around], client_max_size=service.config.max_json_mb << 20)
     app[SERVICE] = service
@@ -77,7 +78,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
     service.num_open += 1
     status = _GONE
     try:
-        with service.visitors.serving(request.protocol):
+        with service.idle_connections.serving(request.protocol):
             response = await _answer(service, request, handler)
         status = response.status
         return response
@@ -88,7 +89,7 @@ async def _around(request: web.Request, handler: Handler) -> web.StreamResponse:
         service.metrics.count("requests_total", route=_route(request), status=str(status))
 
 
-async def _answer(service: Service, request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(service: SandboxService, request: web.Request, handler: Handler) -> web.StreamResponse:
     holder: Holder | None = None
     try:
         with contextlib.ExitStack() as stack:
@@ -99,7 +100,7 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
                     raise faults.ServiceBusy("this sandbox service is shutting down")
                 stack.enter_context(service.quotas.request(holder))
                 if client := client_of(request):
-                    stack.enter_context(service.lessees.hearing((holder.name, client)))
+                    stack.enter_context(service.leases.during_request((holder.name, client)))
             return await handler(request)
     except asyncio.CancelledError:
         raise
@@ -122,7 +123,7 @@ async def _answer(service: Service, request: web.Request, handler: Handler) -> w
         return response
 
 
-def _identify(service: Service, request: web.Request) -> Holder:
+def _identify(service: SandboxService, request: web.Request) -> Holder:
     """Whose request it is; on a socket that only its own user can open, everybody's is that user's."""
     if service.config.unix is not None and "Authorization" not in request.headers:
         return Holder(LOCAL, service.config.quota)
@@ -138,13 +139,13 @@ async def _sweeping(app: web.Application) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(_SWEEP_S)
             service.register.sweep()
-            service.visitors.sweep()
-            for owner, client in service.lessees.take_gone():
+            service.idle_connections.sweep()
+            for owner, client in service.leases.take_expired():
                 chosen = service.register.of_client(owner, client)
                 if chosen:
                     logger.warning("a client has gone", extra={"client": client, "num_machines": len(chosen)})
                 why = f"its client has not been heard of for {service.config.lease_s:g} s"
-                await service.register.delete_all(chosen, why)
+                await service.register.delete_all(chosen, EndReason(why, EndCause.LEASE))
 
     task = asyncio.create_task(sweep(), name="sandbox service sweep")
     yield

@@ -104,8 +104,9 @@ def texts(body: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def take_bytes(body: Mapping[str, Any], name: str) -> bytes | None:
     """`name` as text, or `name_base64` as any bytes."""
-    encoded = take(body, f"{name}_base64", str, "")
-    if encoded:
+    encoded = body.get(f"{name}_base64")
+    if encoded is not None:
+        encoded = take(body, f"{name}_base64", str, "")
         try:
             return base64.b64decode(encoded, validate=True)
         except binascii.Error as error:

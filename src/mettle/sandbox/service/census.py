@@ -11,11 +11,12 @@ from aiohttp import web
 
 from mettle.errors import UserError
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import EndCause, EndReason
 from mettle.sandbox.service.bodies import read_json, seconds, take, texts
 from mettle.sandbox.service.faults import NoMachine
-from mettle.sandbox.service.machines import Record
+from mettle.sandbox.service.machines import MachineRecord
 from mettle.sandbox.service.metrics import CONTENT_TYPE, Sample
-from mettle.sandbox.service.state import KEY_HEADER, Service, client_of, holder_of, service_of
+from mettle.sandbox.service.state import KEY_HEADER, SandboxService, client_of, holder_of, service_of
 from mettle.sandbox.service.tokens import GIVEN, LOCAL
 from mettle.sandbox.service.wire import pack
 
@@ -30,12 +31,12 @@ async def create(request: web.Request) -> web.StreamResponse:
     body = await read_json(request, service.config.max_json_mb, service.config.stall_s)
     config, name = machine_config(body), take(body, "name", str, "")[:100]
 
-    async def make() -> Record:
+    async def make() -> MachineRecord:
         return await service.register.create(holder, client, config, name=name)
 
     key = request.headers.get(KEY_HEADER)
     scoped = f"{holder.name}/create/{key}" if key else None
-    record = await service.once.run(scoped, json.dumps(body, sort_keys=True), make)
+    record = await service.idempotent.run(scoped, json.dumps(body, sort_keys=True), make)
     report = service.seen(record.machine.isolation)
     return web.json_response({**record.as_dict(), "isolation": report}, status=201)
 
@@ -100,7 +101,7 @@ async def delete_many(request: web.Request) -> web.StreamResponse:
     chosen = service.register.select(holder, labels, "running")
     if ids:
         chosen = [record for record in chosen if record.id in set(map(str, ids))]
-    await service.register.delete_all(chosen, "it was deleted")
+    await service.register.delete_all(chosen)
     return web.json_response({"deleted": [record.id for record in chosen]})
 
 
@@ -114,7 +115,7 @@ async def keep_alive(request: web.Request) -> web.StreamResponse:
         raise UserError("a lease needs the header Mettle-Client")
     body = await read_json(request, service.config.max_json_mb, service.config.stall_s)
     for key in take(body, "abandoned", list, []):
-        task = service.once.forget(f"{holder.name}/create/{key}")
+        task = service.idempotent.forget(f"{holder.name}/create/{key}")
         if task is not None:
             task.add_done_callback(lambda done: _end_abandoned(service, done))
     service.register.sweep()
@@ -128,10 +129,12 @@ async def keep_alive(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _end_abandoned(service: Service, task: asyncio.Task[Record]) -> None:
+def _end_abandoned(service: SandboxService, task: asyncio.Task[MachineRecord]) -> None:
     if task.cancelled() or task.exception() is not None:
         return
-    ending = asyncio.create_task(service.register.delete(task.result(), "its client never learned of it"))
+    ending = asyncio.create_task(
+        service.register.delete(task.result(), EndReason("its client never learned of it", EndCause.LEFT))
+    )
     service.endings.add(ending)
     ending.add_done_callback(service.endings.discard)
 
@@ -140,7 +143,7 @@ async def leave(request: web.Request) -> web.StreamResponse:
     """Say that the client is going: its machines end."""
     service, holder, client = service_of(request), holder_of(request), client_of(request)
     chosen = service.register.of_client(holder.name, client) if client else []
-    await service.register.delete_all(chosen, "its client left")
+    await service.register.delete_all(chosen, EndReason("its client left", EndCause.LEFT))
     return web.json_response({"deleted": [record.id for record in chosen]})
 
 
@@ -174,7 +177,7 @@ async def status(request: web.Request) -> web.StreamResponse:
     return web.json_response(body)
 
 
-def load(service: Service) -> dict[str, int]:
+def load(service: SandboxService) -> dict[str, int]:
     """The figures that a client spreads its work by."""
     return {
         "num_judging": service.num_judging,
@@ -208,7 +211,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(text=service.metrics.page(gauges, is_shown), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _of_the_service(service: Service, pool: Any) -> dict[str, list[Sample]]:
+def _of_the_service(service: SandboxService, pool: Any) -> dict[str, list[Sample]]:
     running = int(getattr(pool, "num_running", service.num_judging))
     figures = {
         "judge_queue": max(0, service.num_judging - running),
@@ -222,7 +225,7 @@ def _of_the_service(service: Service, pool: Any) -> dict[str, list[Sample]]:
     return {name: [((), value)] for name, value in figures.items()}
 
 
-def _of_tokens(service: Service, is_shown: Callable[[str], bool]) -> dict[str, list[Sample]]:
+def _of_tokens(service: SandboxService, is_shown: Callable[[str], bool]) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {}
     for name, account in sorted(service.quotas.accounts.items()):
         if not is_shown(name):

@@ -18,11 +18,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from mettle.errors import UserError
-from mettle.sandbox.machines.execution import ExecResult
+from mettle.sandbox.machines.commands import ExecResult
 from mettle.sandbox.protocols import Job, Machine
 from mettle.sandbox.service.bodies import read_json, seconds, take, take_bytes, texts
 from mettle.sandbox.service.faults import describe
-from mettle.sandbox.service.state import KEY_HEADER, Service, holder_of, record_of, service_of
+from mettle.sandbox.service.state import KEY_HEADER, SandboxService, holder_of, record_of, service_of
 from mettle.sandbox.service.wire import pack
 
 HEARTBEAT_S: Final = 15.0
@@ -57,7 +57,7 @@ async def start_job(request: web.Request) -> web.StreamResponse:
 
     key = request.headers.get(KEY_HEADER)
     scoped = f"{holder_of(request).name}/{record.id}/{key}" if key else None
-    name = await service.once.run(scoped, json.dumps(body, sort_keys=True), start)
+    name = await service.idempotent.run(scoped, json.dumps(body, sort_keys=True), start)
     return web.json_response({"id": name}, status=201)
 
 
@@ -97,7 +97,7 @@ def _job(request: web.Request) -> Job:
     return record.job(request.match_info["job"])
 
 
-async def _wait_unless_closing(service: Service, job: Job, wait_s: float) -> ExecResult | None:
+async def _wait_unless_closing(service: SandboxService, job: Job, wait_s: float) -> ExecResult | None:
     """In short turns, so that a service that is told to end is not held up."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -107,7 +107,7 @@ async def _wait_unless_closing(service: Service, job: Job, wait_s: float) -> Exe
             return result
 
 
-def _order(service: Service, body: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
+def _order(service: SandboxService, body: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
     """The arguments of a command. Raises: UserError."""
     command: Any = body.get("command")
     is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)

@@ -4,8 +4,9 @@
     user           400     UserError: the request can never work as it is
     token          401     TokenRefused
     no_machine     404     SandboxError: there is no such machine, and this service remembers none
+    no_job         404     SandboxError: the machine has no such job
     no_route       404     UserError
-    machine_ended  410     MachineLost, saying why
+    machine_ended  410     MachineLost, with `why` (words) and `cause` (deleted, lifetime, idle, lease, ..., failure)
     too_large      413     UserError, naming the limit
     os             422     OSError with the `errno` met inside the machine
     quota          429     QuotaExceeded, naming the quota
@@ -31,7 +32,7 @@ from aiohttp import web
 
 from mettle.errors import MettleError, SandboxError, UserError
 from mettle.sandbox.judge.checkers import CheckerError
-from mettle.sandbox.machines.channel import MachineLost
+from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,10 @@ class NoMachine(SandboxError):
     """There is no such machine."""
 
 
+class NoJob(SandboxError):
+    """The machine has no such job."""
+
+
 class TooLarge(UserError):
     """A body or a file over its limit."""
 
@@ -73,6 +78,7 @@ KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
     "user": (400, UserError),
     "token": (401, TokenRefused),
     "no_machine": (404, NoMachine),
+    "no_job": (404, NoJob),
     "no_route": (404, UserError),
     "machine_ended": (410, MachineLost),
     "too_large": (413, TooLarge),
@@ -99,6 +105,8 @@ def describe(error: Exception) -> dict[str, Any]:
     elif isinstance(error, OSError):
         number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
         body |= {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
+    elif isinstance(error, MachineLost):
+        body |= {"why": _printable(error.why), "cause": cause_of(error.why)}
     elif body["type"] == "internal":
         logger.error("a handler failed", exc_info=error)
     return body
@@ -130,6 +138,11 @@ def rebuild(status: int, text: bytes) -> Exception:
             what = body.get("what")
             named = None if what is None else _printable(str(what))
             return OSError(int(body["errno"]), _printable(str(body["strerror"])), named)
+        if kind is MachineLost:
+            return MachineLost(
+                message,
+                why=EndReason(_printable(str(body.get("why", ""))), EndCause(body.get("cause", EndCause.FAILURE))),
+            )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return ServiceLost(f"the answer is not one of a sandbox service (status {status})")
     return kind(message)

@@ -15,7 +15,7 @@ from mettle.errors import UserError
 from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, JudgeResult, ProgramChecker, StdioTest, Test
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.bodies import read_json
-from mettle.sandbox.service.state import KEY_HEADER, Service, holder_of, service_of
+from mettle.sandbox.service.state import KEY_HEADER, SandboxService, holder_of, service_of
 from mettle.sandbox.service.wire import pack, unpack
 
 _ALWAYS: Final = {"code", "tests"}
@@ -36,7 +36,7 @@ async def judge(request: web.Request) -> web.StreamResponse:
         service.num_judging += 1
         try:
             return web.json_response(
-                await service.once.run(
+                await service.idempotent.run(
                     f"{holder.name}/judge/{key}" if key else None,
                     hashlib.sha256(repr(body).encode("utf-8", "surrogateescape")).hexdigest() if key else "",
                     lambda: _judge(service, body),
@@ -52,7 +52,7 @@ async def languages(request: web.Request) -> web.StreamResponse:
     return web.json_response({"languages": pack(list(await ask())) if ask is not None else []})
 
 
-async def _judge(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+async def _judge(service: SandboxService, body: dict[str, Any]) -> dict[str, Any]:
     assert service.judge is not None, "asked for before"
     order = unpack(body)
     unknown = set(order) - _ALWAYS - _options(service.judge)
@@ -71,7 +71,7 @@ async def _judge(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     return _answer(service, result)
 
 
-def _answer(service: Service, result: JudgeResult) -> dict[str, Any]:
+def _answer(service: SandboxService, result: JudgeResult) -> dict[str, Any]:
     bare: Any = replace(result, isolation=None)  # type: ignore[arg-type]
     return {
         "result": pack(bare),

@@ -1,7 +1,7 @@
 """Figures for Prometheus, in its text format, written by hand: there are few, and none costs more than an addition.
 
-Parts: the tables of all figures, from which the reference page is made; `Metrics`, what has been counted. Invariant: a
-page has every figure of the tables and no other, each under its own type; units are seconds and bytes.
+Parts: the tables of all figures, from which the reference page is made; `ServiceMetrics`, what has been counted.
+Invariant: a page has every figure of the tables and no other, each under its own type; units are seconds and bytes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Sample = tuple[Labels, float]
 
 
 @dataclass
-class Metrics:
+class ServiceMetrics:
     """What has happened since the service started."""
 
     times: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in TIMES})

@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 from mettle.errors import UserError
 from mettle.sandbox.service.bodies import seconds
 from mettle.sandbox.service.faults import NoMachine
-from mettle.sandbox.service.pumps import MAX_MESSAGE, keep_alive, pump
+from mettle.sandbox.service.relay import MAX_MESSAGE, keep_alive, pump
 from mettle.sandbox.service.state import record_of
 
 _FETCH_S: Final = 30.0

@@ -17,11 +17,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from mettle.errors import UserError
-from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import EndCause, MachineLost, cause_of
 from mettle.sandbox.service import faults, gateway
 from mettle.sandbox.service.bodies import read_json, take, texts
-from mettle.sandbox.service.machines import Record
+from mettle.sandbox.service.machines import MachineRecord
 from mettle.sandbox.service.state import Pass, client_of, holder_of, record_of, service_of
 from mettle.sandbox.service.tokens import digest
 
@@ -45,7 +45,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         "cpu_cores": _figure(body, "cpu_cores", 1.0),
     }
 
-    async def make() -> Record:
+    async def make() -> MachineRecord:
         made = await service.register.create(
             holder, client_of(request), config, name=take(body, "name", str, "sandbox")[:100], extra=shown
         )
@@ -55,7 +55,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         return made
 
     key = body.get("idempotency_key")
-    record = await service.once.run(
+    record = await service.idempotent.run(
         f"{holder.name}/sandbox/{key}" if key else None, json.dumps(body, sort_keys=True), make
     )
     return web.json_response(_describe(record), status=201)
@@ -106,7 +106,7 @@ async def delete_sandboxes(request: web.Request) -> web.StreamResponse:
     missing = [one for one in ids if one not in chosen]
     if ids:
         chosen = {one: chosen[one] for one in ids if one in chosen}
-    await register.delete_all(chosen.values(), "it was deleted")
+    await register.delete_all(chosen.values())
     failed = [{"sandbox_id": one, "error": "not found"} for one in missing]
     message = f"{len(chosen)} deleted"
     return web.json_response({"succeeded": list(chosen), "failed": failed, "message": message})
@@ -191,7 +191,7 @@ def error_response(request: web.Request, error: Exception) -> web.Response | Non
     return web.json_response({"detail": body["message"], "error": body["type"]}, status=status)
 
 
-def _known(request: web.Request) -> Record:
+def _known(request: web.Request) -> MachineRecord:
     return service_of(request).register.find(holder_of(request), request.match_info["id"])
 
 
@@ -232,10 +232,10 @@ def _minutes(body: dict[str, Any], name: str, default: int | None) -> float | No
     return None if value < 0 else value * 60.0
 
 
-def _describe(record: Record) -> dict[str, Any]:
+def _describe(record: MachineRecord) -> dict[str, Any]:
     config, asked = record.machine.config, record.extra
     created = _iso(record.created)
-    is_running, is_over = record.ended is None, "lifetime" in record.why
+    is_running, is_over = record.ended is None, cause_of(record.why) is EndCause.LIFETIME
     status = "RUNNING" if is_running else "TIMEOUT" if is_over else "TERMINATED"
     return {
         "id": record.id,

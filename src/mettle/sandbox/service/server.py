@@ -29,11 +29,11 @@ from mettle.sandbox.service.app import make_app
 from mettle.sandbox.service.bodies import sweep_spools
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.lessees import Lessees
+from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import Register
-from mettle.sandbox.service.metrics import Metrics
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
-from mettle.sandbox.service.state import Service
+from mettle.sandbox.service.state import SandboxService
 from mettle.sandbox.service.tokens import TOKEN_ENV, Tokens
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _SHUTDOWN_S: Final = 2.0
 
 
 @contextlib.asynccontextmanager
-async def started_service(config: ServiceConfig) -> AsyncIterator[Service]:
+async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService]:
     """The pools of a service, and everything that it counts with."""
     tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
     if config.unix is None and tokens.is_empty:
@@ -58,22 +58,22 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[Service]:
     except UserError as error:
         logger.warning("this service judges nothing: %s", error)
         judge = None
-    quotas, metrics = Quotas(), Metrics()
+    quotas, metrics = Quotas(), ServiceMetrics()
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(backend.machines(config.sandbox))
         if judge is not None:
             await stack.enter_async_context(judge)
         register = Register(pool, quotas, metrics)
-        service = Service(config, tokens, register, judge, quotas, metrics, Lessees(config.lease_s))
+        service = SandboxService(config, tokens, register, judge, quotas, metrics, ClientLeases(config.lease_s))
         try:
             yield service
         finally:
-            service.once.close()
+            service.idempotent.close()
             await register.close()
 
 
 @contextlib.asynccontextmanager
-async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]:
+async def listening(config: ServiceConfig) -> AsyncIterator[tuple[SandboxService, str]]:
     """A service that answers, and its URL."""
     context = tls_context(config.tls_cert, config.tls_key) if config.tls_cert is not None else None
     async with started_service(config) as service:
@@ -81,7 +81,7 @@ async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]
             make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
         await runner.setup()
-        service.visitors.connections = lambda: runner.server.connections if runner.server is not None else []
+        service.idle_connections.connections = lambda: runner.server.connections if runner.server is not None else []
         try:
             yield service, await _bind(runner, config, context)
             service.is_closing = True
@@ -94,7 +94,7 @@ async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]
 
 
 async def serve(config: ServiceConfig, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of an idle service's patience."""
+    """Serve until SIGTERM, SIGINT, or until it has been idle for `idle_exit_s`."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,7 +111,7 @@ async def serve(config: ServiceConfig, on_ready: Callable[[str], None]) -> None:
             loop.remove_signal_handler(number)
 
 
-def _is_idle(service: Service) -> bool:
+def _is_idle(service: SandboxService) -> bool:
     after_s = service.config.idle_exit_s
     if after_s is None or service.num_open or service.register.num_running:
         return False
@@ -153,7 +153,7 @@ def _unix_socket(path: Path) -> socket.socket:
     return bound
 
 
-async def _drain(service: Service) -> None:
+async def _drain(service: SandboxService) -> None:
     deadline = time.monotonic() + service.config.grace_s
     while service.num_open and time.monotonic() < deadline:  # noqa: ASYNC110 - a counter, looked at once, at the end
         await asyncio.sleep(0.05)

@@ -14,13 +14,13 @@ from aiohttp import web
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.lessees import Lessees
-from mettle.sandbox.service.machines import Record, Register
-from mettle.sandbox.service.metrics import Metrics
-from mettle.sandbox.service.once import Once
+from mettle.sandbox.service.idempotency import IdempotentRequests
+from mettle.sandbox.service.idle_connections import IdleConnections
+from mettle.sandbox.service.leases import ClientLeases
+from mettle.sandbox.service.machines import MachineRecord, Register
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder, Tokens
-from mettle.sandbox.service.visitors import Visitors
 
 CLIENT_HEADER = "Mettle-Client"
 KEY_HEADER = "Idempotency-Key"
@@ -36,7 +36,7 @@ class Pass:
 
 
 @dataclass
-class Service:
+class SandboxService:
     """One service while it runs."""
 
     config: ServiceConfig
@@ -44,10 +44,10 @@ class Service:
     register: Register
     judge: Judge | None
     quotas: Quotas
-    metrics: Metrics
-    lessees: Lessees
-    visitors: Visitors = field(default_factory=Visitors)
-    once: Once = field(default_factory=Once)
+    metrics: ServiceMetrics
+    leases: ClientLeases
+    idle_connections: IdleConnections = field(default_factory=IdleConnections)
+    idempotent: IdempotentRequests = field(default_factory=IdempotentRequests)
     reports: dict[str, IsolationReport] = field(default_factory=dict)
     passes: dict[bytes, Pass] = field(default_factory=dict)
     """By the hash of what the bearer shows, the oldest first."""
@@ -70,10 +70,10 @@ class Service:
 
 HOLDER: ContextVar[Holder] = ContextVar("holder")
 """Of the request that is being answered; set before its handler is called."""
-SERVICE: web.AppKey[Service] = web.AppKey("service")
+SERVICE: web.AppKey[SandboxService] = web.AppKey("service")
 
 
-def service_of(request: web.Request) -> Service:
+def service_of(request: web.Request) -> SandboxService:
     return request.app[SERVICE]
 
 
@@ -87,6 +87,6 @@ def client_of(request: web.Request) -> str:
     return request.headers.get(CLIENT_HEADER, "")[:64]
 
 
-def record_of(request: web.Request) -> Record:
+def record_of(request: web.Request) -> MachineRecord:
     """The running machine that the path names."""
     return service_of(request).register.running(holder_of(request), request.match_info["id"])

@@ -16,9 +16,9 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mettle.errors import SandboxError
 from mettle.sandbox.machines.listeners import FarListener, PrivateListener
-from mettle.sandbox.service.client.connection import Connection
+from mettle.sandbox.service.client.connection import ServiceConnection
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.pumps import pump
+from mettle.sandbox.service.relay import pump
 
 _HEARTBEAT_S: Final = 20.0
 
@@ -26,7 +26,7 @@ _HEARTBEAT_S: Final = 20.0
 class Tunnels:
     """The tunnels of one machine."""
 
-    def __init__(self, connection: Connection, path: str) -> None:
+    def __init__(self, connection: ServiceConnection, path: str) -> None:
         self._connection = connection
         self._path = path
         self._tasks: set[asyncio.Task[None]] = set()
