@@ -252,13 +252,15 @@ def _meaning(option: click.Option) -> str:
 
 
 def _rooms() -> dict[str, list[ConfigClass]]:
+    losses = sorted((SOURCE / "trainer" / "losses").glob("*.py"))
     paths = sorted({*SOURCE.glob("*/config.py"), *(SOURCE / name for name in CONFIG_FILES)})
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*paths, *losses]}
     aliases = _aliases(trees.values())
     models = _model_names([node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)])
-    found = {
-        path.parent.relative_to(SOURCE).as_posix(): _classes(tree, models, aliases) for path, tree in trees.items()
-    }
+    found: dict[str, list[ConfigClass]] = {}
+    for path, tree in trees.items():
+        room = "trainer" if path in losses else path.parent.relative_to(SOURCE).as_posix()
+        found.setdefault(room, []).extend(_classes(tree, models, aliases))
     ordered = [room for room in FIRST_ROOMS if room in found] + [room for room in found if room not in FIRST_ROOMS]
     return {room: found[room] for room in ordered if found[room]}
 

@@ -6,15 +6,17 @@ from collections import Counter
 
 import pytest
 
-from mettle.clients.anthropic_messages import AnthropicMessagesClient
 from mettle.clients.base import Client
-from mettle.clients.chat import OpenAIChatCompletionsClient
-from mettle.clients.completions import OpenAICompletionsClient
 from mettle.clients.config import ClientConfig
+from mettle.clients.endpoint_clients import (
+    AnthropicMessagesClient,
+    OpenAIChatCompletionsClient,
+    OpenAICompletionsClient,
+    OpenAIResponsesClient,
+)
 from mettle.clients.endpoints import read_registry
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
-from mettle.clients.responses import OpenAIResponsesClient
 from mettle.clients.rotation import RotatingClient
 from mettle.errors import UserError
 

@@ -39,7 +39,7 @@ def test_a_run_prints_the_difference_with_its_error_and_what_comes_next(mettle, 
     assert code == 0, said.err
     assert "before, 12 held-out rows" in said.out
     assert "difference" in said.out
-    assert "+1.0000 (95 % interval +0.469 to +1.000, p = 0.0005)" in said.out
+    assert "+1.000 (95 % interval +0.469 to +1.000, p = 0.0005)" in said.out
     assert "rule join" in said.out
     assert said.out.rstrip().endswith("eval run here/evaluate.toml")
     code, said = mettle("eval", "run", "here/evaluate.toml", "-n", "6", "-r", "1", "--json")

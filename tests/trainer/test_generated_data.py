@@ -34,4 +34,4 @@ def test_a_generated_set_reads_as_demonstrations(tmp_path, mini_model):
     assert trained == {
         f'<tool_call>{{"name": "f", "arguments": {{"n": 7}}}}</tool_call><|end|>{task}<|end|>' for task in range(5)
     }
-    assert batch_of(found, 1).ranks
+    assert len(batch_of(found, 1).sequence_lengths)

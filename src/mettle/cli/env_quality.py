@@ -10,8 +10,9 @@ import click
 from mettle.cli.arguments import json_object
 from mettle.cli.checks import print_checks
 from mettle.cli.options import ConfigCommand, one_word
-from mettle.cli.terminal import figure, json_option, print_json, print_next, print_table, printable
+from mettle.cli.terminal import json_option, print_json, print_next, print_table
 from mettle.errors import StorageError
+from mettle.wording import figure, printable
 
 if TYPE_CHECKING:
     from mettle.config.options import Given

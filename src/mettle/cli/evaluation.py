@@ -16,8 +16,8 @@ import click
 
 from mettle.cli.local_server import local_server
 from mettle.cli.options import print_config, split_words, with_words
-from mettle.cli.progress import Progress, money
-from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
+from mettle.cli.progress import Progress
+from mettle.cli.terminal import console, going_on, print_json, print_next, print_table
 from mettle.config import Loaded
 from mettle.config.layers import Layer, tree_layer
 from mettle.config.loader import check_needed, load_levels
@@ -31,6 +31,7 @@ from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
 from mettle.evals.targets import Served
 from mettle.runs.program import program
+from mettle.wording import between, duration, figure, format_reward, usd
 
 
 def evaluate(
@@ -186,10 +187,10 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         reward, tokens = stats.reward, stats.tokens
         rows.append(
             (
-                prepared.spec.title, prepared.target.model, reward.mean if reward else None,
+                prepared.spec.title, prepared.target.model, format_reward(reward.mean) if reward else None,
                 between(reward.interval) if reward else None, passed,
                 f"{stats.errors.num} of {stats.num_rollouts}", f"{tokens.output:,.0f}" if tokens else None,
-                money(stats.cost.total_usd) if stats.cost else None,
+                usd(stats.cost.total_usd) if stats.cost else None,
             )
         )  # fmt: skip
     print_table(columns, rows)
@@ -202,7 +203,7 @@ def _print_summary(outcome: Outcome) -> None:
     assert outcome.results is not None, "only an evaluation that ended is summarised"
     metadata, stats = outcome.results["metadata"], outcome.results.stats
     rows = summary_rows(stats)
-    rows.append(("time", f"{seconds(metadata['time'])}{_timing(stats)}"))
+    rows.append(("time", f"{duration(metadata['time'])}{_timing(stats)}"))
     if outcome.prepared.path is not None:
         rows.append(("saved in", str(outcome.prepared.path)))
     print_table(("", ""), rows, title=f"{metadata['env_id']} with {metadata['model']}")
@@ -231,18 +232,13 @@ def summary_rows(stats: Stats) -> list[tuple[str, str]]:
         spread = f"(median {written.p50:,.0f}, p99 {written.p99:,.0f})"
         rows.append(("tokens", f"{read.mean:,.0f} in, {written.mean:,.0f} out a rollout {spread}"))
     if stats.cost:
-        rows.append(("cost", money(stats.cost.total_usd)))
+        rows.append(("cost", usd(stats.cost.total_usd)))
     return rows
-
-
-def between(interval: Sequence[float] | None) -> str:
-    """An interval as text."""
-    return f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
 
 
 def _with_interval(found: Stats) -> str:
     bounds = f" (95 % interval {between(found.interval)})" if found.interval else ""
-    return f"{found.mean:.4f}{bounds}"
+    return f"{format_reward(found.mean)}{bounds}"
 
 
 def _failures(stats: Stats) -> str:
@@ -254,4 +250,4 @@ def _failures(stats: Stats) -> str:
 
 def _timing(stats: Stats) -> str:
     total = stats.timing.total_s
-    return f"; a rollout {seconds(total.p50)} (median), {seconds(total.p99)} (p99)" if total else ""
+    return f"; a rollout {duration(total.p50)} (median), {duration(total.p99)} (p99)" if total else ""

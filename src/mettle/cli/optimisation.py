@@ -14,11 +14,11 @@ import click
 
 from mettle.cli.local_server import serving
 from mettle.cli.options import print_config, split_words, with_words
-from mettle.cli.progress import money
-from mettle.cli.terminal import figure, going_on, print_json, print_next, print_table, printable, seconds
+from mettle.cli.terminal import going_on, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.gepa.config import load_spec, read_file
 from mettle.runs.program import program
+from mettle.wording import between, duration, figure, format_reward, printable, usd
 
 if TYPE_CHECKING:
     from mettle.config.options import Given
@@ -157,8 +157,8 @@ def _print(outcome: Outcome, *, env_id: str, title: str) -> None:
     if outcome.num_errors:
         rows.append(("failed rollouts", f"{outcome.num_errors}, which count neither way"))
     if outcome.cost_usd is not None:
-        rows.append(("cost of the model", money(outcome.cost_usd)))
-    rows.append(("time", seconds(outcome.time_s)))
+        rows.append(("cost of the model", usd(outcome.cost_usd)))
+    rows.append(("time", duration(outcome.time_s)))
     if outcome.path is not None:
         rows.append(("saved in", str(outcome.path)))
     print_table(("", ""), rows, title=title)
@@ -190,8 +190,8 @@ def _held_out_rows(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _with_interval(found: Estimate) -> str:
-    bounds = f" (95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f})" if found.interval else ""
-    return f"{found.mean:.4f}{bounds}"
+    bounds = f" (95 % interval {between(found.interval)})" if found.interval else ""
+    return f"{format_reward(found.mean)}{bounds}"
 
 
 def _difference(found: Comparison) -> str:
@@ -199,6 +199,6 @@ def _difference(found: Comparison) -> str:
     if difference is None:
         raise UserError("there is no row with a reward both before and after")
     if difference.interval is None:
-        return f"{difference.mean:+.4f} (one row gives no interval)"
+        return f"{difference.mean:+.3f} (one row gives no interval)"
     low, high = difference.interval
-    return f"{difference.mean:+.4f} (95 % interval {low:+.3f} to {high:+.3f}, p = {difference.p_value:.2g})"
+    return f"{difference.mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f}, p = {difference.p_value:.2g})"

@@ -108,6 +108,14 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     return [Path(file.removeprefix("@")) for file in files], [word for word in words if word not in files]
 
 
+def only_files(words: Sequence[str]) -> list[Path]:
+    """The TOML files of a command that takes nothing else. Raises: UsageError for another word."""
+    files, names = split_words(words)
+    if names:
+        raise click.UsageError(f"unexpected {names[0]!r}: config files end with .toml")
+    return files
+
+
 def own_option(asked: Asked) -> click.Option:
     """The option of one field. Its value is None when it is not given."""
     from mettle.config import shape
@@ -163,7 +171,7 @@ def _word(members: Sequence[Any]) -> str:
 
     choices = [str(arg) for member in members if get_origin(member) is Literal for arg in get_args(member)]
     plain = [member for member in members if get_origin(member) is not Literal and member is not bool]
-    words = {int: "INTEGER", float: "NUMBER", tuple: "LIST"}
+    words = {int: "INTEGER", float: "NUMBER", tuple: "LIST", Path: "PATH"}
     names = [words.get(get_origin(member) or member, "TEXT") for member in plain]
     return "|".join(dict.fromkeys([*choices, *names]))
 
@@ -176,7 +184,7 @@ def _help(asked: Asked) -> str:
     notes = []
     if isinstance(default, bool):
         notes = ["default: yes"] if default else []
-    elif isinstance(default, int | float) or (isinstance(default, str) and default):
+    elif isinstance(default, int | float | Path) or (isinstance(default, str) and default):
         notes = [f"default: {default}"]
     elif isinstance(default, list) and default:
         notes = [f"default: {','.join(map(str, default))}"]

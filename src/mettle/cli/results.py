@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from mettle.cli.evaluation import between
-from mettle.cli.terminal import console, figure, print_json, print_next, print_table, printable, seconds
+from mettle.cli.terminal import console, print_json, print_next, print_table
 from mettle.evals.compare import Comparison, TaskChange
 from mettle.evals.compare import compare_evaluations as compared
 from mettle.evals.estimator import Difference, mean_of
@@ -18,6 +17,7 @@ from mettle.evals.output import messages_of
 from mettle.evals.reader import EvaluationReader, list_evaluations
 from mettle.evals.report import plain
 from mettle.records.tasks import content_of
+from mettle.wording import between, duration, figure, printable
 
 
 def view_evaluations(num_rows: int, *, is_json: bool) -> None:
@@ -38,7 +38,7 @@ def view_evaluations(num_rows: int, *, is_json: bool) -> None:
         (
             entry.env_id, entry.model, entry.metadata.get("avg_reward"), f"{entry.metadata.get('avg_error') or 0:.0%}",
             entry.metadata.get("num_examples"), entry.metadata.get("rollouts_per_example"),
-            seconds(entry.time_s), entry.problem or str(entry.path),
+            duration(entry.time_s), entry.problem or str(entry.path),
         )
         for entry in found
     ]  # fmt: skip
@@ -153,7 +153,7 @@ def _facts(row: dict[str, Any], facts: RolloutFacts) -> list[tuple[str, Any]]:
     if row.get("answer"):
         told.append(("expected", row["answer"]))
     told += [("stopped by", facts.stop_condition), ("truncated", facts.is_truncated)]
-    told += [("tokens", _whole(facts.output_tokens)), ("time", seconds(facts.total_s))]
+    told += [("tokens", _whole(facts.output_tokens)), ("time", duration(facts.total_s))]
     if facts.cause is not None:
         told.append(("error", f"{facts.error_type} ({facts.cause}): {facts.error_message or ''}"))
     return told

@@ -17,8 +17,9 @@ from mettle.cli.sandbox_options import (
     run_with_client,
     url_option,
 )
-from mettle.cli.terminal import json_option, print_json, print_table, seconds
+from mettle.cli.terminal import json_option, print_json, print_table
 from mettle.errors import UserError
+from mettle.wording import duration
 
 if TYPE_CHECKING:
     from mettle.sandbox.service.client.client import ServiceClient
@@ -70,7 +71,7 @@ def list_machines(
             machine["name"] or None,
             machine["status"] if not machine["why_ended"] else f"ended: {machine['why_ended']}",
             f"{machine['memory_mb']} MB",
-            seconds(machine["age_s"]),
+            duration(machine["age_s"]),
             " ".join(f"{key}={value}" if value else key for key, value in machine["labels"].items()) or None,
         )
         for machine in machines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,8 @@ def generate(words: list[str], given: Given, is_dry_run: bool, is_json: bool) ->
 
 
 def _run(wanted: GenerateSpec, *, is_json: bool) -> None:
+    import asyncio
+
     from mettle.cli.local_server import serving
     from mettle.envs.prepared import prepare
     from mettle.evals.spec import unsaved_evaluation

@@ -192,7 +192,7 @@ def _read(layer: Layer, asked: Asked, folder: Path | None) -> None:
         except ValueError as error:
             shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value  # an option given once
             raise UserError(f"{_where(layer, asked.path)}{asked.name} = {shown!r}: must be {error}") from None
-    if asked.option.is_path and folder is not None and isinstance(value, str) and (folder / value).exists():
+    if asked.option.is_path and folder is not None and value and isinstance(value, str) and (folder / value).exists():
         read = str(folder / value)
     if read is not value and read != value:
         layer.tree[asked.name] = read

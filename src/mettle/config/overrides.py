@@ -137,6 +137,9 @@ def _enter(model: type[BaseModel], layer: Layer, holder: Any, path: KeyPath, key
             holder.append({})
             replace_sources(layer, path, spelled)
     elif not isinstance(holder.get(key), (dict, list)):
+        annotation = shape.annotation_at(model, path, layer.tree)
+        if annotation is not shape.MISSING and not shape.has_inside(annotation):
+            raise UserError(f"{spelled}: {dotted(path)} is one value, which has nothing inside")
         holder[key] = _starting_value(model, layer, path)
         replace_sources(layer, path, "default")
     inner = holder[key]

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -132,6 +133,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, SecretStr):
         return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return value
 
 

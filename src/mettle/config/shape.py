@@ -1,6 +1,7 @@
 """What a config model says about a key path: its annotation, the keys beside it, its default.
 
-A table whose field is a union of models becomes the variant whose `type` it names.
+A table whose field is a union of models becomes the variant whose `type` it names, or the first where `type` has a
+default.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def model_for(annotation: Any, value: Any) -> type[BaseModel] | None:
     if len(models) == 1:
         return models[0]
     named = value.get("type") if isinstance(value, dict) else None
+    if named is None and models:
+        kind = models[0].model_fields.get("type")
+        return models[0] if kind is not None and not kind.is_required() else None
     return next((model for model in models if named in type_names(model)), None)
 
 
@@ -156,6 +160,11 @@ def is_table(annotation: Any) -> bool:
     return (
         annotation is dict or get_origin(annotation) is dict or is_typeddict(annotation) or bool(models_of(annotation))
     )
+
+
+def has_inside(annotation: Any) -> bool:
+    """True when the value may be a table or a list."""
+    return takes_list(annotation) or any(member is Any or is_table(member) for member in variants(annotation))
 
 
 def limits_of(field: FieldInfo) -> list[str]:

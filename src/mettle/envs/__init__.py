@@ -163,12 +163,14 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "Usage",
         "UserMessage",
     ),
-    "mettle.clients.anthropic_messages": ("AnthropicMessagesClient",),
     "mettle.clients.base": ("Client",),
     "mettle.clients.config": ("ClientConfig",),
-    "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
-    "mettle.clients.completions": ("OpenAICompletionsClient",),
-    "mettle.clients.responses": ("OpenAIResponsesClient",),
+    "mettle.clients.endpoint_clients": (
+        "AnthropicMessagesClient",
+        "OpenAIChatCompletionsClient",
+        "OpenAICompletionsClient",
+        "OpenAIResponsesClient",
+    ),
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

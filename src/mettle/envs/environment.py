@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mettle.clients.chat import wire_tool
+from mettle.clients.dialects.chat import wire_tool
 from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
 from mettle.envs.definitions import defined

@@ -54,7 +54,7 @@ def record_of_state(
         reward,
         finite,
         [*prompt, *completion],
-        turns_of(state.get("trajectory") or (), temperature, has_advantages=has_advantages),
+        turns_of(state.get("trajectory") or (), temperature, state.get("reward"), has_advantages=has_advantages),
         state.get("stop_condition"),
         bool(state.get("is_truncated")),
         _seconds(timing, "total") or 0.0,
@@ -103,10 +103,18 @@ def token_usage(trajectory: Iterable[Mapping[str, Any]]) -> dict[str, float] | N
 
 
 def turns_of(
-    trajectory: Sequence[Mapping[str, Any]], temperature: float, *, has_advantages: bool = False
+    trajectory: Sequence[Mapping[str, Any]],
+    temperature: float,
+    reward: float | None = None,
+    *,
+    has_advantages: bool = False,
 ) -> tuple[Turn, ...]:
-    """The model calls of a trajectory, each as what it adds to the one before."""
+    """The model calls of a trajectory, each as what it adds to the one before.
+
+    Steps keep their rewards unless all are that of the rollout, `reward`: scoring gives it to steps without one.
+    """
     turns: list[Turn] = []
+    has_rewards = any(step.get("reward") not in (None, reward) for step in trajectory)
     previous: ResponseTokens | None = None
     whole: NDArray[np.int32] | None = None
     # `whole` is what the previous call ended with, kept only when its own tokens don't say so themselves.
@@ -122,8 +130,9 @@ def turns_of(
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
             prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
-        given = (step.get("reward"), step.get("advantage")) if has_advantages else (None, None)
-        turns += _turns(prefix_length, added, completion, tokens, temperature, *given)
+        due = step.get("reward") if has_rewards else None
+        advantage = step.get("advantage") if has_advantages else None
+        turns += _turns(prefix_length, added, completion, tokens, temperature, due, advantage)
         previous = tokens if isinstance(tokens, ResponseTokens) else None
         whole = None if previous is not None else _whole(tokens)
     return tuple(turns)
@@ -161,7 +170,7 @@ def _turns(
     for start, stop in runs:
         run = slice(start, stop)
         context = np.concatenate([context, completion[before:start]])
-        due = reward if stop == runs[-1][1] else None
+        due = reward if [start, stop] == runs[-1] else None
         turns.append(Turn(prefix, context, completion[run], logprobs[run], versions[run], temperature, due, advantage))
         before, prefix, context = stop, prefix_length + len(added) + stop, completion[:0]
     return turns

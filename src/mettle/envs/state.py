@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mettle.clients.chat import wire_tool
+from mettle.clients.dialects.chat import wire_tool
 from mettle.envs.timing import RolloutTiming, TimeSpan
 from mettle.records.messages import Record, Tool, messages_from, tool_from
 

@@ -221,8 +221,7 @@ class Evaluator:
 
     def _record(self, env: EnvConfig, kind: str, version: int, groups: list[GroupRecord]) -> None:
         estimate = mean_over_tasks([group.rewards for group in groups])
-        reward = estimate.mean if estimate is not None else None
-        interval = estimate.interval if estimate is not None else None
+        reward, interval = (estimate.mean, estimate.interval) if estimate is not None else (None, None)
         store = EvalStore(self._ledger.database, self._shards)
         size = sum(len(group.rollouts) for group in groups)
         with self._ledger.database.transaction():

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mettle.evals.estimator import mean_of, median
-from mettle.runs.progress import describe_eval, sparkline
+from mettle.runs.progress import describe_eval
 from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
+from mettle.wording import sparkline
 
 CANARY_TOLERANCE = 1e-5
 """In fp32 the trainer's and the engine's logprobs of the same tokens agree on average to this."""

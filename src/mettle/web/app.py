@@ -1,16 +1,17 @@
 """Routes, and what stands around each of them: the door, the error as an answer, the end of a request nobody waits for.
 
-Parts: `WebApp` (put it around a `routed` table, or around middleware of your own that is around one), `routed`,
-`begin` (how a route that writes its own ASGI messages says that it has begun). Invariants: what a handler raises is one
-answer, or, once an answer has begun, the end of the connection; a handler whose client has gone is cancelled, and so is
-one that still works when the server stops.
+Parts: `WebApp` (put it around a `routed` table, or around middleware of your own that is around one), `routed`;
+`begin`, `undisturbed`, `is_gone` and `is_delivered` (for a route that writes its own ASGI messages). Invariants: what a
+handler raises is one answer, or, once an answer has begun, the end of the connection; a handler whose client has gone
+is cancelled, and so is one that still works when the server stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -125,6 +126,28 @@ def begin(scope: Scope) -> None:
 
 def has_begun(scope: Scope) -> bool:
     return bool(scope.get(_BEGUN))
+
+
+async def is_delivered(scope: Scope) -> bool:
+    """Wait until the client has taken what was sent, as far as the system tells; False when it has gone before."""
+    connection = scope.get(CONNECTION)
+    if connection is not None:
+        await connection.drain()
+    return not is_gone(scope)
+
+
+@contextmanager
+def undisturbed(scope: Scope) -> Iterator[None]:
+    """A part of a handler that runs to its end although the client goes; ask `is_gone` afterwards."""
+    connection = scope.get(CONNECTION)
+    if connection is None:
+        yield
+        return
+    task, connection.task = connection.task, None
+    try:
+        yield
+    finally:
+        connection.task = task
 
 
 def is_gone(scope: Scope) -> bool:

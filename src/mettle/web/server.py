@@ -42,8 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
     Raises: UserError when the port is taken or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP: asyncio turns Nagle's algorithm off for no other, and it costs 40 ms for each answer in two writes.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -110,6 +109,10 @@ class HttpServer:
         )
         config.load()
         config.ssl = tls
+        if listener.family != socket.AF_UNIX:
+            # Its connections inherit this. asyncio does it for sockets that name TCP and for no other, and Nagle's
+            # algorithm costs 40 ms for each answer in two writes.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._listener = listener
         self._server = _Uvicorn(config, max_idle or _half_of_what_may_be_open())
         self._serving: asyncio.Task[None] | None = None
@@ -203,7 +206,12 @@ class _Connection(HttpToolsProtocol):
     @property
     def is_idle(self) -> bool:
         """True while no request is being answered; one whose head is not complete does not count."""
-        return self.cycle is None or self.cycle.response_complete
+        return self.cycle is None or (self.cycle.response_complete and not self.flow.write_paused)
+
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what was written, or has gone."""
+        if self.flow.write_paused:
+            await self.flow.drain()
 
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()

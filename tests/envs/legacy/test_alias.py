@@ -50,7 +50,7 @@ def test_the_alias_imports_nothing_before_it_is_used():
     said = in_fresh_process(
         """
         import verifiers, sys
-        heavy = {"openai", "datasets", "pydantic", "aiohttp", "mettle.envs.environment", "mettle.clients.chat"}
+        heavy = {"openai", "datasets", "pydantic", "aiohttp", "mettle.envs.environment", "mettle.clients.endpoint_clients"}
         print(sorted(heavy & set(sys.modules)))
         """
     )

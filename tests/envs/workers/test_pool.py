@@ -13,9 +13,8 @@ import time
 import pytest
 
 import mettle.envs as vf
-from mettle.clients.anthropic_messages import AnthropicMessagesClient
 from mettle.clients.config import ClientConfig
-from mettle.clients.responses import OpenAIResponsesClient
+from mettle.clients.endpoint_clients import AnthropicMessagesClient, OpenAIResponsesClient
 from mettle.envs.rows import Rows
 from mettle.envs.workers.endpoints import ClientCache, client_spec
 from mettle.envs.workers.environment import WorkerEnvironment, worker_spec

@@ -178,7 +178,7 @@ def _model_response_of_parts(method: Method) -> Method:
     async def get_model_response(self: Any, state: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(state, Mapping):
             return await method(self, state, prompt, *args, **kwargs)
-        from mettle.clients.chat import wire_tool
+        from mettle.clients.dialects.chat import wire_tool
 
         tools = [wire_tool(tool) for tool in state.get("tool_defs") or []]
         return await method(

@@ -139,6 +139,7 @@ def described(env: Any) -> Frame:
         "pass_threshold": env.pass_threshold,
         "tool_defs": [dict(tool) for tool in env.tool_defs],
         "requires_group_rollouts": env.requires_group_rollouts,
+        "provides_advantages": env.provides_advantages,
         "env_version": getattr(env, "env_version", None),
         "timeout_seconds": getattr(env, "timeout_seconds", 0),
     }

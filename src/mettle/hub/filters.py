@@ -1,16 +1,22 @@
-"""How figures are written for people: short, with a unit, and a dash for what is not known."""
+"""Filters of the templates: the wording of figures with a page's typography, and what only pages have."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+
+from mettle import wording
 
 DASH = "\u2013"
 
 
-def reward(value: float | None) -> str:
-    """A reward with three decimals."""
-    return DASH if value is None else f"{value:.3f}"
+def on_a_page(show: Callable[..., str]) -> Callable[..., str]:
+    """`show` of `mettle.wording` with a real dash for what is not known."""
+    return lambda *values: DASH if (text := show(*values)) == wording.DASH else text
+
+
+compact, duration, reward = map(on_a_page, (wording.compact, wording.duration, wording.format_reward))
 
 
 def signed(value: float | None) -> str:
@@ -25,17 +31,6 @@ def number(value: float | None) -> str:
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
-
-
-def compact(value: float | None) -> str:
-    """1,804 as 1.8k."""
-    if value is None:
-        return DASH
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            scaled = value / (1e3 if suffix == "k" else limit)
-            return f"{scaled:.3g}{suffix}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def small(value: float | None) -> str:
@@ -59,22 +54,6 @@ def bound(value: float | None) -> str:
     exponent = math.floor(math.log10(value))
     mantissa = math.ceil(value / 10**exponent - 1e-9)
     return f"1e{exponent + 1}" if mantissa == 10 else f"{mantissa}e{exponent}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as 3 m 12 s."""
-    if seconds is None:
-        return DASH
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 def clock(at: float | None) -> str:
@@ -120,7 +99,14 @@ def spark(values: list[float], width: float = 120.0, height: float = 28.0) -> st
     )
 
 
-FILTERS = {
-    f.__name__: f
-    for f in (reward, signed, number, compact, small, bound, duration, clock, date, heat, probability, spark)
+FILTERS: dict[str, Callable[..., object]] = {
+    f.__name__: f for f in (signed, number, small, bound, clock, date, heat, probability, spark)
+} | {
+    "reward": reward,
+    "compact": compact,
+    "duration": duration,
+    "interval": wording.format_interval,
+    "percent": on_a_page(wording.percent),
+    "usd": on_a_page(wording.usd),
+    "share_of": wording.share_of,
 }

@@ -1,34 +1,43 @@
-"""What the answers of chat and text completions have in common: a choice, token counts, and the sampled ids.
+"""OpenAI text completions (`POST /completions`), both directions, and the choice that chat completions share with them.
 
-Parts: `read` (any answer, with whatever is wrong with it as one error), `first_choice`, `response_of`. Invariant: ids
-are read only where the endpoint returned a logprob for each.
+A prompt is bare text, so a conversation is the contents of its messages, joined as they are. Invariant: ids are read
+only where the endpoint returned a logprob for each.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mettle.clients.errors import InvalidModelResponseError, one_line
-from mettle.errors import RolloutError
-from mettle.records.messages import Response, ResponseMessage, ResponseTokens, ToolCall, Usage
+from mettle.records.messages import (
+    Message,
+    Response,
+    ResponseMessage,
+    ResponseTokens,
+    ToolCall,
+    Usage,
+    content_text,
+)
 
 
-def read(reader: Callable[[Mapping[str, Any], str], Response], raw: Mapping[str, Any], url: str) -> Response:
-    """The answer `raw` of `url`, by `reader`.
+def request_body(
+    model: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A call as JSON."""
+    if tools:
+        raise ValueError("text completions know no tools; use a chat endpoint for this environment")
+    return {"model": model, "prompt": "".join(content_text(m.get("content")) for m in messages), **fields}
 
-    Raises: InvalidModelResponseError when a field has a shape that `reader` does not know, and what `reader` raises.
-    """
-    try:
-        return reader(raw, url)
-    except RolloutError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        excerpt = json.dumps(raw, default=str)[:300]
-        reason = f"{type(error).__name__}: {error}"
-        raise InvalidModelResponseError(f"POST {url}: an answer that cannot be read ({reason}): {excerpt}") from error
+
+def read_response(raw: Mapping[str, Any], url: str) -> Response:
+    """A text completion as a `Response`."""
+    choice = first_choice(raw, url)
+    if not isinstance(choice.get("text"), str):
+        raise InvalidModelResponseError(f"POST {url}: a choice without text: {str(choice)[:300]}")
+    return response_of_choice(raw, choice, choice["text"])
 
 
 def first_choice(raw: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -46,7 +55,7 @@ def first_choice(raw: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     return choices[0]
 
 
-def response_of(
+def response_of_choice(
     raw: Mapping[str, Any],
     choice: Mapping[str, Any],
     content: Any,
@@ -97,3 +106,20 @@ def _tokens(raw: Mapping[str, Any], choice: Mapping[str, Any]) -> ResponseTokens
     if len(values) != len(token_ids):
         return None
     return ResponseTokens(prompt_ids, token_ids, values, choice.get("versions") or ())
+
+
+# An answer that goes out
+
+
+def completion(
+    answer_id: str, created: int, model: str, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A text completion, or a piece of one."""
+    body: dict[str, Any] = {
+        "id": answer_id,
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": choices,
+    }
+    return body if usage is None else {**body, "usage": usage}
