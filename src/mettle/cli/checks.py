@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mettle.cli.terminal import printable
+from mettle.wording import printable
 
 if TYPE_CHECKING:
     from mettle.quality.checks import Check

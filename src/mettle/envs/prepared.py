@@ -23,7 +23,7 @@ from mettle.evals.generated import GenerateOutputs
 from mettle.evals.reader import EvaluationReader, evaluations_in
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
-from mettle.evals.spec import SETTINGS, EvalSpec
+from mettle.evals.spec import EvalSpec
 from mettle.evals.tally import Tally
 from mettle.evals.targets import Served, Target, find_target
 
@@ -79,7 +79,7 @@ def saved_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot resume from {path}: {error}") from None
     launch = metadata.get("launch")
     if isinstance(launch, dict):
-        return {name: value for name, value in launch.items() if value is not None and name in SETTINGS}
+        return {name: value for name, value in launch.items() if value is not None and name in EvalSpec.model_fields}
     names = {"env_id": "env_id", "model": "model", "env_args": "env_args", "base_url": "api_base_url"}
     names |= {name: name for name in ("rollouts_per_example", "shuffle", "shuffle_seed", "state_columns")}
     found = {mine: metadata[theirs] for theirs, mine in names.items() if metadata.get(theirs) is not None}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mettle.errors import UserError
-from mettle.evals import stats
+from mettle.evals.estimator import Difference, known_range, mean_of, paired_difference, sign_test
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import by_task
@@ -49,7 +49,7 @@ class MetricChange:
 
     before: float
     after: float
-    difference: stats.Difference
+    difference: Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Comparison:
     """What changed. `sign_p_value` is the chance of so uneven a split of risen and fallen tasks by luck."""
 
     tasks: list[TaskChange]
-    difference: stats.Difference
+    difference: Difference
     metrics: dict[str, MetricChange]
     num_risen: int
     num_fallen: int
@@ -106,7 +106,10 @@ def compare_evaluations(before: EvaluationReader, after: EvaluationReader) -> Co
         why = f"{len(changed)} have the same number but ask something else" if changed else "they have other numbers"
         raise UserError(f"{before.path} and {after.path} have no scored task in common: {why}")
     tasks = [_change(e, left[e], right[e], before.pass_threshold, after.pass_threshold) for e in shared]
-    difference = stats.paired_difference([t.reward_before for t in tasks], [t.reward_after for t in tasks])
+    rewards = [facts.reward for side in (left, right) for e in shared for facts in side[e] if facts.reward is not None]
+    difference = paired_difference(
+        [task.reward_before for task in tasks], [task.reward_after for task in tasks], known_range(rewards)
+    )
     assert difference is not None, "there is at least one task"
     num_risen = sum(task.change > NO_CHANGE for task in tasks)
     num_fallen = sum(task.change < -NO_CHANGE for task in tasks)
@@ -116,7 +119,7 @@ def compare_evaluations(before: EvaluationReader, after: EvaluationReader) -> Co
         metrics=_metric_differences({e: left[e] for e in shared}, right),
         num_risen=num_risen,
         num_fallen=num_fallen,
-        sign_p_value=stats.sign_test(num_risen, num_fallen),
+        sign_p_value=sign_test(num_risen, num_fallen),
         num_only_before=len(left) - len(shared),
         num_only_after=len(right) - len(shared),
         warnings=_warnings(before, after, len(changed), len(left), len(right), len(shared)),
@@ -138,16 +141,11 @@ def _change(
 ) -> TaskChange:
     return TaskChange(
         example,
-        _mean([facts.reward for facts in before]),
-        _mean([facts.reward for facts in after]),
-        _mean([float((facts.reward or 0.0) >= threshold) for facts in before]),
-        _mean([float((facts.reward or 0.0) >= threshold_after) for facts in after]),
+        mean_of([facts.reward or 0.0 for facts in before]),
+        mean_of([facts.reward or 0.0 for facts in after]),
+        mean_of([float((facts.reward or 0.0) >= threshold) for facts in before]),
+        mean_of([float((facts.reward or 0.0) >= threshold_after) for facts in after]),
     )
-
-
-def _mean(values: list[float | None] | list[float]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known)
 
 
 def _metric_differences(
@@ -156,16 +154,17 @@ def _metric_differences(
     names = dict.fromkeys(name for task in before.values() for facts in task for name in facts.metrics)
     found = {}
     for name in names:
-        pairs = []
+        pairs, values = [], []
         for example, task in before.items():
             here = [facts.metrics[name] for facts in task if name in facts.metrics]
             there = [facts.metrics[name] for facts in after[example] if name in facts.metrics]
             if here and there:
-                pairs.append((_mean(here), _mean(there)))
+                pairs.append((mean_of(here), mean_of(there)))
+                values += here + there
         here, there = [a for a, _ in pairs], [b for _, b in pairs]
-        difference = stats.paired_difference(here, there)
+        difference = paired_difference(here, there, known_range(values, name))
         if difference is not None:
-            found[name] = MetricChange(_mean(here), _mean(there), difference)
+            found[name] = MetricChange(mean_of(here), mean_of(there), difference)
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mettle.errors import StorageError, UserError
+from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
 from mettle.evals.output import error_row, output_row, record_of
 from mettle.evals.report import Stats, stats_of
@@ -28,6 +29,9 @@ from mettle.storage.evals import FINISHED, EvalRow, read_evals
 from mettle.storage.rollouts import RolloutRow, read_rollout, rollout_rows
 from mettle.storage.run_dir import RunDir
 from mettle.storage.schema import MIGRATIONS
+
+OWN_KIND = "eval"
+"""Of an evaluation that was run by itself: it is the only one of its folder."""
 
 PUBLISHED_STATE = "published"
 """Of an evaluation that is only there as the files that are published: they do not say how it ended."""
@@ -51,6 +55,8 @@ class EvaluationEntry:
     state: str = PUBLISHED_STATE
     num_rollouts: int | None = None
     planned_rollouts: int | None = None
+    measured: tuple[float | None, tuple[float, float] | None] | None = None
+    """Mean and interval of the reward as the store has them, so that a list needs no rollout."""
 
     @property
     def env_id(self) -> str:
@@ -59,8 +65,65 @@ class EvaluationEntry:
 
     @property
     def model(self) -> str:
-        """The model."""
-        return str(self.metadata.get("model") or "?")
+        """The model; the policy version where a run evaluated its own."""
+        own = "?" if self.eval_id is None or self.kind == OWN_KIND else f"{self.path.name} v{self.step}"
+        return str(self.metadata.get("model") or own)
+
+    @property
+    def name(self) -> str:
+        """What a command takes: the folder, with the number of the evaluation where the run has several kinds."""
+        return str(self.path) if self.eval_id is None or self.kind == OWN_KIND else f"{self.path}:{self.eval_id}"
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over tasks of the reward so far; what the file says where only that is there."""
+        if self.measured is not None:
+            return self.measured[0]
+        saved = self._saved("reward")
+        return _finite(self.metadata.get("avg_reward") if saved is None else saved.get("mean"))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the reward; None while it runs."""
+        if self.measured is not None:
+            return self.measured[1]
+        ends = (self._saved("reward") or {}).get("interval")
+        low, high = map(_finite, ends) if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def error_rate(self) -> float | None:
+        """The share of rollouts that failed."""
+        return _finite(self.metadata.get("avg_error"))
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What it cost."""
+        cost = self.metadata.get("cost")
+        return _finite(cost.get("total_usd")) if isinstance(cost, dict) else None
+
+    @property
+    def num_done(self) -> int | None:
+        """Rollouts that are there; None where the files do not say."""
+        if self.num_rollouts is not None:
+            return self.num_rollouts
+        stats = self.metadata.get("stats")
+        counted = _finite(stats.get("num_rollouts")) if isinstance(stats, dict) else None
+        return None if counted is None else int(counted)
+
+    @property
+    def num_planned(self) -> int | None:
+        """Rollouts that were asked for; None where the files do not say."""
+        if self.planned_rollouts is not None:
+            return self.planned_rollouts
+        tasks, each = (_finite(self.metadata.get(name)) for name in ("num_examples", "rollouts_per_example"))
+        return int(tasks * each) if tasks is not None and each is not None and tasks >= 0 else None
+
+    def _saved(self, name: str) -> dict[str, Any] | None:
+        """A part of the statistics that a finished evaluation publishes."""
+        stats = self.metadata.get("stats")
+        found = stats.get(name) if isinstance(stats, dict) else None
+        return found if isinstance(found, dict) else None
 
     @property
     def is_complete(self) -> bool:
@@ -70,22 +133,31 @@ class EvaluationEntry:
     @property
     def time_s(self) -> float | None:
         """How long it took; older files have milliseconds under another name."""
-        if self.metadata.get("time") is not None:
-            return float(self.metadata["time"])
-        return float(self.metadata["time_ms"]) / 1000 if self.metadata.get("time_ms") is not None else None
+        milliseconds = _finite(self.metadata.get("time_ms"))
+        return _finite(self.metadata.get("time")) if milliseconds is None else milliseconds / 1000
 
 
 def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
-    """Every evaluation under `outputs/evals` and `environments/*/outputs/evals`, the newest first."""
-    entries = [entry for path in find_evaluations(root) for entry in evaluations_in(path)]
+    """Every evaluation under `outputs/evals`, `environments/*/outputs/evals` and `runs`, the newest first."""
+    entries = [entry for path in find_evaluations(root) for entry in _entries_or_problem(path)]
     return sorted(entries, key=lambda entry: entry.modified_at, reverse=True)
 
 
 def find_evaluations(root: Path = Path()) -> list[Path]:
-    """Folders with evaluations under `outputs/evals`, here and beside each environment."""
+    """Folders with evaluations: under `outputs/evals`, here and beside each environment, and runs that have some."""
     bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
     found = {file.parent for base in bases for name in (METADATA, "run.db") for file in base.glob(f"*/*/{name}")}
-    return sorted(found)
+    return sorted(found | {file.parent for file in root.glob("runs/*/run.db")})
+
+
+def _entries_or_problem(folder: Path) -> list[EvaluationEntry]:
+    """As `evaluations_in`; nothing for a run that has none, and the reason for a folder that cannot be read."""
+    try:
+        if (folder / METADATA).exists() or is_stored(folder):
+            return evaluations_in(folder)
+    except StorageError as error:
+        return [EvaluationEntry(folder, 0.0, {}, str(error))]
+    return []
 
 
 def evaluations_in(folder: Path) -> list[EvaluationEntry]:
@@ -296,17 +368,25 @@ class _Published:
 
 def _located(path: Path, eval_id: int | None = None) -> tuple[Path, int | None]:
     """(folder, id in the store) of the evaluation that `path` means; the id is None for one that is only published."""
-    folder = path.parent if path.name in (RESULTS, METADATA, "run.db") else path
-    head, _, chosen = path.name.rpartition(":")
-    if not folder.exists() and head and chosen:
-        folder = path.with_name(head)
-    else:
-        chosen = ""
+    folder, chosen = _folder_of(path)
+    if not folder.exists() and not path.is_absolute():
+        named, wanted = _folder_of("runs" / path)
+        if named.exists():
+            folder, chosen = named, wanted
     if is_stored(folder):
         return folder, _chosen(folder, chosen) if eval_id is None else eval_id
     if chosen or not (folder / METADATA).exists() or not (folder / RESULTS).exists():
         raise UserError(f"no evaluation in {path}: it has no {METADATA} and {RESULTS}; `mettle eval view` lists them")
     return folder, None
+
+
+def _folder_of(path: Path) -> tuple[Path, str]:
+    """(folder, what of it is chosen after a colon) as a path or the name of a run says it."""
+    folder = path.parent if path.name in (RESULTS, METADATA, "run.db") else path
+    head, _, chosen = path.name.rpartition(":")
+    if folder.exists() or not head or not chosen:
+        return folder, ""
+    return path.with_name(head), chosen
 
 
 def _chosen(folder: Path, chosen: str) -> int:
@@ -326,13 +406,35 @@ def _database(folder: Path) -> Database:
 
 def _stored_entry(folder: Path, database: Database, row: EvalRow) -> EvaluationEntry:
     about: dict[str, Any] = {"env_id": row.env_id, "model": row.model, **row.metadata}
-    if not row.is_finished and row.num_rollouts:
-        mean = database.value("SELECT avg(reward) FROM rollouts WHERE eval_id = ?", (row.eval_id,))
+    if not row.is_finished:
+        mean, interval = _mean_so_far(database, row.eval_id), None
+    else:
+        mean = row.mean
+        interval = None if row.ci_low is None or row.ci_high is None else (row.ci_low, row.ci_high)
+    if row.num_rollouts:
         about |= {"avg_reward": mean, "avg_error": row.num_errors / row.num_rollouts}
     return EvaluationEntry(
-        folder, row.updated_at or row.created_at, about, None, row.eval_id, row.kind, row.step,
-        row.state, row.num_rollouts, row.planned_rollouts,
+        folder, row.updated_at or row.created_at, about, None, row.eval_id, row.kind, row.step, row.state,
+        row.num_rollouts, row.planned_rollouts, (mean, interval),
     )  # fmt: skip
+
+
+def _mean_so_far(database: Database, eval_id: int) -> float | None:
+    """The estimator's mean over tasks, as far as an evaluation is."""
+    running = RunningMean()
+    for row in database.rows(
+        "SELECT coalesce(example_id, uid) AS task, reward FROM rollouts WHERE eval_id = ?", (eval_id,)
+    ):
+        if row["reward"] is not None:
+            running.add(row["task"], row["reward"])
+    return running.mean
+
+
+def _finite(value: Any) -> float | None:
+    """A figure that can be drawn; metadata may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        return None
+    return float(value)
 
 
 def _published_entry(path: Path) -> EvaluationEntry:

@@ -1,8 +1,8 @@
 """What an evaluation comes to, with how sure one can be: `results.stats`.
 
-Parts: `stats_of` (facts in, one nested record out). Every mean carries a standard error and an interval clustered by
-task. Invariants: a rollout that failed is in the error rates and the token counts and in no average of rewards; what is
-not known (a price, the tokens, an error over one task) is None and never 0.
+Parts: `stats_of` (facts in, one nested record out). Every mean is over tasks, with a standard error and an interval.
+Invariants: a rollout that failed is in the error rates and the token counts and in no average of rewards; what is not
+known (a price, the tokens, an error over one task) is None and never 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mettle.clients.prices import Price
-from mettle.evals import stats
+from mettle.evals.estimator import (
+    SHARE,
+    known_range,
+    mean_of,
+    mean_over_tasks,
+    pass_all_k,
+    pass_at_k,
+    percentile,
+    powers_of_two,
+    spread,
+)
 from mettle.evals.facts import RolloutFacts
 from mettle.records.messages import Record
 
@@ -40,8 +50,8 @@ def stats_of(
         num_rollouts=len(rollouts),
         num_tasks=len(tasks),
         num_scored=num_scored,
-        reward=_mean(rewards),
-        avg_at_k=_average_at_k(rewards, rollouts_per_example),
+        reward=(reward := _mean(rewards)),
+        avg_at_k=Stats({str(rollouts_per_example): reward.mean} if reward is not None else {}),
         **_passes(rewards, rollouts_per_example, pass_threshold),
         pass_threshold=pass_threshold,
         metrics=_metrics(tasks.values()),
@@ -53,11 +63,11 @@ def stats_of(
         cost=_cost(rollouts, price),
         timing=Stats(
             {
-                name: _spread([value for facts in rollouts if (value := getattr(facts, name)) is not None])
+                name: _profile([value for facts in rollouts if (value := getattr(facts, name)) is not None])
                 for name in ("total_s", "model_s", "env_s", "scoring_s")
             }
         ),
-        turns=_spread([float(facts.num_turns) for facts in rollouts if facts.cause is None]),
+        turns=_profile([float(facts.num_turns) for facts in rollouts if facts.cause is None]),
     )
 
 
@@ -69,9 +79,9 @@ def by_task(rollouts: Iterable[RolloutFacts]) -> dict[Any, list[RolloutFacts]]:
     return tasks
 
 
-def _mean(clusters: Sequence[Sequence[float]]) -> Stats | None:
-    estimate = stats.clustered_mean(clusters)
-    seen = stats.distribution([value for cluster in clusters for value in cluster])
+def _mean(tasks: Sequence[Sequence[float]], name: str = "") -> Stats | None:
+    values = [value for task in tasks for value in task]
+    estimate, seen = mean_over_tasks(tasks, known_range(values, name)), spread(values)
     if estimate is None or seen is None:
         return None
     return Stats(
@@ -81,23 +91,17 @@ def _mean(clusters: Sequence[Sequence[float]]) -> Stats | None:
         std=seen.std,
         min=seen.min,
         max=seen.max,
-        num_tasks=estimate.num_clusters,
+        num_tasks=estimate.num_tasks,
     )
-
-
-def _average_at_k(rewards: Sequence[Sequence[float]], k: int) -> Stats:
-    """The mean over tasks of the mean of their rollouts: no task weighs more because fewer of its rollouts failed."""
-    means = [sum(task) / len(task) for task in rewards if task]
-    return Stats({str(k): sum(means) / len(means)} if means else {})
 
 
 def _passes(rewards: Sequence[Sequence[float]], rollouts_per_example: int, threshold: float) -> dict[str, Stats]:
     """pass@k and pass^k over the tasks with at least k scored rollouts."""
     counts = [(len(task), sum(reward >= threshold for reward in task)) for task in rewards]
     found: dict[str, Stats] = {}
-    for name, estimator in (("pass_at_k", stats.pass_at_k), ("pass_all_k", stats.pass_all_k)):
+    for name, estimator in (("pass_at_k", pass_at_k), ("pass_all_k", pass_all_k)):
         table = Stats()
-        for k in stats.powers_of_two(rollouts_per_example):
+        for k in powers_of_two(rollouts_per_example):
             values = [estimator(n, c, k) for n, c in counts if n >= k]
             if values:
                 table[str(k)] = _share(values)
@@ -106,12 +110,10 @@ def _passes(rewards: Sequence[Sequence[float]], rollouts_per_example: int, thres
 
 
 def _share(values: Sequence[float]) -> Stats:
-    estimate = stats.clustered_mean([[value] for value in values])
+    estimate = mean_over_tasks([[value] for value in values], SHARE)
     assert estimate is not None, "the caller has at least one task"
-    error, interval = estimate.standard_error, None
-    if error is not None:
-        interval = list(stats.share_interval(estimate.mean, error, estimate.num_clusters))
-    return Stats(mean=estimate.mean, standard_error=error, interval=interval, num_tasks=len(values))
+    interval = list(estimate.interval) if estimate.interval else None
+    return Stats(mean=estimate.mean, standard_error=estimate.standard_error, interval=interval, num_tasks=len(values))
 
 
 def _metrics(tasks: Iterable[Sequence[RolloutFacts]]) -> Stats:
@@ -124,16 +126,16 @@ def _metrics(tasks: Iterable[Sequence[RolloutFacts]]) -> Stats:
                     here.setdefault(name, []).append(value)
         for name, values in here.items():
             clusters.setdefault(name, []).append(values)
-    return Stats({name: _mean(groups) for name, groups in clusters.items()})
+    return Stats({name: _mean(groups, name) for name, groups in clusters.items()})
 
 
 def _groups(rewards: Sequence[Sequence[float]]) -> Stats:
     """How much the rollouts of one task differ: without a difference, reinforcement learning has no signal."""
-    spreads = [seen.std for task in rewards if (seen := stats.distribution(task)) is not None and seen.std is not None]
+    spreads = [seen.std for task in rewards if (seen := spread(task)) is not None and seen.std is not None]
     return Stats(
         num_groups=len(spreads),
-        share_without_variance=_rate(sum(spread <= 1e-9 for spread in spreads), len(spreads)),
-        mean_std=sum(spreads) / len(spreads) if spreads else None,
+        share_without_variance=_rate(sum(std <= 1e-9 for std in spreads), len(spreads)),
+        mean_std=mean_of(spreads) if spreads else None,
     )
 
 
@@ -168,8 +170,8 @@ def _tokens(rollouts: Sequence[RolloutFacts]) -> Stats | None:
         input=sum(facts.input_tokens or 0.0 for facts in counted),
         output=sum(facts.output_tokens or 0.0 for facts in counted),
         num_rollouts=len(counted),
-        input_per_rollout=_spread([facts.input_tokens or 0.0 for facts in counted]),
-        output_per_rollout=_spread([facts.output_tokens or 0.0 for facts in counted]),
+        input_per_rollout=_profile([facts.input_tokens or 0.0 for facts in counted]),
+        output_per_rollout=_profile([facts.output_tokens or 0.0 for facts in counted]),
     )
 
 
@@ -185,12 +187,12 @@ def _cost(rollouts: Sequence[RolloutFacts], price: Price | None) -> Stats | None
     return Stats(**cost, usd_per_rollout=cost["total_usd"] / len(rollouts))
 
 
-def _spread(values: Sequence[float]) -> Stats | None:
+def _profile(values: Sequence[float]) -> Stats | None:
     if not values:
         return None
     ordered = sorted(values)
-    quantiles = {name: stats.percentile(ordered, q) for name, q in PERCENTILES}
-    return Stats(mean=sum(ordered) / len(ordered), **quantiles, max=ordered[-1])
+    quantiles = {name: percentile(ordered, q) for name, q in PERCENTILES}
+    return Stats(mean=mean_of(ordered), **quantiles, max=ordered[-1])
 
 
 def _rate(count: int, total: int) -> float | None:

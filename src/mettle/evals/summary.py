@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mettle.clients.prices import Price
+from mettle.evals.estimator import RunningMean, pass_all_k, pass_at_k, powers_of_two
 from mettle.evals.facts import RolloutFacts
-from mettle.evals.stats import pass_all_k, pass_at_k, powers_of_two
 
 
 class Summary:
@@ -25,8 +25,8 @@ class Summary:
         self.num_rollouts = 0
         self.num_errors = 0
         self.input_tokens = self.output_tokens = 0.0
-        self._rewards = 0.0
-        self._metrics: dict[str, tuple[float, int]] = {}
+        self._reward = RunningMean()
+        self._metrics: dict[str, RunningMean] = {}
         self._usage: dict[str, float] = {}
         self._num_with_usage = self._num_without_usage = 0
         self._by_example: dict[Any, tuple[int, int]] = {}
@@ -35,9 +35,8 @@ class Summary:
 
     @property
     def avg_reward(self) -> float | None:
-        """Mean over the rollouts that have a reward."""
-        num_scored = self.num_rollouts - self.num_errors
-        return self._rewards / num_scored if num_scored else None
+        """Mean over tasks of the rewards so far."""
+        return self._reward.mean
 
     @property
     def cost(self) -> dict[str, float] | None:
@@ -53,10 +52,9 @@ class Summary:
         if facts.reward is None:
             self.num_errors += 1
             return
-        self._rewards += facts.reward
+        self._reward.add(facts.example_id, facts.reward)
         for name, value in facts.metrics.items():
-            total, count = self._metrics.get(name, (0.0, 0))
-            self._metrics[name] = (total + value, count + 1)
+            self._metrics.setdefault(name, RunningMean()).add(facts.example_id, value)
         self._count_pass(facts)
 
     def metadata(self) -> dict[str, Any]:
@@ -64,7 +62,7 @@ class Summary:
         cost = self.cost
         return {
             "avg_reward": self.avg_reward,
-            "avg_metrics": {name: total / count for name, (total, count) in self._metrics.items()},
+            "avg_metrics": {name: running.mean for name, running in self._metrics.items()},
             "avg_error": self.num_errors / self.num_rollouts if self.num_rollouts else 0.0,
             "pass_at_k": self._averages(at_least_one for at_least_one, _ in self._passes.values()),
             "pass_all_k": self._averages(all_of_them for _, all_of_them in self._passes.values()),

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mettle.clients.prices import Price
+from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts
 
 WINDOW_S = 30.0
@@ -25,7 +26,7 @@ class Tally:
         self.num_done = self.num_errors = self.num_kept = 0
         self.input_tokens = self.output_tokens = 0.0
         self.is_over = False
-        self._rewards = 0.0
+        self._reward = RunningMean()
         self._is_counted = True
         self._clock = clock
         self._started = self._ended = clock()
@@ -55,9 +56,8 @@ class Tally:
 
     @property
     def avg_reward(self) -> float | None:
-        """Mean over the rollouts that have a reward."""
-        num_scored = self.num_done - self.num_errors
-        return self._rewards / num_scored if num_scored else None
+        """Mean over tasks of the rewards so far."""
+        return self._reward.mean
 
     @property
     def cost_usd(self) -> float | None:
@@ -107,7 +107,7 @@ class Tally:
         if facts.reward is None:
             self.num_errors += 1
         else:
-            self._rewards += facts.reward
+            self._reward.add(facts.example_id, facts.reward)
 
     def _forget(self, now: float) -> None:
         while self._recent and now - self._recent[0][0] > WINDOW_S:

@@ -6,7 +6,6 @@ Invariants: a rollout that failed is counted as failed and in nothing else; each
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import UserError
-from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, list_evaluations
+from mettle.evals.estimator import mean_of, mean_over_tasks, spread
+from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, list_evaluations
 from mettle.quality.checks import Check, check
 
 MIN_ROLLOUTS = 20
@@ -70,6 +70,7 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
     groups: dict[Any, list[float]] = defaultdict(list)
     for row in scored:
         groups[row.get("example_id", 0)].append(float(row["reward"]))
+    estimate, seen = mean_over_tasks(list(groups.values())), spread(rewards)
     several = [group for group in groups.values() if len(group) > 1]
     return Distribution(
         env_id=str(metadata.get("env_id", "")),
@@ -78,15 +79,15 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
         num_errors=len(failed),
         error_kinds=dict(Counter(_error_kind(row) for row in failed).most_common()),
         num_truncated=sum(bool(row.get("is_truncated")) for row in scored),
-        mean=statistics.fmean(rewards) if rewards else None,
-        std=statistics.pstdev(rewards) if rewards else None,
+        mean=estimate.mean if estimate else None,
+        std=seen.std if seen else None,
         formats=_formats(scored),
         num_groups=len(several),
         num_varying_groups=sum(max(group) - min(group) > EPSILON for group in several),
-        group_means=tuple(statistics.fmean(group) for group in groups.values()),
+        group_means=tuple(mean_of(group) for group in groups.values()),
         group_tries=tuple(len(group) for group in groups.values()),
         pass_threshold=threshold,
-        group_passes=tuple(statistics.fmean(float(r >= threshold) for r in group) for group in groups.values()),
+        group_passes=tuple(mean_of([float(r >= threshold) for r in group]) for group in groups.values()),
     )
 
 
@@ -117,19 +118,19 @@ _NO_SPREAD = "every rollout earns about the same: give partial credit, or mix ea
 
 
 def find_evaluation(name: str, root: Path = Path()) -> Path:
-    """The folder of an evaluation: a path to it or to one of its files, or the newest of an environment.
+    """The path of an evaluation: itself, the newest of a run or one of it (`RUN:final`), or of an environment.
 
     Raises: UserError when there is none.
     """
     try:
-        return evaluation_folder(Path(name))
+        return Path(EvaluationReader(Path(name)).entry.name)
     except UserError:
         found = [entry for entry in list_evaluations(root) if entry.problem is None and _is_of(entry, name)]
     if not found:
         raise UserError(
             f"{name!r} is no saved evaluation, and no environment with one; mettle eval run {name} -m MODEL"
         )
-    return found[0].path
+    return Path(found[0].name)
 
 
 def read_distribution(folder: Path) -> Distribution:
@@ -139,9 +140,10 @@ def read_distribution(folder: Path) -> Distribution:
 
 
 def _is_of(entry: EvaluationEntry, env_id: str) -> bool:
-    """Folders are named `<environment>--<model>`."""
+    """Folders are named `<environment>--<model>`; a run says which environment it evaluated."""
     wanted = env_id.partition("@")[0].replace("_", "-").replace("/", "--")
-    return entry.path.parent.name.replace("_", "-").startswith(f"{wanted}--")
+    name = entry.path.parent.name if entry.kind == OWN_KIND else f"{entry.env_id}--"
+    return name.replace("_", "-").replace("/", "--").startswith(f"{wanted}--")
 
 
 def _formats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -150,7 +152,7 @@ def _formats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, value in (row.get("metrics") or {}).items():
             if "format" in name.lower() and isinstance(value, int | float):
                 values[name].append(float(value))
-    return {name: statistics.fmean(found) for name, found in values.items()}
+    return {name: mean_of(found) for name, found in values.items()}
 
 
 def _error_kind(row: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from mettle.evals.output import messages_of
 from mettle.records.tasks import content_of
 from mettle.tui.search import call_of
-from mettle.tui.text import one_line, printable
+from mettle.wording import one_line, printable
 
 BODY_CHARS = 1_000_000
 """A longer text is cut where it is shown until more is asked for."""

@@ -18,9 +18,9 @@ from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import plain
 from mettle.evals.results import METADATA
 from mettle.tui.catalog import planned_of
-from mettle.tui.figures import ago, whole
 from mettle.tui.search import Needle
 from mettle.tui.selection import Selection
+from mettle.wording import ago, whole
 
 
 @contextmanager

@@ -6,11 +6,11 @@ decided elsewhere.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mettle.evals.estimator import mean_of
 from mettle.quality.checks import Check, check
 from mettle.quality.rewards.cases import Case
 from mettle.quality.rewards.trials import Outcome
@@ -56,7 +56,7 @@ def by_kind(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
 def mean_reward(tried: Sequence[Tried]) -> float | None:
     """The average of those that have a reward."""
     rewards = [each.first.reward for each in tried if each.first.reward is not None]
-    return statistics.fmean(rewards) if rewards else None
+    return mean_of(rewards) if rewards else None
 
 
 def _gold_of(tried: Sequence[Tried]) -> dict[int, float]:
@@ -78,7 +78,7 @@ def _above(tried: Sequence[Tried], family: str, name: str, by_mean: bool) -> Che
         return Check(name, "untested", what, "write some: --custom tests.json")
     beaten = list(_beaten_on_average(golds, others) if by_mean else _beaten(golds, others))
     if not beaten:
-        least = statistics.fmean(golds.values()) if by_mean else min(golds.values())
+        least = mean_of(list(golds.values())) if by_mean else min(golds.values())
         how = "on average" if by_mean else "at least"
         return check(name, True, f"on {len(golds)} rows; gold earns {how} {least:.3g}")
     fix = "compare the whole parsed answer with the right one" if family == "wrong" else "give nothing for no answer"
@@ -100,8 +100,8 @@ def _beaten_on_average(golds: dict[int, float], others: Sequence[Tried]) -> Iter
         scored = [each for each in members if each.first.reward is not None and each.case.row_index in golds]
         if not scored:
             continue
-        mean = statistics.fmean(each.first.reward or 0.0 for each in scored)
-        gold = statistics.fmean(golds[each.case.row_index] for each in scored)
+        mean = mean_of([each.first.reward or 0.0 for each in scored])
+        gold = mean_of([golds[each.case.row_index] for each in scored])
         if mean >= gold - EPSILON:
             yield f"{kind} earns as much as gold on average ({mean:.3g} against {gold:.3g} on {len(scored)} rows)"
 
