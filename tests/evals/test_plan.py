@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from mettle.config.layers import tree_layer
+from mettle.config.loader import load_levels
+from mettle.config.options import Given, fields_of, own_names
+from mettle.config.overrides import parse_overrides
 from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.errors import UserError
-from mettle.evals.plan import read_plan
-from mettle.evals.spec import ALIASES, SETTINGS, spec_from
+from mettle.evals.plan import EvalFile, read_plan
+from mettle.evals.spec import EvalSpec
 
 
 @pytest.fixture
@@ -25,9 +29,10 @@ def plan(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n{table}')
 
-    def read(text, **overrides):
+    def read(text, *tokens):
         (tmp_path / "e.toml").write_text(text)
-        return read_plan(tmp_path / "e.toml", overrides, package_defaults)
+        given = Given(overrides=tuple(parse_overrides(tokens)))
+        return [loaded.config for loaded in read_plan([tmp_path / "e.toml"], given, package_defaults)]
 
     return read
 
@@ -60,17 +65,17 @@ def test_each_eval_is_stronger_than_what_is_said_for_all_and_that_than_the_envir
 
 def test_the_command_line_is_stronger_than_the_file(plan):
     (spec,) = plan(
-        'model = "m"\n[[eval]]\nenv_id = "words"\nnum_examples = 1\ntemperature = 1.0', num_examples=9, model="x"
-    )
+        'model = "m"\n[[eval]]\nenv_id = "words"\nnum_examples = 1\ntemperature = 1.0',
+        "--num-examples", "9", "--model", "x",
+    )  # fmt: skip
     assert (spec.num_examples, spec.model) == (9, "x")
-    (spec,) = plan('model = "m"\n[[eval]]\nenv_id = "words"\nsampling = {temperature = 1.0}', temperature=0.0)
+    (spec,) = plan('model = "m"\n[[eval]]\nenv_id = "words"\nsampling = {temperature = 1.0}', "--temperature", "0.0")
     assert spec.sampling_args == {"temperature": 0.0}
 
 
 def test_within_one_level_sampling_arguments_outweigh_the_short_forms():
-    spec = spec_from(
-        [{"env_id": "e", "model": "m", "temperature": 0.1, "max_tokens": 5, "sampling_args": {"temperature": 1}}]
-    )
+    given = {"env_id": "e", "model": "m", "temperature": 0.1, "max_tokens": 5, "sampling_args": {"temperature": 1}}
+    spec = load_levels(EvalSpec, [own_names(EvalSpec, tree_layer(given, "test"))]).config
     assert spec.sampling_args == {"temperature": 1, "max_tokens": 5}
 
 
@@ -114,16 +119,16 @@ def test_settings_of_other_programs_are_accepted(plan):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('model = "m"\n[[eval]]\nenv_id = "words"\nnum_exampels = 3', "e.toml:4: unknown key 'eval.0.num_exampels'; did you mean 'num_examples'?"),
+        ('model = "m"\n[[eval]]\nenv_id = "words"\nnum_exampels = 3', "e.toml:4: unknown key 'num_exampels'; did you mean 'num_examples'?"),
         ('modl = "m"\n[[eval]]\nenv_id = "words"', "e.toml:1: unknown key 'modl'; did you mean 'model'?"),
-        ('model = "m"\n[[eval]]\nenv_id = "words"\nnum_examples = "3"', "e.toml:4: num_examples = '3': must be a whole number of at least 1, or -1"),
+        ('model = "m"\n[[eval]]\nenv_id = "words"\nnum_examples = "3"', 'e.toml:4: num_examples = "3": input should be a valid integer'),
         ('model = "m"\n[[eval]]\nenv_id = "words"\n[[eval]]\nmodel = "x"', "e.toml:4: eval.1 has no env_id; set env_id = NAME"),
         ('[[eval]]\nenv_id = "words"', "e.toml:1: eval.0 has no model; set model = NAME"),
         ('model = "m"', "e.toml has no [[eval]] and no [[ablation]]"),
         ('model = "m"\n[eval]\nenv_id = "words"', "e.toml:2: eval is written as [[eval]] tables"),
         ('model = "m"\n[[ablation]]\nenv_id = "words"', "an [[ablation]] has an [ablation.sweep] with lists of values"),
         ('model = "m"\n[[ablation]]\nenv_id = "words"\n[ablation.sweep]\ntemperature = 1.0', "e.toml:5: temperature = 1.0: a sweep is over a list"),
-        ('model = "m"\n[[ablation]]\nenv_id = "words"\n[ablation.sweep]\ntemprature = [1.0]', "unknown key 'ablation.0.sweep.temprature'; did you mean 'temperature'?"),
+        ('model = "m"\n[[ablation]]\nenv_id = "words"\n[ablation.sweep]\ntemprature = [1.0]', "e.toml:5: unknown key 'temprature'; did you mean 'temperature'?"),
         ('model = "m"\n[[eval]]\nenv_id = "wrds"', "did you mean 'words'?"),
         ('model = = "m"', "e.toml:1: not valid TOML"),
     ],
@@ -135,10 +140,48 @@ def test_a_mistake_is_one_line_with_file_line_and_nearest_key(plan, text, messag
     assert "\n" not in str(raised.value)
 
 
-def test_the_reference_names_every_setting():
+def test_the_reference_names_every_setting_that_has_another_name_or_comes_from_elsewhere():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "evaluations.md").read_text()
-    table = page.partition("## Settings of an evaluation")[2]
-    assert [name for name in (*SETTINGS, *ALIASES) if f"`{name}`" not in table] == []
+    section = page.partition("## Settings of an evaluation")[2]
+    names = [name for name in fields_of(EvalSpec) if name not in EvalSpec.model_fields]
+    assert [name for name in names if f"`{name}`" not in section] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("timeout_minutes = 3", "e.toml:2: timeout_minutes = 3: ends an evaluation elsewhere; here timeout"),
+        ("allow_sandbox_access = false", "e.toml:2: allow_sandbox_access = false: nothing here keeps an environment"),
+        ('heartbeat_url = "x"', "e.toml:2: heartbeat_url = 'x': nothing here sends heartbeats"),
+        ('id = "a"\nenv_id = "words"', "e.toml:2: id and env_id are the same setting; keep one"),
+        ('headers = ["no colon"]', "e.toml:2: headers = ['no colon']: must be 'Name: value' lines, or a table"),
+    ],
+)
+def test_what_would_change_a_result_and_does_nothing_here_is_refused(plan, line, message):
+    with pytest.raises(UserError) as raised:
+        plan(f'model = "m"\n{line}\n[[eval]]\nenv_id = "words"')
+    assert message in str(raised.value)
+
+
+def test_of_two_files_the_later_is_stronger_and_dotted_overrides_win(plan, tmp_path):
+    plan('model = "m"\nsampling.top_p = 0.5\nheader = ["A: 1"]\n[[eval]]\nenv_id = "words"')
+    (tmp_path / "mine.toml").write_text('model = "mine"\nheaders = {B = "2"}\n')
+    given = Given(overrides=tuple(parse_overrides(["--sampling.temperature", "0.7", "--args.level", "3"])))
+    (loaded,) = read_plan([tmp_path / "e.toml", tmp_path / "mine.toml"], given, package_defaults)
+    assert (loaded.config.model, loaded.config.headers) == ("mine", {"A": "1", "B": "2"})
+    assert loaded.config.sampling_args == {"top_p": 0.5, "temperature": 0.7}
+    assert loaded.config.env_args == {"level": 3}
+    assert loaded.sources["model"] == f"{tmp_path}/mine.toml:1"
+    assert loaded.sources["sampling_args.top_p"] == f"{tmp_path}/e.toml:2"
+    assert loaded.sources["sampling_args.temperature"] == "--sampling.temperature"
+    assert loaded.sources["num_examples"].endswith("words/pyproject.toml:4")
+
+
+def test_a_resolved_plan_loads_back_to_itself(plan, tmp_path):
+    text = 'model = "m"\n[[ablation]]\nid = "words"\n[ablation.sweep]\ntemperature = [0.0, 1.0]\nargs.a = [[1, 2]]\n'
+    first = plan(text)
+    loaded = read_plan([tmp_path / "e.toml"], Given(), package_defaults)
+    assert plan(EvalFile.of(loaded).render()) == first
 
 
 def test_the_file_in_the_guide_can_be_read(plan, tmp_path):
@@ -152,5 +195,7 @@ def test_the_file_in_the_guide_can_be_read(plan, tmp_path):
 def test_a_mistake_in_an_environments_own_defaults_names_its_file(plan, tmp_path):
     manifest = tmp_path / "environments" / "sums" / "pyproject.toml"
     manifest.write_text('[project]\nname = "sums"\n[tool.mettle.eval]\nnum_exmples = 3\n')
-    with pytest.raises(UserError, match=r"sums/pyproject.toml: \[tool.mettle.eval\] has an unknown key 'num_exmples'"):
-        package_defaults("sums")
+    with pytest.raises(
+        UserError, match=r"sums/pyproject.toml:4: unknown key 'num_exmples'; did you mean 'num_examples'"
+    ):
+        plan('model = "m"\n[[eval]]\nenv_id = "sums"')

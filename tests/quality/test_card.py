@@ -105,8 +105,9 @@ def test_settings_of_the_package_are_obeyed(package):
     assert statuses(card, "reward")["in range"] == "pass"
     assert [(f.rule.id, f.allowed) for f in card.lint.findings] == [("unseeded-random", "a metric")]
     for wrong, message in (
-        ("rows = 3", "has no 'rows'"),
-        ("reward_range = [3]", "reward_range is"),
+        ("rows = 3", r"pyproject.toml:\d+: unknown key 'rows'; did you mean 'num_rows'"),
+        ("reward_range = [3]", r"pyproject.toml:\d+: reward_range"),
+        ("reward_range = [3, 3]", r"pyproject.toml:\d+: reward_range: must be \[low, high\]"),
         ('preset = "x"', "no preset 'x'"),
     ):
         manifest.write_text(f"{text}\n[tool.mettle.quality]\n{wrong}\n")

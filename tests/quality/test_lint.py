@@ -13,7 +13,8 @@ import mettle.envs as vf
 from mettle.errors import UserError
 from mettle.quality.lint.linter import lint_environment, lint_source
 from mettle.quality.lint.rules import RULES
-from mettle.quality.rewards.reward_test import RewardTestOptions, run_reward_test
+from mettle.quality.rewards.reward_test import run_reward_test
+from mettle.quality.settings import RewardTestOptions
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).resolve().parents[2]

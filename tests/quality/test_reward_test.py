@@ -14,7 +14,8 @@ from mettle.errors import UserError
 from mettle.quality.rewards.custom import read_custom_tests
 from mettle.quality.rewards.golds import Gold, gold_values, labels_of, same, wrong_answers
 from mettle.quality.rewards.layouts import layouts_for
-from mettle.quality.rewards.reward_test import RewardTestOptions, members_of, run_reward_test
+from mettle.quality.rewards.reward_test import members_of, run_reward_test
+from mettle.quality.settings import RewardTestOptions
 
 from .conftest import ROWS
 
@@ -215,8 +216,8 @@ def test_a_preset_insists_on_its_format(single):
     env = single(exact, parser=vf.Parser(extract_fn=lambda text: vf.extract_boxed_answer(text, strict=True)))
     assert run_reward_test(env, RewardTestOptions(preset="math")).status == "pass"
     assert "gold above wrong" in failed(run_reward_test(env, RewardTestOptions(preset="gsm8k")))
-    with pytest.raises(UserError, match="there is no preset 'maths'; there are gsm8k, math,"):
-        run_reward_test(env, RewardTestOptions(preset="maths"))
+    with pytest.raises(ValueError, match="there is no preset 'maths'; there are gsm8k, math,"):
+        RewardTestOptions(preset="maths")
     with pytest.raises(UserError, match="needs an XML parser"):
         run_reward_test(env, RewardTestOptions(preset="xml"))
 

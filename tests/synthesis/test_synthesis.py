@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from mettle.errors import UserError
 from mettle.synthesis.chats import Unusable, chats_of
+from mettle.synthesis.config import Rules
 from mettle.synthesis.dataset import source_of, write_dataset
 from mettle.synthesis.duplicates import Seen
-from mettle.synthesis.selection import Rules, select
+from mettle.synthesis.selection import select
 
 METADATA = {
     "env_id": "words", "model": "m", "env_args": {"n": 3}, "sampling_args": {"temperature": 0.7, "n": 1, "extra_body": {}},
@@ -103,7 +104,7 @@ def test_thoughts_are_stripped_whole_or_kept(said, kept):
 def test_what_no_chat_can_be_made_of_is_left_out_by_reason(changes, reason):
     with pytest.raises(Unusable, match=reason):
         chats_of(row(**changes), "strip")
-    assert select([row(**changes)], Rules(0.5, reasoning="strip")).left_out == {reason: 1}
+    assert select([row(**changes)], Rules(min_reward=0.5, reasoning="strip")).left_out == {reason: 1}
 
 
 TEXT = "first we add the two numbers then we carry the one and so the sum of both is exactly {} as was asked"
@@ -144,7 +145,7 @@ def test_the_best_of_each_task_is_kept_and_every_other_rollout_is_counted_once()
         row(0, "a", 0.6), row(0, "b", 0.9), row(0, "c", 0.2), row(0, "d", None),
         row(1, "x", 1.0, is_truncated=True), row(1, "y", 1.0), row(2, "z", 0.1),
     ]  # fmt: skip
-    selection = select(rows, Rules(0.5, held_out=0.0))
+    selection = select(rows, Rules(min_reward=0.5, held_out=0.0))
     assert [(kept.task, kept.chats[-1].messages[-1]["content"]) for kept in selection.train] == [
         ("t0", "b"),
         ("t1", "y"),
@@ -163,7 +164,7 @@ rollouts = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(rollouts, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_the_order_in_which_rollouts_end_changes_nothing_that_is_kept(found, shuffler, best):
-    rules = Rules(0.3, best=best, held_out=0.5)
+    rules = Rules(min_reward=0.3, best=best, held_out=0.5)
     rows = [row(task, said, reward) for task, said, reward in found]
 
     def kept(selection: Any) -> tuple[Any, ...]:
@@ -181,7 +182,7 @@ def test_the_order_in_which_rollouts_end_changes_nothing_that_is_kept(found, shu
 
 
 def test_a_task_stays_on_its_side_when_more_is_generated():
-    rules = Rules(0.5, held_out=0.3)
+    rules = Rules(min_reward=0.5, held_out=0.3)
     few = select([row(task) for task in range(50)], rules)
     many = select([row(task) for task in range(200)], rules)
     assert {each.task for each in few.held_out} <= {each.task for each in many.held_out}
@@ -193,8 +194,8 @@ def _read(path: Path) -> list[Mapping[str, Any]]:
 
 
 def test_each_row_says_where_it_came_from(tmp_path):
-    selection = select([row(task) for task in range(10)], Rules(0.5, held_out=0.3))
-    rules = Rules(0.5, held_out=0.3)
+    selection = select([row(task) for task in range(10)], Rules(min_reward=0.5, held_out=0.3))
+    rules = Rules(min_reward=0.5, held_out=0.3)
     written = write_dataset(tmp_path, selection, source_of(METADATA), rules, ["jsonl"], created_at=0.0)
     lines = _read(tmp_path / "train.jsonl")
     assert set(lines[0]) == {"messages", "tools", "provenance"}
@@ -210,8 +211,8 @@ def test_each_row_says_where_it_came_from(tmp_path):
 
 def test_parquet_holds_the_same(tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
-    selection = select([row(task) for task in range(10)], Rules(0.5, held_out=0.0))
-    write_dataset(tmp_path, selection, source_of(METADATA), Rules(0.5), ["jsonl", "parquet"])
+    selection = select([row(task) for task in range(10)], Rules(min_reward=0.5, held_out=0.0))
+    write_dataset(tmp_path, selection, source_of(METADATA), Rules(min_reward=0.5), ["jsonl", "parquet"])
     table = pq.read_table(tmp_path / "train.parquet").to_pylist()
     lines = _read(tmp_path / "train.jsonl")
     assert [[m["content"] for m in found["messages"]] for found in table] == [
@@ -221,8 +222,6 @@ def test_parquet_holds_the_same(tmp_path):
 
 
 def test_a_set_of_nothing_is_refused_with_the_reasons(tmp_path):
-    selection = select([row(0, reward=0.1), row(1, reward=None)], Rules(0.5))
+    selection = select([row(0, reward=0.1), row(1, reward=None)], Rules(min_reward=0.5))
     with pytest.raises(UserError, match="none of 2 rollouts was kept: 1 reward below the threshold; 1 failed"):
-        write_dataset(tmp_path, selection, source_of(METADATA), Rules(0.5), ["jsonl"])
-    with pytest.raises(UserError, match="no format 'csv'; there are jsonl, parquet"):
-        write_dataset(tmp_path, select([row()], Rules(0.5)), source_of(METADATA), Rules(0.5), ["csv"])
+        write_dataset(tmp_path, selection, source_of(METADATA), Rules(min_reward=0.5), ["jsonl"])

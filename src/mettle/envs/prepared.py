@@ -18,11 +18,12 @@ from mettle.clients.base import Client
 from mettle.clients.factory import client_from
 from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
+from mettle.evals.folder import new_results_path
 from mettle.evals.generated import GenerateOutputs
-from mettle.evals.results import METADATA, ResultsFolder, new_results_path
+from mettle.evals.reader import EvaluationReader, evaluations_in
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
-from mettle.evals.spec import SETTINGS, EvalSpec
+from mettle.evals.spec import EvalSpec
 from mettle.evals.tally import Tally
 from mettle.evals.targets import Served, Target, find_target
 
@@ -73,12 +74,12 @@ def saved_settings(path: Path) -> dict[str, Any]:
     Raises: UserError when there is none.
     """
     try:
-        metadata = ResultsFolder(path).read_metadata()
+        metadata = EvaluationReader(path).metadata
     except UserError as error:
         raise UserError(f"cannot resume from {path}: {error}") from None
     launch = metadata.get("launch")
     if isinstance(launch, dict):
-        return {name: value for name, value in launch.items() if value is not None and name in SETTINGS}
+        return {name: value for name, value in launch.items() if value is not None and name in EvalSpec.model_fields}
     names = {"env_id": "env_id", "model": "model", "env_args": "env_args", "base_url": "api_base_url"}
     names |= {name: name for name in ("rollouts_per_example", "shuffle", "shuffle_seed", "state_columns")}
     found = {mine: metadata[theirs] for theirs, mine in names.items() if metadata.get(theirs) is not None}
@@ -154,13 +155,14 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
         "env_args": env.env_args,
         "sampling_args": {**env.sampling_args, **spec.sampling_args},
     }
-    saved = sorted(folder.glob(f"*/{METADATA}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in saved:
+    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in evaluations_in(path)]
+    for entry in sorted(saved, key=lambda entry: entry.modified_at, reverse=True):
         try:
-            check_same(ResultsFolder(file.parent), mine)
+            if entry.problem is None:
+                check_same(entry.path, entry.metadata, mine)
+                return entry.path
         except UserError:
             continue
-        return file.parent
     return None
 
 

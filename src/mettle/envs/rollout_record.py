@@ -31,8 +31,11 @@ def record_of_state(
     columns: Sequence[str] = (),
     temperature: float | None = None,
     has_advantages: bool = False,
+    is_for_training: bool = False,
 ) -> RolloutRecord:
     """One finished state as a record; `columns` are keys of the state to keep besides.
+
+    Tokens without a logprob and a version each cannot train: they are left out, or with `is_for_training` refused.
 
     With `has_advantages` the environment's own advantages are kept; otherwise they are what its rubric makes of the
     rewards, which is for whoever trains to decide.
@@ -49,12 +52,19 @@ def record_of_state(
         temperature = float((state.get("sampling_args") or {}).get("temperature") or 1.0)
     reward = float(state["reward"]) if error is None and _is_finite(state.get("reward")) else None
     kind, error_type, message, chain = _error(error, reward)
+    try:
+        trajectory = state.get("trajectory") or ()
+        turns = turns_of(trajectory, temperature, state.get("reward"), has_advantages=has_advantages)
+    except (KeyError, TypeError, ValueError, EnvironmentFault):
+        if is_for_training:
+            raise
+        turns = ()
     return RolloutRecord(
         rollout_id,
         reward,
         finite,
         [*prompt, *completion],
-        turns_of(state.get("trajectory") or (), temperature, has_advantages=has_advantages),
+        turns,
         state.get("stop_condition"),
         bool(state.get("is_truncated")),
         _seconds(timing, "total") or 0.0,
@@ -103,10 +113,18 @@ def token_usage(trajectory: Iterable[Mapping[str, Any]]) -> dict[str, float] | N
 
 
 def turns_of(
-    trajectory: Sequence[Mapping[str, Any]], temperature: float, *, has_advantages: bool = False
+    trajectory: Sequence[Mapping[str, Any]],
+    temperature: float,
+    reward: float | None = None,
+    *,
+    has_advantages: bool = False,
 ) -> tuple[Turn, ...]:
-    """The model calls of a trajectory, each as what it adds to the one before."""
+    """The model calls of a trajectory, each as what it adds to the one before.
+
+    Steps keep their rewards unless all are that of the rollout, `reward`: scoring gives it to steps without one.
+    """
     turns: list[Turn] = []
+    has_rewards = any(step.get("reward") not in (None, reward) for step in trajectory)
     previous: ResponseTokens | None = None
     whole: NDArray[np.int32] | None = None
     # `whole` is what the previous call ended with, kept only when its own tokens don't say so themselves.
@@ -122,8 +140,9 @@ def turns_of(
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
             prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
-        given = (step.get("reward"), step.get("advantage")) if has_advantages else (None, None)
-        turns += _turns(prefix_length, added, completion, tokens, temperature, *given)
+        due = step.get("reward") if has_rewards else None
+        advantage = step.get("advantage") if has_advantages else None
+        turns += _turns(prefix_length, added, completion, tokens, temperature, due, advantage)
         previous = tokens if isinstance(tokens, ResponseTokens) else None
         whole = None if previous is not None else _whole(tokens)
     return tuple(turns)
@@ -161,7 +180,7 @@ def _turns(
     for start, stop in runs:
         run = slice(start, stop)
         context = np.concatenate([context, completion[before:start]])
-        due = reward if stop == runs[-1][1] else None
+        due = reward if [start, stop] == runs[-1] else None
         turns.append(Turn(prefix, context, completion[run], logprobs[run], versions[run], temperature, due, advantage))
         before, prefix, context = stop, prefix_length + len(added) + stop, completion[:0]
     return turns

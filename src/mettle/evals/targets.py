@@ -14,7 +14,7 @@ from mettle.clients.endpoints import ENDPOINTS_FILE, NamedEndpoint, Registry, re
 from mettle.clients.factory import client_type_named
 from mettle.clients.prices import Price
 from mettle.errors import UserError
-from mettle.evals.spec import EvalSpec
+from mettle.evals.spec import RolloutSettings
 
 Served = tuple[str, str]
 """Base URL and model name of a model directory that is being served."""
@@ -29,7 +29,7 @@ class Target:
     price: Price | None = None
 
 
-def find_target(spec: EvalSpec, serve: Callable[[Path], Served]) -> Target:
+def find_target(spec: RolloutSettings, serve: Callable[[Path], Served]) -> Target:
     """The model: at the endpoint that was given, in a directory, by an endpoint's id, or at a provider."""
     registry = _registry(spec)
     named = registry.endpoints.get(spec.model)
@@ -49,19 +49,13 @@ def find_target(spec: EvalSpec, serve: Callable[[Path], Served]) -> Target:
     if spec.provider is None:
         return Target(_config(spec, str(spec.api_base_url)), spec.model, price)
     provider = registry.provider(spec.provider)
-    config = _config(
-        spec, spec.api_base_url or provider.base_url, provider.api_key_var, provider.client_type, provider.headers
-    )
+    config = _config(spec, spec.api_base_url or provider.url, provider.key, provider.type, provider.headers)
     return Target(config, model, price)
 
 
-def _named_target(spec: EvalSpec, registry: Registry, named: Sequence[NamedEndpoint]) -> Target:
+def _named_target(spec: RolloutSettings, registry: Registry, named: Sequence[NamedEndpoint]) -> Target:
     configs = [
-        replace(
-            _config(spec, e.provider.base_url, e.provider.api_key_var, e.provider.client_type, e.provider.headers),
-            model=e.model,
-            client_idx=index,
-        )
+        replace(_config(spec, e.url, e.key, e.type, e.headers), model=e.model, client_idx=index)
         for index, e in enumerate(named)
     ]
     first = named[0]
@@ -71,7 +65,7 @@ def _named_target(spec: EvalSpec, registry: Registry, named: Sequence[NamedEndpo
 
 
 def _config(
-    spec: EvalSpec,
+    spec: RolloutSettings,
     base_url: str,
     api_key_var: str | None = None,
     client_type: str = "chat",
@@ -89,7 +83,7 @@ def _config(
     )
 
 
-def _registry(spec: EvalSpec) -> Registry:
+def _registry(spec: RolloutSettings) -> Registry:
     if spec.endpoints_path is None:
         return read_registry(ENDPOINTS_FILE)
     given = Path(spec.endpoints_path)

@@ -64,6 +64,10 @@ class EnvironmentSource:
         rows = self._train_rows if env in self._train_rows else self._eval_rows
         return row_uid(rows[env][example_id])
 
+    def provides_advantages(self, env: str) -> bool:
+        """What the environment says of itself."""
+        return bool(getattr(self._train[env], "provides_advantages", False))
+
     def figures(self) -> dict[str, float]:
         """For each environment in worker processes: the worst lag of their event loops, their memory, their deaths."""
         found: dict[str, float] = {}
@@ -89,7 +93,13 @@ class EnvironmentSource:
         has_advantages = bool(getattr(env, "provides_advantages", False))
         records = (
             record_of_state(
-                state, rollout_id, uid=uid, position=position, temperature=temperature, has_advantages=has_advantages
+                state,
+                rollout_id,
+                uid=uid,
+                position=position,
+                temperature=temperature,
+                has_advantages=has_advantages,
+                is_for_training=not request.is_eval,
             )
             for state, (rollout_id, position) in zip(states, request.rollouts, strict=True)
         )

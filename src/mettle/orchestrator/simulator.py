@@ -155,6 +155,10 @@ class SimulatedSource:
         """Its number."""
         return f"{env}-{example_id}"
 
+    def provides_advantages(self, env: str) -> bool:
+        """They have rewards alone."""
+        return False
+
     def figures(self) -> dict[str, float]:
         """None: they run here."""
         return {}

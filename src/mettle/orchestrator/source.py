@@ -22,6 +22,10 @@ class TaskSource(RolloutSource, Protocol):
         """A name of the dataset row that stays the same from process to process."""
         ...
 
+    def provides_advantages(self, env: str) -> bool:
+        """True when an environment computes advantages itself."""
+        ...
+
     def figures(self) -> dict[str, float]:
         """Gauges of what the environments run in, since they were last asked for."""
         ...

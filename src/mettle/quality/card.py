@@ -110,7 +110,7 @@ def make_card(
     on_step("reward")
     _check_rewards(card, env, settings)
     on_step("lint")
-    card.lint = lint_environment(source_of(entry), env, card.rewards, timeout_s=settings.options.timeout_s)
+    card.lint = lint_environment(source_of(entry), env, card.rewards, timeout_s=settings.timeout_s)
     card.lint.findings = [
         replace(finding, allowed=finding.allowed or settings.allow.get(finding.rule.id, ""))
         for finding in card.lint.findings
@@ -168,7 +168,7 @@ def _check_rewards(card: QualityCard, env: Any, settings: QualitySettings) -> No
     members = members_of(env)
     checks: list[Check] = []
     for member in members:
-        report = run_reward_test(member, settings.options)
+        report = run_reward_test(member, settings)
         card.rewards.append(report)
         prefix = f"{report.env_id}: " if len(members) > 1 else ""
         checks += [replace(each, name=f"{prefix}{each.name}") for each in report.checks]

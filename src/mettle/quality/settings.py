@@ -1,70 +1,82 @@
 """What an environment says about its own checks, under `[tool.mettle.quality]` of its pyproject.toml.
 
-Parts: `QualitySettings`, `read_settings`. Keys: `reward_range` ([low, high]), `num_rows`, `timeout_s`, `preset`,
-`allow` (a rule of the lint or a check of the data, and the reason why it may be broken here).
+Parts: `RewardTestOptions` (what `mettle env test` asks for, too), `QualitySettings`, `read_settings`.
 """
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
-from mettle.errors import UserError
-from mettle.quality.rewards.reward_test import PRESETS, RewardTestOptions
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-KEYS = ("reward_range", "num_rows", "timeout_s", "preset", "allow")
+from mettle.config.layers import ConfigLayer, read_layer, sub_layer
+from mettle.config.loader import NOTHING_GIVEN, load_levels
+from mettle.config.options import Given, Option
+
+PRESETS: dict[str, str] = {
+    "gsm8k": "hash",
+    "math": "boxed",
+    "numeric": "plain",
+    "boolean": "plain",
+    "multiple-choice": "plain",
+    "label": "plain",
+    "free-text": "plain",
+    "json": "json",
+    "code": "fenced",
+    "xml": "xml",
+}
+"""The layout that a preset insists on; without a preset it is found by trying."""
 
 
-@dataclass(frozen=True, slots=True)
-class QualitySettings:
-    """Settings, with the defaults of the reward test."""
-
-    options: RewardTestOptions = field(default_factory=RewardTestOptions)
-    allow: dict[str, str] = field(default_factory=dict)
+def _known(preset: str) -> str:
+    if preset not in PRESETS:
+        raise ValueError(f"there is no preset {preset!r}; there are {', '.join(PRESETS)}")
+    return preset
 
 
-def read_settings(folder: Path | None, *, preset: str | None = None, num_rows: int | None = None) -> QualitySettings:
-    """The settings of an environment's folder; what is given here goes before.
+def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError("must be [low, high] with low below high")
+    return bounds
+
+
+Preset = Annotated[str, AfterValidator(_known)]
+Range = Annotated[tuple[float, float], Field(strict=False), AfterValidator(_ordered)]
+
+
+class RewardTestOptions(BaseModel):
+    """What a reward is tried with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    num_rows: Annotated[int, Field(ge=1), Option("-n")] = 8
+    """Rows to try."""
+    preset: Preset | None = None
+    """Write answers in this format: gsm8k, math, numeric, multiple-choice, json, code, xml, ...; else it is found."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds that scoring one answer may take."""
+    reward_range: Range | None = None
+    """Least and greatest reward, as [low, high]; without it the sum of the weights, to both sides."""
+    seed: int = 0
+    """Of the rows that are taken."""
+
+
+class QualitySettings(RewardTestOptions):
+    """The table `[tool.mettle.quality]`."""
+
+    IS_FILE_ONLY: ClassVar[bool] = True
+
+    allow: dict[str, str] = {}
+    """A rule of the lint or a check of the data, and the reason why it may be broken here."""
+
+
+def read_settings(folder: Path | None, given: Given = NOTHING_GIVEN) -> QualitySettings:
+    """The settings of an environment's folder; what is `given` goes before.
 
     Raises: UserError for a key or a value that is not known.
     """
-    table = _table(folder) if folder is not None else {}
-    unknown = sorted(set(table) - set(KEYS))
-    if unknown:
-        raise UserError(
-            f"{folder}/pyproject.toml: [tool.mettle.quality] has no {unknown[0]!r}; it has {', '.join(KEYS)}"
-        )
-    chosen = preset or table.get("preset")
-    if chosen is not None and chosen not in PRESETS:
-        raise UserError(f"there is no preset {chosen!r}; there are {', '.join(PRESETS)}")
-    default = RewardTestOptions()
-    options = RewardTestOptions(
-        num_rows=num_rows or int(table.get("num_rows", default.num_rows)),
-        timeout_s=float(table.get("timeout_s", default.timeout_s)),
-        reward_range=_range(folder, table.get("reward_range")),
-        preset=chosen,
-    )
-    return QualitySettings(options, {str(rule): str(reason) for rule, reason in (table.get("allow") or {}).items()})
-
-
-def _table(folder: Path) -> dict[str, Any]:
-    path = folder / "pyproject.toml"
-    if not path.is_file():
-        return {}
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    table = ((document.get("tool") or {}).get("mettle") or {}).get("quality") or {}
-    return table if isinstance(table, dict) else {}
-
-
-def _range(folder: Path | None, value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(each, int | float) for each in value)
-    if not is_pair or value[0] >= value[1]:
-        raise UserError(f"{folder}/pyproject.toml: reward_range is [low, high] with low below high, not {value!r}")
-    return float(value[0]), float(value[1])
+    manifest = folder / "pyproject.toml" if folder is not None else None
+    layer = read_layer(manifest) if manifest is not None and manifest.is_file() else ConfigLayer()
+    own = sub_layer(layer, ("tool", "mettle", "quality"))
+    return load_levels(QualitySettings, [own], given, [manifest] if manifest is not None else []).config

@@ -6,7 +6,7 @@ what the ledger accounts for. Invariant: a draw is trained at most once, and eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,6 +40,12 @@ class DropReason(StrEnum):
     ERRORS = "errors"
     NO_TOKENS = "no_tokens"
     RUN_ENDED = "run_ended"
+
+
+CreditValue = float | Sequence[float | NDArray[np.float32]]
+"""A number for all sampled tokens of a rollout, or an entry a turn (see `orchestrator/credit.py`)."""
+Credit = Mapping[str, CreditValue]
+"""What an algorithm says of a rollout's tokens, by column (`records.tokens.CREDIT_COLUMNS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class RolloutRecord:
     `num_prompt_messages` were the prompt. `uid` and `example_id` name the task, `position` the rollout's place in its
     group (None: where it stands there). `timing` has the spans behind the durations, as verifiers writes them, and
     `token_usage` the sums over the model calls; `columns` are further fields of the published row.
+    `advantage` is the environment's own, or the mean over the tokens of what the algorithm gave; `credit` is all that
+    the algorithm said, None when it does not train.
     """
 
     rollout_id: str
@@ -117,6 +125,7 @@ class RolloutRecord:
     token_usage: dict[str, float] | None = None
     tool_defs: list[dict[str, Any]] = field(default_factory=list)
     columns: dict[str, Any] = field(default_factory=dict)
+    credit: Credit | None = None
 
     @property
     def prompt(self) -> list[dict[str, Any]]:
@@ -142,8 +151,10 @@ class RolloutRecord:
         else:
             said = [message for message in self.completion if message.get("role") in MODEL_ROLES]
             text = content_of(said[-1]) if said else ""
-        text = " ".join(text[: 20 * EXCERPT_CHARS].split())
-        return text if len(text) <= EXCERPT_CHARS else text[: EXCERPT_CHARS - 3] + "..."
+        short = " ".join(text[: 3 * EXCERPT_CHARS].split())
+        if len(short) <= EXCERPT_CHARS < len(text):  # much of it was white space
+            short = " ".join(text[: 20 * EXCERPT_CHARS].split())
+        return short if len(short) <= EXCERPT_CHARS else short[: EXCERPT_CHARS - 3] + "..."
 
     @property
     def num_completion_tokens(self) -> int:

@@ -2,15 +2,15 @@
 
 A block is one group, or those of its rollouts that ended together: an 8-byte length, a JSON header (everything but
 token arrays), then the arrays of all turns laid end to end, column by column: new prompt ids, completion ids, logprobs,
-versions. A block counts only once the ledger names it, so a write that was cut short leaves unreferenced bytes and
-nothing else.
+versions; last the arrays of the credit, where it is not in numbers, which stand in the header. A block counts only once
+the ledger names it, so a write that was cut short leaves unreferenced bytes and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import StorageError
-from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.storage.files import storage_errors
 from mettle.storage.plain_json import json_text
 
@@ -79,9 +79,12 @@ class ShardWriter:
 def read_group(folder: Path, ref: BlockRef) -> GroupRecord:
     """Read one group back. Raises: StorageError when the shard is missing, cut short or damaged."""
     path = folder / ref.shard
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        file.seek(ref.offset)
-        data = file.read(ref.length)
+    with storage_errors(path, "reading"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            data = os.pread(handle, ref.length, ref.offset)
+        finally:
+            os.close(handle)
     if len(data) != ref.length:
         raise StorageError(f"{path} is cut short: {len(data)} of {ref.length} bytes at offset {ref.offset}")
     try:
@@ -94,10 +97,11 @@ def read_group(folder: Path, ref: BlockRef) -> GroupRecord:
 def encode_group(group: GroupRecord) -> bytes:
     """The bytes of one block."""
     turns = [turn for rollout in group.rollouts for turn in rollout.turns]
+    arrays: list[np.ndarray] = []
     header: dict[str, Any] = {
         "draw": [group.draw.draw_id, group.draw.env_id, group.draw.uid, group.draw.epoch, group.draw.example_id],
         "version_at_start": group.version_at_start,
-        "rollouts": [_rollout_header(rollout) for rollout in group.rollouts],
+        "rollouts": [_rollout_header(rollout, arrays) for rollout in group.rollouts],
     }
     text = json_text(header, is_compact=True).encode()
     columns = [
@@ -105,6 +109,7 @@ def encode_group(group: GroupRecord) -> bytes:
         *(np.asarray(t.completion_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.logprobs, np.float32).tobytes() for t in turns),
         *(np.asarray(t.versions, np.int32).tobytes() for t in turns),
+        *(array.tobytes() for array in arrays),
     ]
     return b"".join([len(text).to_bytes(8, "little"), text, *columns])
 
@@ -114,36 +119,71 @@ def decode_group(data: bytes) -> GroupRecord:
     text_length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + text_length])
     shapes = [turn for rollout in header["rollouts"] for turn in rollout["turns"]]
-    prompt_lengths = [shape[1] for shape in shapes]
-    lengths = [shape[2] for shape in shapes]
-    offset = 8 + text_length
-    columns: list[list[np.ndarray]] = []
-    for dtype, sizes in ((np.int32, prompt_lengths), (np.int32, lengths), (np.float32, lengths), (np.int32, lengths)):
-        flat = np.frombuffer(data, dtype=dtype, count=sum(sizes), offset=offset)
-        offset += flat.nbytes
-        columns.append(np.split(flat, np.cumsum(sizes)[:-1]) if sizes else [])
-    turns = iter(
-        Turn(shape[0], prompt, ids, logprobs, versions, *shape[3:])
-        for shape, prompt, ids, logprobs, versions in zip(shapes, *columns, strict=True)
-    )
+    turns, tail = _decode_turns(data, 8 + text_length, shapes)
     rollouts = tuple(
         RolloutRecord(
-            **{key: value for key, value in entry.items() if key != "turns"},
+            **{key: value for key, value in entry.items() if key not in ("turns", "credit")},
             turns=tuple(next(turns) for _ in entry["turns"]),
+            credit=_credit(entry.get("credit"), tail),
         )
         for entry in header["rollouts"]
     )
     return GroupRecord(TaskDraw(*header["draw"]), header["version_at_start"], rollouts)
 
 
-def _rollout_header(rollout: RolloutRecord) -> dict[str, Any]:
+def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]]) -> tuple[Iterator[Turn], np.ndarray]:
+    """The turns of all rollouts, one after the other, and what follows their columns."""
+    if not shapes:
+        return iter(()), np.frombuffer(data, dtype=np.float32, offset=offset)
+    prompt_lengths = [shape[1] for shape in shapes]
+    lengths = [shape[2] for shape in shapes]
+    columns: list[list[np.ndarray]] = []
+    for dtype, sizes in ((np.int32, prompt_lengths), (np.int32, lengths), (np.float32, lengths), (np.int32, lengths)):
+        flat = np.frombuffer(data, dtype=dtype, count=sum(sizes), offset=offset)
+        offset += flat.nbytes
+        columns.append(np.split(flat, np.cumsum(sizes)[:-1]))
+    turns = (
+        Turn(shape[0], prompt, ids, logprobs, versions, *shape[3:])
+        for shape, prompt, ids, logprobs, versions in zip(shapes, *columns, strict=True)
+    )
+    return turns, np.frombuffer(data, dtype=np.float32, offset=offset)
+
+
+def _credit_header(credit: Credit, arrays: list[np.ndarray]) -> dict[str, Any]:
+    """Numbers as they are; an array as `[start, length]`, in float32, in the last column of the block."""
+
+    def entry(value: float | np.ndarray) -> float | list[int]:
+        if isinstance(value, float):
+            return value
+        start = sum(len(array) for array in arrays)
+        arrays.append(np.ascontiguousarray(value, np.float32))
+        return [start, len(value)]
+
+    return {
+        name: value if isinstance(value, float) else [entry(part) for part in value] for name, value in credit.items()
+    }
+
+
+def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
+    """The inverse of `_credit_header`."""
+    if header is None:
+        return None
+    return {
+        name: value
+        if isinstance(value, float)
+        else tuple(part if isinstance(part, float) else tail[part[0] : part[0] + part[1]] for part in value)
+        for name, value in header.items()
+    }
+
+
+def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:
     """The fields of a rollout that differ from their defaults; turns as shapes, whose tokens are in the columns."""
     header: dict[str, Any] = {"turns": [_turn_header(turn) for turn in rollout.turns]}
     for name, default in _DEFAULTS.items():
         value = getattr(rollout, name)
         if value is default or (type(value) is type(default) and value == default):
             continue  # Of another type nothing is asked: an author's value may be an array.
-        header[name] = value
+        header[name] = _credit_header(value, arrays) if name == "credit" else value
     return header
 
 

@@ -4,8 +4,8 @@
     train.parquet, ...             the same as columns; tools, calls and provenance as JSON text
     summary.json                   what was kept and what was left out, and why
 
-Parts: `Source` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by rename, and the
-same rollouts under the same rules give the same bytes, but for the date.
+Parts: `RolloutSource` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
+rename, and the same rollouts under the same rules give the same bytes, but for the date.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
-from mettle.synthesis.selection import Kept, Rules, Selection
+from mettle.synthesis.config import Format, Rules
+from mettle.synthesis.selection import Kept, KeptRollouts
 
-FORMATS = ("jsonl", "parquet")
 TRAIN, HELD_OUT, SUMMARY = "train", "held_out", "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RolloutSource:
     """What is the same for all rollouts of a set."""
 
     environment: str
@@ -45,7 +45,7 @@ class Written:
     summary: dict[str, Any]
 
 
-def source_of(metadata: Mapping[str, Any]) -> Source:
+def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
     """The source that the metadata of an evaluation describes."""
     version = (metadata.get("version_info") or {}).get("env_version")
     env_id = str(metadata.get("env_id") or "unknown")
@@ -53,7 +53,7 @@ def source_of(metadata: Mapping[str, Any]) -> Source:
     sampling = {
         k: v for k, v in (metadata.get("sampling_args") or {}).items() if (k, v) not in (("n", 1), ("extra_body", {}))
     }
-    return Source(
+    return RolloutSource(
         named,
         str(metadata.get("model") or "unknown"),
         sampling,
@@ -65,19 +65,16 @@ def source_of(metadata: Mapping[str, Any]) -> Source:
 
 def write_dataset(
     folder: Path,
-    selection: Selection,
-    source: Source,
+    selection: KeptRollouts,
+    source: RolloutSource,
     rules: Rules,
-    formats: Sequence[str],
+    formats: Sequence[Format],
     created_at: float | None = None,
 ) -> Written:
     """Write the set into `folder`.
 
-    Raises: UserError when nothing was kept or a format is unknown; StorageError when it cannot be written.
+    Raises: UserError when nothing was kept; StorageError when it cannot be written.
     """
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown:
-        raise UserError(f"no format {unknown[0]!r}; there are {', '.join(FORMATS)}")
     if not selection.train and not selection.held_out:
         reasons = "; ".join(f"{num} {reason}" for reason, num in selection.left_out.most_common())
         raise UserError(
@@ -94,7 +91,7 @@ def write_dataset(
     summary = {
         "created_at": now,
         "source": asdict(source),
-        "rules": asdict(rules),
+        "rules": {name: getattr(rules, name) for name in Rules.model_fields},
         **counts,
         "num_rollouts": selection.num_rollouts,
         "num_tasks": len(selection.tasks),
@@ -107,7 +104,7 @@ def write_dataset(
     return Written(folder, files, summary)
 
 
-def _lines(kept: Iterable[Kept], source: Source, created_at: str) -> Iterator[dict[str, Any]]:
+def _lines(kept: Iterable[Kept], source: RolloutSource, created_at: str) -> Iterator[dict[str, Any]]:
     for each in kept:
         for chat in each.chats:
             provenance = {

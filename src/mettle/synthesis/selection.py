@@ -1,6 +1,6 @@
 """Which rollouts become training data, and what became of the others.
 
-Parts: `Rules`, `Selection`, `select`. Order: failures and cut-off rollouts go first, then those below the threshold,
+Parts: `KeptRollouts`, `select`. Order: failures and cut-off rollouts go first, then those below the threshold,
 then all but the best of each task, then copies. Invariants: each rollout is counted once, under the first reason that
 applies; a task is whole on one side of the split, and stays there however much is generated later.
 """
@@ -15,24 +15,9 @@ from typing import Any
 
 from mettle.evals.facts import facts_of_row
 from mettle.evals.output import task_key_of
-from mettle.synthesis.chats import Chat, Reasoning, Unusable, chats_of, text_of
+from mettle.synthesis.chats import Chat, Unusable, chats_of, text_of
+from mettle.synthesis.config import Rules
 from mettle.synthesis.duplicates import Seen
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What is kept: `best` rollouts of each task, with at least `min_reward`; `near` above 1 keeps near copies, too.
-
-    `held_out` is the share of tasks that is set aside.
-    """
-
-    min_reward: float
-    best: int = 1
-    near: float = 0.8
-    reasoning: Reasoning = "keep"
-    held_out: float = 0.1
-    keep_truncated: bool = False
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +31,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Selection:
+class KeptRollouts:
     """Kept rollouts by side, counts by reason for the others, and the tasks that were seen."""
 
     train: list[Kept] = field(default_factory=list)
@@ -56,15 +41,16 @@ class Selection:
     tasks: set[str] = field(default_factory=set)
 
 
-def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> Selection:
+def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> KeptRollouts:
     """Sort the rows of an evaluation into what trains, what is held out, and what is left out."""
-    selection = Selection()
+    least = float("-inf") if rules.min_reward is None else rules.min_reward
+    selection = KeptRollouts()
     by_task: dict[str, list[Kept]] = defaultdict(list)
     for index, row in enumerate(rows):
         selection.num_rollouts += 1
         task = str(row.get("task_key") or task_key_of(row))
         selection.tasks.add(task)
-        kept = _candidate(row, rules, task, index, selection.left_out)
+        kept = _candidate(row, rules, least, task, index, selection.left_out)
         if kept is not None:
             by_task[task].append(kept)
     seen = Seen(rules.near)
@@ -76,13 +62,15 @@ def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> Selection:
     return selection
 
 
-def _candidate(row: Mapping[str, Any], rules: Rules, task: str, index: int, left_out: Counter[str]) -> Kept | None:
+def _candidate(
+    row: Mapping[str, Any], rules: Rules, least: float, task: str, index: int, left_out: Counter[str]
+) -> Kept | None:
     facts = facts_of_row(row)
     if facts.reward is None:
         left_out["failed"] += 1
     elif facts.is_truncated and not rules.keep_truncated:
         left_out["cut off"] += 1
-    elif facts.reward < rules.min_reward:
+    elif facts.reward < least:
         left_out["reward below the threshold"] += 1
     else:
         try:

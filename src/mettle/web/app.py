@@ -1,20 +1,20 @@
 """Routes, and what stands around each of them: the door, the error as an answer, the end of a request nobody waits for.
 
-Parts: `WebApp` (put it around a `routed` table, or around middleware of your own that is around one), `routed`,
-`begin` (how a route that writes its own ASGI messages says that it has begun). Invariants: what a handler raises is one
-answer, or, once an answer has begun, the end of the connection; a handler whose client has gone is cancelled, and so is
-one that still works when the server stops.
+Parts: `WebApp` (put it around a `routed` table, or around middleware of your own that is around one), `routed`;
+`begin`, `undisturbed`, `is_gone` and `is_delivered` (for a route that writes its own ASGI messages). Invariants: what a
+handler raises is one answer, or, once an answer has begun, the end of the connection; a handler whose client has gone
+is cancelled, and so is one that still works when the server stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -57,8 +57,13 @@ class WebApp:
         if connection is not None:
             connection.task = asyncio.current_task()
         try:
-            headers = Headers(scope=scope)
-            refused = refused_host(headers.get("host", ""), headers.get("origin"), self._allowed_hosts)
+            host, origin = "", None
+            for name, value in scope["headers"]:
+                if name == b"host":
+                    host = value.decode("latin-1")
+                elif name == b"origin":
+                    origin = value.decode("latin-1")
+            refused = refused_host(host, origin, self._allowed_hosts)
             if refused is not None:
                 raise refused
             await self._app(scope, receive, send)
@@ -125,6 +130,28 @@ def begin(scope: Scope) -> None:
 
 def has_begun(scope: Scope) -> bool:
     return bool(scope.get(_BEGUN))
+
+
+async def is_delivered(scope: Scope) -> bool:
+    """Wait until the client has taken what was sent, as far as the system tells; False when it has gone before."""
+    connection = scope.get(CONNECTION)
+    if connection is not None:
+        await connection.drain()
+    return not is_gone(scope)
+
+
+@contextmanager
+def undisturbed(scope: Scope) -> Iterator[None]:
+    """A part of a handler that runs to its end although the client goes; ask `is_gone` afterwards."""
+    connection = scope.get(CONNECTION)
+    if connection is None:
+        yield
+        return
+    task, connection.task = connection.task, None
+    try:
+        yield
+    finally:
+        connection.task = task
 
 
 def is_gone(scope: Scope) -> bool:

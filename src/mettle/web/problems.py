@@ -19,6 +19,7 @@ _OPENAI_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    413: "request_too_large",
     429: "rate_limit_error",
 }
 
@@ -67,5 +68,8 @@ def error_response(error: HttpError, body: ErrorBody) -> Response:
 
 def json_response(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A compact JSON answer."""
-    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    try:
+        data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a character, which only an escape can carry
+        data = json.dumps(body, separators=(",", ":")).encode()
     return Response(data, status, headers, "application/json")

@@ -19,13 +19,17 @@ JSON_LINES: Final = "application/x-ndjson"
 
 
 class StreamedAnswer(Response):
-    """Sends what `pieces` yields. Make the first piece before this, where a refusal has still to be a status."""
+    """Sends `first`, where there is one, and then what `pieces` yields.
+
+    Take the first piece from the generator yourself where it may be refused: before it, a status can still say so.
+    """
 
     def __init__(
         self,
         pieces: AsyncGenerator[bytes, None],
         media_type: str = EVENT_STREAM,
         *,
+        first: bytes = b"",
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -33,11 +37,13 @@ class StreamedAnswer(Response):
         self.media_type = media_type
         self.background = None
         self.init_headers({"cache-control": "no-cache", **(headers or {})})
-        self.pieces = pieces
+        self.pieces, self.first = pieces, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.pieces):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if self.first:
+                await send({"type": "http.response.body", "body": self.first, "more_body": True})
             async for piece in self.pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,7 +6,7 @@
     trials        each scored twice, the second time in the opposite order
     checks        what the rewards must obey
 
-Parts: `RewardTestOptions`, `RewardReport`, `run_reward_test`, `members_of`. An environment whose right answers cannot
+Parts: `RewardReport`, `run_reward_test`, `members_of`. An environment whose right answers cannot
 be said in one text (a game, tools) shows them: `demonstrate=`, or a `demonstration` column. Invariant: where no right
 answer can be made the report is `untested`, never `pass`.
 """
@@ -33,37 +33,13 @@ from mettle.quality.rewards.layouts import LAYOUTS, Layout, asked_for, layouts_f
 from mettle.quality.rewards.scripts import Policy
 from mettle.quality.rewards.trials import Trials
 from mettle.quality.rewards.verdicts import Tried, by_kind, mean_reward, reward_checks
+from mettle.quality.settings import PRESETS, RewardTestOptions
 
 NUM_KNOWN_ROWS = 200
 """Rows whose answers are read, to know what the other answers look like."""
 NUM_CALIBRATION_ROWS = 3
 GAME_FACTOR = 4
 """So many times the rows are tried where right answers are shown and none is stated."""
-
-PRESETS: dict[str, str] = {
-    "gsm8k": "hash",
-    "math": "boxed",
-    "numeric": "plain",
-    "boolean": "plain",
-    "multiple-choice": "plain",
-    "label": "plain",
-    "free-text": "plain",
-    "json": "json",
-    "code": "fenced",
-    "xml": "xml",
-}
-"""The layout that a preset insists on; without a preset it is found by trying."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardTestOptions:
-    """What is tried. `reward_range` None: the sum of the weights, to both sides."""
-
-    num_rows: int = 8
-    timeout_s: float = 10.0
-    reward_range: tuple[float, float] | None = None
-    preset: str | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +187,6 @@ def _layouts(env: Any, rows: Sequence[Mapping[str, Any]], preset: str | None) ->
     layouts = layouts_for(env.parser, rows)
     if preset is None:
         return layouts
-    if preset not in PRESETS:
-        raise UserError(f"there is no preset {preset!r}; there are {', '.join(PRESETS)}")
     chosen = [layout for layout in layouts if layout.name == PRESETS[preset]]
     if not chosen:
         raise UserError(f"the preset {preset!r} needs an XML parser; this environment's is {type(env.parser).__name__}")

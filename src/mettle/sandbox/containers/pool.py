@@ -29,8 +29,8 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot
 from mettle.sandbox.machines.line import MachineLost
-from mettle.sandbox.machines.machine import Machine
-from mettle.sandbox.machines.registry import Registry
+from mettle.sandbox.machines.machine import LocalMachine as Machine
+from mettle.sandbox.machines.registry import MachineRegistry as Registry
 from mettle.sandbox.zygote.settings import MachineLimits
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
 from mettle.sandbox.containers.kubernetes.host import KubernetesHost
 from mettle.sandbox.containers.pool import ContainerMachine, ContainerPool
 from mettle.sandbox.containers.transports import SealedTransport
-from mettle.sandbox.machines.machine import Machine
+from mettle.sandbox.machines.machine import LocalMachine
 
 pytestmark = [pytest.mark.usefixtures("_needs_isolation"), pytest.mark.asyncio]
 
@@ -64,7 +64,7 @@ async def until_warm(cluster: FakeKubernetes, num: int) -> list[str]:
     return found
 
 
-def pod_of(machine: Machine) -> str:
+def pod_of(machine: LocalMachine) -> str:
     assert isinstance(machine, ContainerMachine)
     return machine.container.id
 

@@ -24,7 +24,7 @@ from mettle.sandbox.containers.agent import cells
 from mettle.sandbox.containers.agent.streams import Streams
 from mettle.sandbox.containers.agent.wire import Wire
 from mettle.sandbox.zygote import jail
-from mettle.sandbox.zygote.overseer import Hand, Overseer
+from mettle.sandbox.zygote.overseer import OperationWorker, Overseer
 from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 _BACKLOG: Final = 128
@@ -122,7 +122,7 @@ class Agent(Overseer):
 
     def _wait_ms(self) -> float:
         waits = [1000.0 * max(0.0, self._last_heard + self._lease_s - time.monotonic()) + 1]
-        patience = self.patience_ms()
+        patience = self.wait_ms()
         if patience is not None:
             waits.append(patience)
         if self._connecting:
@@ -261,7 +261,7 @@ class Agent(Overseer):
             own = limits.of(settings) if limits else settings
             cells.live(theirs, own, has_files=limits is not None and limits.has_program)
         theirs.close()
-        self.hands[pid] = Hand(header["id"], pid)
+        self.workers[pid] = OperationWorker(header["id"], pid)
         self._streams.add_socket(header["stream"], ours)
 
     def _say_goodbye(self) -> None:

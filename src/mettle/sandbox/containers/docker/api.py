@@ -20,12 +20,13 @@ import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 
 from mettle.errors import UserError
+from mettle.sandbox.containers.docker.address import Address
 from mettle.sandbox.containers.docker.config import DockerConfig
 from mettle.sandbox.containers.docker.stream import DockerTransport, attach
 from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError, ImageMissing
@@ -40,16 +41,6 @@ _REQUEST_S: Final = 60.0
 _PROGRESS_S: Final = 2.0
 _BUSY: Final = (429, 503)
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-
-
-class Address(NamedTuple):
-    """Where the daemon listens."""
-
-    text: str
-    path: str | None  # of a unix socket
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
 
 
 def find_address(config: DockerConfig, environ: Mapping[str, str] = os.environ) -> Address:

@@ -12,13 +12,11 @@ import asyncio
 import contextlib
 import json
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mettle.sandbox.containers.docker.address import Address
 from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
 from mettle.sandbox.containers.transports import PlainTransport
-
-if TYPE_CHECKING:
-    from mettle.sandbox.containers.docker.api import Address
 
 _HEAD: Final = struct.Struct(">BxxxI")
 _STDOUT: Final = 1
