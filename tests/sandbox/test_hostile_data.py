@@ -9,7 +9,7 @@ import pytest
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import MachineConfig, MachinePool, StdioTest
-from mettle.sandbox.comparators import outputs_match
+from mettle.sandbox.judge.comparators import outputs_match
 from mettle.sandbox.zygote import frames, values
 
 _HASH_MODULUS = (1 << 61) - 1  # of CPython's integers: all multiples of it have the hash 0

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import ordinary
 import pytest
-from test_faults import ENVIRONMENT
+from owners import ENVIRONMENT
 
 from mettle.cli import main
 from mettle.errors import UserError

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mettle.sandbox import IsolationReport, Layer, SandboxConfig, StdioTest
-from mettle.sandbox.comparators import outputs_match, values_match
 from mettle.sandbox.isolation import check, refused
+from mettle.sandbox.judge.comparators import outputs_match, values_match
 from mettle.sandbox.zygote import frames, seccomp, syscalls, values
 
 plain = st.recursive(

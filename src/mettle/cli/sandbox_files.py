@@ -12,7 +12,7 @@ from mettle.cli.terminal import json_option, print_json
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
-    from mettle.sandbox.remote.client import SandboxClient
+    from mettle.sandbox.service.client.client import ServiceClient
 
 
 @click.command("upload")
@@ -24,7 +24,7 @@ def upload(machine_id: str, source: Path, target: str | None, url: str | None) -
     """Copy a file or a directory into a machine; relative paths are below /work."""
     path = target or source.resolve().name
 
-    async def work(client: SandboxClient) -> None:
+    async def work(client: ServiceClient) -> None:
         await (await client.machine(machine_id)).upload(path, source)
 
     run_with_client(url, work)
@@ -42,11 +42,11 @@ def download(machine_id: str, source: str, target: Path | None, url: str | None)
 
     Of a directory, files and directories come; links and programs' rights to another user do not.
     """
-    from mettle.sandbox.remote.downloads import download_here
+    from mettle.sandbox.service.client.downloads import download_here
 
     path = target or Path(Path(source).name or "work")
 
-    async def work(client: SandboxClient) -> str:
+    async def work(client: ServiceClient) -> str:
         return await download_here(await client.machine(machine_id), source, path)
 
     try:
@@ -66,7 +66,7 @@ def download(machine_id: str, source: str, target: Path | None, url: str | None)
 @json_option
 def logs(machine_id: str, job: str | None, follow: bool, url: str | None, is_json: bool) -> None:
     """Show what a background command has written; of the last one if none is named."""
-    from mettle.sandbox.remote.terminal import follow_job, job_logs
+    from mettle.sandbox.service.client.terminal import follow_job, job_logs
 
     if follow and is_json:
         raise UserError("--follow writes as it comes, and --json at once: give one of them")

@@ -24,7 +24,7 @@ from mettle.clients.errors import (
     refusal_of,
 )
 from mettle.clients.wire import decoded, encoded
-from mettle.web.backoff import Backoff, retry_after_s
+from mettle.web.backoff import DEFAULT_BACKOFF, Backoff, retry_after_s
 
 if TYPE_CHECKING:
     import aiohttp
@@ -49,7 +49,7 @@ class RetryPolicy:
 
     max_retries: int = 5
     max_garbage_retries: int = 1
-    backoff: Backoff = Backoff(first_s=0.5, max_s=30.0)
+    backoff: Backoff = DEFAULT_BACKOFF
 
 
 class _Failure(Exception):

@@ -6,41 +6,30 @@
         machine = await machines.create()
         result = await machine.exec("uname -a")
 
+    zygote/         the process tree in which the code runs; standard library only, and imports nothing outside itself
+    judge/          code against tests: a verdict for each
+    machines/       machines to work in: commands, jobs, files, ports
+    service/        both behind HTTP; service/client/, the backend `remote` that uses it
+    containers/     both in containers: the backends `docker` and `kubernetes`
+
     config.py       what is required of the host, and limits
     isolation.py    what is really in force: graded, shown, refused if too little; explorer.py is what measures
-    pool.py         warm cells, slots, retries; `probe`, a look at the host without a pool
-    judgement.py    one solution: built, run on its tests, checked
-    languages.py    the interpreters and compilers that the judge knows; toolchains.py, versions.py, builds.py
-    orders.py, limits.py, reports.py   a caller's tests into orders, a cell's reports into verdicts
-    verdicts.py, comparators.py   tests, results, and when an output is the expected one
-    checkers.py, checking.py      where a task's own code decides, in a cell of its own
-    templates.py, cells.py        the owner's ends of the processes; keeper.py, a template that is always there
-    cgroups.py      a cgroup for each machine, where the host lets this user divide one
-    doctor.py       every layer of this host, for tests and for machines
-    machines/       machines to work in: commands, jobs, files, ports
-    zygote/         the process tree in which the code runs; standard library only
-
-    protocols.py    what all backends offer; backends/ finds them by name, and holds those that are not in here
+    languages.py    the interpreters and compilers that are known; toolchains.py, where this host has them
+    templates.py    the owner's end of a template process; keeper.py, one that is always there
+    packages.py     installed packages that code may import
+    protocols.py    what all backends offer; backends.py finds them by name; embedded.py, the one of this process
+    doctor.py       every layer of this host, for tests and for machines; hosts.py, what kind of host it is; bench.py
     testing/        the contract that every backend keeps, as test classes
-    service/        pools behind HTTP; remote/, the backend that uses them
 
 `open_judge(config)` and `open_machines(config)` give the pool of whichever backend the config names.
 """
 
 from mettle.sandbox.backends import backend_names, open_judge, open_machines
-from mettle.sandbox.checkers import CheckerError
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.isolation import IsolationReport, Layer
-from mettle.sandbox.languages import LanguageReport
-from mettle.sandbox.machines.channel import MachineLost
-from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
-from mettle.sandbox.machines.files import Entry, Snapshot
-from mettle.sandbox.machines.jobs import Job, Stream
-from mettle.sandbox.machines.machine import Machine
-from mettle.sandbox.machines.pool import MachinePool
-from mettle.sandbox.pool import PoolStats, SandboxPool, probe
-from mettle.sandbox.verdicts import (
+from mettle.sandbox.judge.checkers import CheckerError
+from mettle.sandbox.judge.pool import PoolStats, SandboxPool, probe
+from mettle.sandbox.judge.verdicts import (
     CallTest,
     Checker,
     InteractiveTest,
@@ -51,6 +40,13 @@ from mettle.sandbox.verdicts import (
     TestResult,
     Verdict,
 )
+from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.machines.commands import Chunk, ExecResult, Output
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.machines.files import Entry, Snapshot
+from mettle.sandbox.machines.pool import MachinePool
+from mettle.sandbox.protocols import Job, Machine, Stream
 
 __all__ = [
     "CallTest",

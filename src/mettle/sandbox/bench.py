@@ -17,8 +17,8 @@ from typing import Any, Final
 from mettle.errors import SandboxError
 from mettle.sandbox.backends import open_judge, open_machines
 from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.judge.verdicts import StdioTest
 from mettle.sandbox.protocols import Judge, Machine, Machines
-from mettle.sandbox.verdicts import StdioTest
 
 _CODE: Final = "n = int(input())\nprint(sum(range(n)))"
 _PLAIN: Final = "a plain `python3 -I -S -c`, no sandbox"

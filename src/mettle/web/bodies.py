@@ -74,9 +74,17 @@ async def read_body(request: Request, *, max_bytes: int = MAX_BODY_BYTES, stall_
     return b"".join([chunk async for chunk in _rest(request, message, max_bytes, stall_s)])
 
 
-async def read_json(request: Request, *, max_bytes: int = MAX_BODY_BYTES, stall_s: float = STALL_S) -> dict[str, Any]:
-    """The body as a JSON object. Raises: HttpError 400 for anything else."""
+async def read_json(
+    request: Request,
+    *,
+    max_bytes: int = MAX_BODY_BYTES,
+    stall_s: float = STALL_S,
+    empty: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The body as a JSON object; `empty`, if given, where there is no body. Raises: HttpError 400 for anything else."""
     body = await read_body(request, max_bytes=max_bytes, stall_s=stall_s)
+    if not body and empty is not None:
+        return empty
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """The line between a machine and its owner, as commands and transfers use it, whatever it is made of.
 
-`Channel` is a socket of this host, along which descriptors travel; `AgentLine` (of `sandbox/backends`) is one stream
+`Channel` is a socket of this host, along which descriptors travel; `AgentLine` (of `sandbox/containers`) is one stream
 of bytes to a machine anywhere. A reader or writer comes with the number of its other end, which the order that is to
 use it names; when the order has been sent the ends are let go.
 Invariant: every order is answered once, by its answer or, when the machine has ended, by `MachineLost`.
@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mettle.errors import SandboxError
+from mettle.sandbox.machines.endings import MachineLost
+
+__all__ = ["Answer", "Line", "MachineLost", "Reader", "Reading", "Sink", "Writer", "Writing"]
 
 Sink = Callable[[bytes], None]
-
-
-class MachineLost(SandboxError):
-    """The machine ended, or stopped answering, before its answer came."""
 
 
 @dataclass(frozen=True, slots=True)

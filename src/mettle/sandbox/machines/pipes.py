@@ -16,7 +16,7 @@ _READ_BYTES: Final = 1 << 16
 Sink = Callable[[bytes], None]
 
 
-class Capture:
+class OutputCapture:
     """The beginning and the end of a stream of bytes, `max_bytes` together; the middle of a longer one is left out."""
 
     def __init__(self, max_bytes: int) -> None:

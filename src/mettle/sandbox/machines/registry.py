@@ -10,35 +10,35 @@ import contextlib
 import logging
 
 from mettle.errors import SandboxError
-from mettle.sandbox.machines.machine import Machine
+from mettle.sandbox.machines.machine import LocalMachine
 
 logger = logging.getLogger(__name__)
 
 
-class Registry:
+class MachineRegistry:
     """Machines that have been made and have not ended."""
 
     def __init__(self) -> None:
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, LocalMachine] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
-    def all(self) -> tuple[Machine, ...]:
+    def all(self) -> tuple[LocalMachine, ...]:
         return tuple(self._machines.values())
 
-    def get(self, machine_id: str) -> Machine:
+    def get(self, machine_id: str) -> LocalMachine:
         """A machine by its id; SandboxError when there is none."""
         machine = self._machines.get(machine_id)
         if machine is None:
             raise SandboxError(f"there is no machine {machine_id!r}; it has ended, or never was")
         return machine
 
-    def add(self, machine: Machine) -> None:
+    def add(self, machine: LocalMachine) -> None:
         """Keep it until it ends, and end it when its time is over."""
         self._machines[machine.id] = machine
         self._schedule(machine)
 
-    def forget(self, machine: Machine) -> None:
+    def forget(self, machine: LocalMachine) -> None:
         """It has ended."""
         self._machines.pop(machine.id, None)
         timer = self._timers.pop(machine.id, None)
@@ -58,14 +58,14 @@ class Registry:
             with contextlib.suppress(asyncio.CancelledError):
                 await ending
 
-    def _schedule(self, machine: Machine) -> None:
+    def _schedule(self, machine: LocalMachine) -> None:
         """Look again when the machine's time may be over."""
         left_s = machine.left_s()
         if left_s is not None:
             timer = asyncio.get_running_loop().call_later(left_s, self._end_if_due, machine)
             self._timers[machine.id] = timer
 
-    def _end_if_due(self, machine: Machine) -> None:
+    def _end_if_due(self, machine: LocalMachine) -> None:
         why = machine.why_due()
         if not why:
             self._schedule(machine)

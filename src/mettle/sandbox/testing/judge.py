@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mettle.errors import UserError
-from mettle.sandbox.checkers import CheckerError
+from mettle.sandbox.judge.checkers import CheckerError
+from mettle.sandbox.judge.verdicts import CallTest, PythonChecker, StdioTest, Verdict
 from mettle.sandbox.protocols import Judge
-from mettle.sandbox.verdicts import CallTest, PythonChecker, StdioTest, Verdict
 
 
 @pytest.mark.asyncio(loop_scope="module")

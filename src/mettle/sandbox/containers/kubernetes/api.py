@@ -1,0 +1,190 @@
+"""The Kubernetes API over plain REST, as far as the backend uses it.
+
+    send      JSON in and out, with the server's own words in errors; busy (429, 503) and away are waited for
+    list_all  a collection in pages, and the version that it stands for
+    watch     what changes from a version on; `Gone` when the server no longer remembers it
+
+Invariant: a request that made something once is not sent again unless it cannot make it twice; a token that was refused
+is read again once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+
+from mettle.errors import UserError
+from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.containers.http_lines import read_lines
+from mettle.sandbox.containers.kubernetes.access import find_access
+from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
+from mettle.sandbox.containers.patience import Patience, retry_after_s
+
+_REQUEST_S: Final = 30.0
+_PAGE: Final = 500
+_WATCH_S: Final = 240
+_WATCH_EXTRA_S: Final = 30.0
+_BUSY: Final = (429, 503, 504)
+_GONE: Final = 410
+_UNKNOWN_USER: Final = 401
+MERGE: Final = "application/merge-patch+json"
+
+
+class Gone(ControlPlaneError):
+    """The server no longer remembers what has changed since that version."""
+
+
+class Event(NamedTuple):
+    """One change: ADDED, MODIFIED, DELETED or BOOKMARK, and the object after it."""
+
+    kind: str
+    object: dict[str, Any]
+
+
+class Listing(NamedTuple):
+    """A collection at one version."""
+
+    items: list[dict[str, Any]]
+    version: str
+
+
+class KubernetesClient:
+    """One cluster."""
+
+    def __init__(self, config: KubernetesConfig) -> None:
+        self._config = config
+        self.access = find_access(config)
+        self._slots = asyncio.Semaphore(config.max_requests)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> str:
+        """Connect; the server's version. Raises: UserError, ControlPlaneAway."""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.access.tls or False, limit=0))
+        found = await self.send("GET", "/version")
+        return str(found.get("gitVersion", ""))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def path(self, kind: str, name: str = "", *, group: str = "") -> str:
+        """The path of a kind in our namespace, or of one object."""
+        root = f"/apis/{group}" if group else "/api/v1"
+        return f"{root}/namespaces/{self.access.namespace}/{kind}{f'/{name}' if name else ''}"
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content: str = "application/json",
+        is_repeatable: bool | None = None,
+    ) -> Any:
+        """The answer to a request. Raises: ControlPlaneError with the status, UserError for a user it refuses."""
+        patience = Patience(self._config.patience_s)
+        may_repeat = method == "GET" if is_repeatable is None else is_repeatable
+        has_renewed = False
+        while True:
+            try:
+                async with self._slots:
+                    return await self._send_once(method, path, params, body, content)
+            except ControlPlaneError as error:
+                if error.status == _UNKNOWN_USER and not has_renewed:
+                    self.access.forget_token()
+                    has_renewed = True
+                    continue
+                is_away = isinstance(error, ControlPlaneAway)
+                can_wait = error.status in _BUSY or (is_away and may_repeat)
+                if not can_wait or not await patience.wait(error.retry_after_s):
+                    raise
+
+    async def list_all(self, path: str, selector: str) -> Listing:
+        """Every object that the labels select, in pages. A page that comes too late begins anew."""
+        items: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            params = {"labelSelector": selector, "limit": str(_PAGE), **({"continue": token} if token else {})}
+            try:
+                page = await self.send("GET", path, params=params)
+            except ControlPlaneError as error:
+                if error.status != _GONE or not token:
+                    raise
+                items, token = [], ""
+                continue
+            items += page.get("items") or []
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return Listing(items, str(page["metadata"]["resourceVersion"]))
+
+    async def watch(self, path: str, selector: str, version: str) -> AsyncIterator[Event]:
+        """Changes from this version on, until the server ends the watch. Raises: Gone, ControlPlaneError."""
+        params = {
+            **{"watch": "1", "allowWatchBookmarks": "true", "labelSelector": selector},
+            **{"resourceVersion": version, "timeoutSeconds": str(_WATCH_S)},
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_S + _WATCH_EXTRA_S)
+        try:
+            async with await self._request("GET", path, params=params, timeout=timeout) as response:
+                if response.status != 200:
+                    raise await _failure(response, f"watch {path}")
+                async for line in read_lines(response.content):
+                    told = json.loads(line)
+                    if told["type"] == "ERROR":
+                        raise _as_error(told["object"], f"watch {path}")
+                    yield Event(told["type"], told["object"])
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ControlPlaneAway(f"the Kubernetes API ended a watch: {error}") from error
+
+    async def _send_once(
+        self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content: str
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content} if data is not None else {}
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                async with await self._request(method, path, params=params, data=data, headers=headers) as response:
+                    if response.status >= 400:
+                        raise await _failure(response, f"{method} {path}")
+                    return await response.json(content_type=None)
+        except TimeoutError as error:
+            raise ControlPlaneAway(f"the Kubernetes API did not answer {method} {path}") from error
+        except aiohttp.ClientError as error:
+            raise ControlPlaneAway(f"the Kubernetes API ended {method} {path}: {error}") from error
+
+    async def _request(self, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
+        assert self._session is not None, "the client is open"
+        headers = {**arguments.pop("headers", {}), **await self.access.headers()}
+        arguments.setdefault("timeout", aiohttp.ClientTimeout(total=None))
+        url = f"{self.access.server}{path}"
+        try:
+            return await self._session.request(method, url, headers=headers, allow_redirects=False, **arguments)
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise UserError(f"the certificate of {self.access.server} is not one that the kubeconfig trusts") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControlPlaneAway(f"no Kubernetes API answers at {self.access.server}: {error}") from error
+
+
+async def _failure(response: aiohttp.ClientResponse, what: str) -> ControlPlaneError:
+    text = await response.text(errors="replace")
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = {}
+    if not isinstance(told, dict) or "message" not in told:
+        told = {"message": text.strip()[:500] or response.reason}
+    failure = _as_error({**told, "code": response.status}, what)
+    failure.retry_after_s = retry_after_s(response.headers)
+    return failure
+
+
+def _as_error(status: dict[str, Any], what: str) -> ControlPlaneError:
+    code = int(status.get("code") or 0)
+    kind = Gone if code == _GONE else ControlPlaneError
+    return kind(f"Kubernetes: {what}: {code}: {str(status.get('message', ''))[:500]}", code)

@@ -1,0 +1,309 @@
+"""The pool: cells kept warm, solutions judged in them, and no way to reach the host from inside.
+
+    pool.judge(code, tests)
+        make_job          what the caller got wrong is said before anything runs
+        a slot            at most `max_running` at a time; waiting is not counted against the code
+        a judgement       builds the code if need be, runs the tests in cells, asks the checker
+        refill            behind the running work, with cells of the kinds that were last used
+
+Invariant: a cell runs one solution and is destroyed; a sandbox that fails is a `SandboxError` and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox import isolation
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.judge.builds import Builder
+from mettle.sandbox.judge.cells import Cell, CellLost
+from mettle.sandbox.judge.judgement import Judgement
+from mettle.sandbox.judge.memory import JudgementCache
+from mettle.sandbox.judge.orders import JudgeJob, make_job
+from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
+from mettle.sandbox.judge.verdicts import JudgeResult, StdioTest
+from mettle.sandbox.judge.versions import report_language
+from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
+from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.toolchains import known_languages
+from mettle.sandbox.zygote.settings import CellLimits
+
+logger = logging.getLogger(__name__)
+
+_CELL_READY_S: Final = 30.0
+_MAX_KINDS_KEPT: Final = 3
+_NEEDS_PROCESSES: Final = (
+    "it starts processes, and isolation 'landlock-only' allows a test none; `mettle sandbox doctor` says what the host "
+    "must allow for 'ns'"
+)
+_EXPLORER: Final = Path(__file__).parent.with_name("explorer.py")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Counters since the pool started, and what it holds now."""
+
+    num_judged: int = 0
+    num_remembered: int = 0
+    num_warm_hits: int = 0
+    num_cells: int = 0
+    num_cells_lost: int = 0
+    num_templates: int = 0
+    num_warm: int = 0
+    num_running: int = 0
+
+
+class SandboxPool(CodeJudge):
+    """Judges untrusted code. Use as `async with SandboxPool(config) as pool`."""
+
+    def __init__(self, config: SandboxConfig | None = None, keeper: TemplateKeeper | None = None) -> None:
+        self.config = config or SandboxConfig()
+        self._slots = asyncio.Semaphore(self.config.max_running)
+        # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
+        self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
+        self._builder = Builder(self)
+        self._memory = JudgementCache(self.config.max_remembered)
+        self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
+        self._needs_refill = asyncio.Event()
+        self._refiller: asyncio.Task[None] | None = None
+        self._isolation: IsolationReport | None = None
+        self._stats = PoolStats()
+
+    @property
+    def isolation(self) -> IsolationReport:
+        """What was measured to be in force when the pool started."""
+        if self._isolation is None:
+            raise UserError("the sandbox pool has not been started; use `async with SandboxPool(...) as pool`")
+        return self._isolation
+
+    @property
+    def template_pid(self) -> int | None:
+        """The process whose end ends every cell."""
+        return self._keeper.template.pid if self._keeper.template else None
+
+    @property
+    def stats(self) -> PoolStats:
+        return replace(
+            self._stats, num_warm=sum(map(len, self._warm.values())), num_templates=self._keeper.num_templates
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            report = await self.measure()
+            isolation.check(report, self.config)
+        except BaseException:
+            await self.close()
+            raise
+        self._isolation = report
+        self._refiller = asyncio.create_task(self._keep_warm(), name="sandbox refill")
+        self._needs_refill.set()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def measure(self) -> IsolationReport:
+        """Find out what is in force here, by running code that tries the doors."""
+        if self.config.backend == "unsafe":
+            await self._keeper.living()
+            return isolation.unisolated(self.config)
+        template = await self._keeper.living()
+        if not template.is_ready:
+            return isolation.refused(self.config, {**self._keeper.refusals, **template.layers})
+        plain = self.config.model_copy(update={"languages": ()})
+        source = await asyncio.to_thread(_EXPLORER.read_text, "utf-8")
+        job = make_job(plain, JudgeRequest(source, [StdioTest("alone" if template.is_landlocked else "")]))
+        [result] = await Judgement(self, self._builder, job).run()
+        if result.exit_code != 0:
+            raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
+        if template.is_landlocked:
+            return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
+        return isolation.examine(self.config, json.loads(result.output), template.layers)
+
+    async def judge_request(self, request: JudgeRequest) -> JudgeResult:
+        report = self.isolation
+        job = make_job(self.config, request)
+        self._require_processes(job)
+        judged = await self._memory.judged(job, lambda: self._judge(job, report))
+        stats = self._stats
+        self._stats = replace(
+            stats, num_judged=stats.num_judged + 1, num_remembered=stats.num_remembered + judged.is_remembered
+        )
+        return judged
+
+    async def _judge(self, job: JudgeJob, report: IsolationReport) -> JudgeResult:
+        judgement = Judgement(self, self._builder, job)
+        queued = time.monotonic()
+        async with self.slot():
+            started = time.monotonic()
+            results = await judgement.run()
+        return JudgeResult(
+            tests=tuple(results),
+            num_tests=len(job.tests),
+            isolation=report,
+            queue_s=started - queued,
+            wall_s=time.monotonic() - started,
+            language=job.source.language.name,
+            compile_s=judgement.compile_s,
+        )
+
+    async def languages(self) -> tuple[LanguageReport, ...]:
+        """What can be judged here: each language's version, as a program in a cell prints it, or what is missing."""
+        known = known_languages(self.config).values()
+        is_alone = self.isolation.grade == "landlock-only"
+        return tuple(
+            [
+                LanguageReport(spec.name, spec.aliases, False, missing=_NEEDS_PROCESSES)
+                if is_alone and not spec.is_warm
+                else await report_language(self, self.config, spec)
+                for spec in known
+            ]
+        )
+
+    def _require_processes(self, job: JudgeJob) -> None:
+        others = {asked.source for asked in (job.checker, *job.interactors) if asked is not None}
+        sources = [job.source, *others]
+        for source in sources if self.isolation.grade == "landlock-only" else ():
+            if not source.language.is_warm:
+                raise UserError(f"{source.language.name} cannot be judged here: {_NEEDS_PROCESSES}")
+
+    async def close(self) -> None:
+        """End every cell and the template. Safe to call twice."""
+        if self._refiller is not None:
+            self._refiller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._refiller
+            self._refiller = None
+        for cell in self._take_warm():
+            await cell.wait_closed()
+        await self._keeper.close()
+        self._isolation = None
+
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """The right to run one solution, or one of its tests beside others of it."""
+        async with self._slots:
+            self._stats = replace(self._stats, num_running=self._stats.num_running + 1)
+            try:
+                yield
+            finally:
+                self._stats = replace(self._stats, num_running=self._stats.num_running - 1)
+                self._needs_refill.set()
+
+    @contextlib.asynccontextmanager
+    async def cell(self, limits: CellLimits | None) -> AsyncIterator[Cell]:
+        """A cell for one solution; destroyed at the end, however the end comes."""
+        cell = await self._take_cell(limits)
+        try:
+            yield cell
+        finally:
+            cell.close()
+            if not cell.is_finished:
+                # Process 1 ends when the connection does; this is for one that no longer can.
+                await asyncio.shield(self._keeper.kill(cell.number, cell.generation))
+
+    def note_lost(self, cell: Cell) -> bool:
+        """Count a lost cell; whether the template was lost with it."""
+        self._stats = replace(self._stats, num_cells_lost=self._stats.num_cells_lost + 1)
+        return self._keeper.has_lost(cell.generation)
+
+    async def _take_cell(self, limits: CellLimits | None) -> Cell:
+        waiting = self._warm_of(limits)
+        while waiting:
+            cell = waiting.popleft()
+            if cell.is_alive and not self._keeper.has_lost(cell.generation):
+                self._stats = replace(self._stats, num_warm_hits=self._stats.num_warm_hits + 1)
+                return cell
+            cell.close()
+        return await self._make_cell(limits)
+
+    def _warm_of(self, limits: CellLimits | None) -> deque[Cell]:
+        """The cells of this kind that wait; from now on the pool keeps some, and of the kind unused longest none."""
+        waiting = self._warm.pop(limits, None)
+        self._warm[limits] = deque() if waiting is None else waiting
+        if len(self._warm) > _MAX_KINDS_KEPT:
+            oldest = next(kind for kind in self._warm if kind is not None)
+            for cell in self._warm.pop(oldest):
+                cell.close()
+        return self._warm[limits]
+
+    async def _make_cell(self, limits: CellLimits | None) -> Cell:
+        """A ready cell, from a template that is started if need be."""
+        while True:
+            template = await self._keeper.living()
+            if not template.is_ready:
+                raise SandboxError(
+                    f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
+                )
+            clone = await template.spawn_cell(limits)
+            cell = await Cell.connect(clone.number, template.generation, limits, clone.channel)
+            try:
+                await cell.wait_ready(_CELL_READY_S)
+            except CellLost:
+                cell.close()
+                if not await template.ends_soon():
+                    raise
+                continue
+            except BaseException:
+                cell.close()
+                raise
+            self._stats = replace(self._stats, num_cells=self._stats.num_cells + 1)
+            return cell
+
+    def _forget_warm(self) -> None:
+        for cell in self._take_warm():
+            cell.close()
+
+    def _take_warm(self) -> list[Cell]:
+        cells = [cell for waiting in self._warm.values() for cell in waiting]
+        for waiting in self._warm.values():
+            waiting.clear()
+        return cells
+
+    async def _keep_warm(self) -> None:
+        """Fill the pool up to its target of each kind, one cell at a time, whenever work has used some."""
+        while True:
+            await self._needs_refill.wait()
+            self._needs_refill.clear()
+            try:
+                while lacking := [kind for kind, cells in self._warm.items() if len(cells) < self.config.warm]:
+                    await self._add_warm(lacking[-1])
+            except SandboxError as error:
+                logger.warning("the sandbox pool could not be refilled: %s", error)
+
+    async def _add_warm(self, limits: CellLimits | None) -> None:
+        cell = await self._make_cell(limits)
+        if limits in self._warm:
+            self._warm[limits].append(cell)
+        else:  # the kind went out of use while the cell was made
+            cell.close()
+
+
+def probe(config: SandboxConfig | None = None) -> IsolationReport:
+    """What isolation this host gives, found out by starting a sandbox and trying its doors (about 0.1 s).
+
+    The report is the same whether or not it is enough for the config.
+    """
+
+    async def measured() -> IsolationReport:
+        pool = SandboxPool(config)
+        try:
+            return await pool.measure()
+        finally:
+            await pool.close()
+
+    return asyncio.run(measured())

@@ -1,0 +1,241 @@
+"""Several services as one: the least loaded of those that are there, the lease with each, and what they isolate.
+
+Invariant: work goes only to services that answer and that isolate what the config requires; as long as the fleet is
+open each service hears of it well within its lease, and when it is closed its machines end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.service.client.access import ServiceAccess
+from mettle.sandbox.service.client.connection import NotConnected, ServiceConnection
+from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Use = Literal["judge", "machines"]
+_LOOK_S: Final = 1.0
+_LOOK_TIMEOUT_S: Final = 5.0
+_NUM_MISSES: Final = 3
+_LONGEST_LOOK_S: Final = 2.0
+_MAX_BUSY_S: Final = 600.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+
+
+@dataclass
+class Member:
+    """One service of the fleet."""
+
+    connection: ServiceConnection
+    is_there: bool = False
+    why_not: str = "it has not been asked yet"
+    isolation: IsolationReport | None = None
+    load: dict[str, int] = field(default_factory=dict)
+    num_ours: int = 0
+    num_misses: int = 0
+    abandoned: list[str] = field(default_factory=list)
+    lease_s: float = 60.0
+
+    def busyness(self, use: Use) -> float:
+        """How full it is, from 0; what this client has asked for counts at once."""
+        now, most = ("num_judging", "max_running") if use == "judge" else ("num_machines", "max_machines")
+        return max(self.num_ours, self.load.get(now, 0)) / max(1, self.load.get(most, 1))
+
+
+class Fleet:
+    """The services of a config, for one use."""
+
+    def __init__(self, config: SandboxConfig, use: Use, on_news: Callable[[Member, dict[str, Any]], None]) -> None:
+        self.config = config
+        self._use = use
+        self._on_news = on_news
+        self._looking: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self.members: list[Member] = []
+
+    @property
+    def isolation(self) -> IsolationReport:
+        """The report of the service that gives the least. Raises: UserError before the start."""
+        reports = [member.isolation for member in self.members if member.isolation is not None]
+        if not reports:
+            raise UserError("the remote sandbox pool has not been started; use `async with`")
+        return next((report for report in reports if not report.meets(self.config.require)), reports[0])
+
+    async def start(self) -> None:
+        """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
+        client, access = f"c-{secrets.token_hex(8)}", ServiceAccess.of(self.config)
+        for url in self.config.urls:
+            access.check(url)
+        for url in self.config.urls:
+            self.members.append(Member(ServiceConnection(url, access, client)))
+        asked = await asyncio.gather(*(self._meet(member) for member in self.members), return_exceptions=True)
+        for result in asked:
+            if isinstance(result, BaseException) and not isinstance(result, ServiceLost | ServiceBusy):
+                raise result
+        if not any(member.is_there for member in self.members):
+            raise ServiceLost(self._why_none())
+        self._looking = [
+            asyncio.create_task(self._look_after(member), name="sandbox service watch") for member in self.members
+        ]
+
+    async def leave(self) -> None:
+        """Leave every service; the machines there end."""
+        for task in self._looking:
+            task.cancel()
+        for task in self._looking:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._looking = []
+        async with asyncio.TaskGroup() as group:
+            for member in self.members:
+                group.create_task(_leave(member))
+
+    async def close(self) -> None:
+        """Leave every service, and let go of the connections."""
+        await self.leave()
+        members, self.members = self.members, []
+        for member in members:
+            await member.connection.close()
+
+    async def run(
+        self,
+        work: Callable[[Member], Awaitable[T]],
+        *,
+        on_move: Callable[[Member], None] = lambda _: None,
+    ) -> T:
+        """Do the work at the least busy service; elsewhere if that one is lost or has no room; later if all are busy.
+
+        Only for work that may be done twice. `on_move` is told of a service that was lost in the middle of it.
+        """
+        began, wait_s, avoided = time.monotonic(), _FIRST_WAIT_S, set[int]()
+        last: SandboxError = ServiceLost(self._why_none())
+        num_lost = 0
+        while True:
+            member = await self._choose(avoided, last)
+            if member is None:  # every one of them has refused: begin again, after a while
+                if isinstance(last, QuotaExceeded) or time.monotonic() - began > _MAX_BUSY_S:
+                    raise last
+                await asyncio.sleep(wait_s * (0.5 + random.random()))
+                wait_s, avoided = min(_LONGEST_WAIT_S, 2 * wait_s), set()
+                continue
+            member.num_ours += 1
+            try:
+                return await work(member)
+            except (ServiceBusy, QuotaExceeded) as error:
+                last = error
+                avoided.add(id(member))
+            except ServiceLost as error:
+                last = error
+                is_certain = isinstance(error, NotConnected)
+                num_lost += not is_certain
+                if not is_certain:
+                    on_move(member)
+                self._miss(member, str(error), is_certain=is_certain)
+                if num_lost > 2 * len(self.members):
+                    raise
+            finally:
+                member.num_ours -= 1
+
+    async def _choose(self, avoided: set[int], last: SandboxError) -> Member | None:
+        """The least busy one, waiting a while for one to come back; None when those that are there are avoided."""
+        began = time.monotonic()
+        while True:
+            there = [member for member in self.members if member.is_there]
+            if there:
+                left = [member for member in there if id(member) not in avoided]
+                random.shuffle(left)
+                return min(left, key=lambda member: member.busyness(self._use), default=None)
+            left_s = began + self.config.start_timeout_s - time.monotonic()
+            if left_s <= 0 or not self._looking:
+                raise ServiceLost(self._why_none()) from last
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+    async def _meet(self, member: Member) -> None:
+        """Ask a service what it is and what it isolates. Raises: UserError when it will not do."""
+        try:
+            status = await member.connection.ask("GET", "/status", timeout_s=self.config.start_timeout_s)
+            offered = status[self._use]
+            if offered is None:
+                raise UserError(f"sandbox service {member.connection.url} judges nothing (backend {status['backend']})")
+            report = await member.connection.report(offered["isolation"])
+        except (ServiceLost, ServiceBusy) as error:
+            member.why_not = str(error)
+            raise
+        if not report.meets(self.config.require):
+            raise UserError(
+                f"sandbox service {member.connection.url} gives isolation {report.grade!r} (backend {report.backend}) "
+                f"and sandbox.require is {self.config.require!r}"
+            )
+        missing = sorted({*self.config.python_packages} - {*status["python_packages"]})
+        if missing and self._use == "machines":
+            raise UserError(
+                f"sandbox service {member.connection.url} does not show {', '.join(missing)} to its machines; "
+                "its own sandbox.python_packages must name them"
+            )
+        member.isolation, member.load = report, status["load"]
+        member.lease_s, member.num_misses, member.is_there = float(status["lease_s"]), 0, True
+        self._changed.set()
+
+    async def _look_after(self, member: Member) -> None:
+        """Keep the lease, and know whether the service is there and how busy."""
+        while True:
+            pause_s = min(_LOOK_S * 2 ** min(3, member.num_misses), _LONGEST_LOOK_S, member.lease_s / 4)
+            await asyncio.sleep(pause_s * (0.9 + 0.2 * random.random()))
+            try:
+                if not member.is_there:
+                    await self._meet(member)
+                abandoned = list(member.abandoned)
+                news = await member.connection.ask(
+                    "POST", "/lease", json={"abandoned": abandoned}, timeout_s=_LOOK_TIMEOUT_S
+                )
+            except ServiceBusy as error:  # it is shutting down, or throttles us; what it has of ours goes on
+                member.is_there, member.why_not = False, str(error)
+                continue
+            except ServiceLost as error:
+                self._miss(member, str(error), is_certain=isinstance(error, NotConnected))
+                continue
+            except (SandboxError, UserError, OSError) as error:
+                self._miss(member, str(error), is_certain=True)
+                if isinstance(error, TokenRefused):
+                    logger.warning("a sandbox service refuses the token", extra={"url": member.connection.url})
+                continue
+            member.abandoned = [key for key in member.abandoned if key not in abandoned]
+            member.num_misses, member.load = 0, news["load"]
+            self._on_news(member, news)
+
+    def _miss(self, member: Member, why: str, *, is_certain: bool) -> None:
+        """A service did not answer; after a few times, or a refused connection, it counts as gone."""
+        member.num_misses += 1
+        if not is_certain and member.num_misses < _NUM_MISSES:
+            return
+        if member.is_there:
+            logger.warning("a sandbox service is gone", extra={"url": member.connection.url, "why": why})
+        member.is_there, member.why_not = False, why
+        member.connection.declare_lost()
+
+    def _why_none(self) -> str:
+        reasons = "; ".join(dict.fromkeys(member.why_not for member in self.members if not member.is_there))
+        return f"no sandbox service is there: {reasons}" if len(self.members) != 1 else reasons
+
+
+async def _leave(member: Member) -> None:
+    if member.is_there:
+        with contextlib.suppress(SandboxError, UserError, OSError):
+            await member.connection.ask("DELETE", "/lease", timeout_s=_LOOK_TIMEOUT_S)
+        member.is_there = False
