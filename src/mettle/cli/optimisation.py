@@ -23,6 +23,7 @@ from mettle.wording import between, duration, figure, format_reward, printable, 
 if TYPE_CHECKING:
     from mettle.config.options import Given
     from mettle.evals.estimator import Estimate
+    from mettle.gepa.held_out import HeldOutComparison
     from mettle.gepa.progress import SearchProgress
     from mettle.gepa.run import SearchOutcome
 
