@@ -26,14 +26,13 @@ def serve(words: list[str], given: Given) -> None:
     from mettle.config import load_config
     from mettle.evals.reader import find_evaluations
     from mettle.hub.config import HubConfig
+    from mettle.hub.server import serve as serve_hub
+    from mettle.log import setup_logging
 
     config = load_config(HubConfig, only_files(words), given).config
     runs = config.runs
     if not runs.is_dir() and not find_evaluations(config.workspace):
         raise UserError(f"no folder of runs at {runs}, and no evaluations; `mettle quickstart` makes a first run")
-    from mettle.hub.server import serve as serve_hub
-    from mettle.log import setup_logging
-
     setup_logging()
     with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
         serve_hub(
