@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.envs.conftest import Scripted
+from conftest import Scripted
 
 Saved = Callable[..., Path]
 
