@@ -19,8 +19,9 @@ from mettle.clients.factory import client_from
 from mettle.config import nearest
 from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
+from mettle.evals.folder import new_results_path
 from mettle.evals.generated import GenerateOutputs
-from mettle.evals.results import METADATA, ResultsFolder, new_results_path
+from mettle.evals.reader import EvaluationReader, evaluations_in
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
@@ -75,7 +76,7 @@ def saved_settings(path: Path) -> dict[str, Any]:
     Raises: UserError when there is none.
     """
     try:
-        metadata = ResultsFolder(path).read_metadata()
+        metadata = EvaluationReader(path).metadata
     except UserError as error:
         raise UserError(f"cannot resume from {path}: {error}") from None
     launch = metadata.get("launch")
@@ -156,13 +157,14 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
         "env_args": env.env_args,
         "sampling_args": {**env.sampling_args, **spec.sampling_args},
     }
-    saved = sorted(folder.glob(f"*/{METADATA}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in saved:
+    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in evaluations_in(path)]
+    for entry in sorted(saved, key=lambda entry: entry.modified_at, reverse=True):
         try:
-            check_same(ResultsFolder(file.parent), mine)
+            if entry.problem is None:
+                check_same(entry.path, entry.metadata, mine)
+                return entry.path
         except UserError:
             continue
-        return file.parent
     return None
 
 

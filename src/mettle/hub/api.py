@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
@@ -18,7 +18,7 @@ from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
 
 router = APIRouter(
     prefix="/api/v1",
-    responses={404: {"model": models.Problem}, 503: {"model": models.Problem}},
+    responses={404: {"model": models.ProblemDetails}, 503: {"model": models.ProblemDetails}},
 )
 
 StepAfter = Annotated[int, Query(description="only steps after this one; ask again with the last step you have")]
@@ -161,8 +161,3 @@ health_router = APIRouter()
 def health() -> models.Health:
     """The server answers."""
     return models.Health(status="ok", version=mettle.__version__)
-
-
-def problem(detail: str) -> dict[str, Any]:
-    """The body of an error."""
-    return models.Problem(detail=detail).model_dump()

@@ -18,7 +18,10 @@ import mettle
 from mettle.errors import StorageError, UserError
 from mettle.hub import api, pages
 from mettle.hub.catalog import RunCatalog
-from mettle.hub.security import LOOPBACK_NAMES, SecurityMiddleware
+from mettle.hub.security import SecurityMiddleware
+from mettle.web.bodies import first_fault
+from mettle.web.doors import LOOPBACK_NAMES
+from mettle.web.problems import HttpError, problem_body
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ def create_app(runs_dir: Path, *, allowed_hosts: frozenset[str] | None = LOOPBAC
 
 def _answer(request: Request, status: int, title: str, detail: str) -> Response:
     if request.url.path.startswith("/api/") or request.url.path.endswith(".json"):
-        return JSONResponse(api.problem(detail), status_code=status)
+        return JSONResponse(problem_body(HttpError(status, detail)), status_code=status)
     return pages.error_page(request, status, title, detail)
 
 
@@ -83,9 +86,8 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for RequestValidationError"
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return _answer(request, 422, "Not possible", f"{place}: {first['msg']}")
+    place, message = first_fault(error.errors())
+    return _answer(request, 422, "Not possible", f"{place.partition('.')[2]}: {message}")
 
 
 def _crashed(request: Request, error: Exception) -> Response:

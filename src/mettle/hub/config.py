@@ -26,8 +26,3 @@ class HubConfig(BaseModel):
 
     ready_file: Annotated[Path | None, Option(is_argument=True)] = None
     """Written when the server answers: {"base_url", "host", "port", "pid"}."""
-
-    @property
-    def is_loopback(self) -> bool:
-        """True when only this machine can reach the server."""
-        return self.host in {"localhost", "::1"} or self.host.startswith("127.")

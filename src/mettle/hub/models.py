@@ -292,7 +292,9 @@ class Health(BaseModel):
     version: str
 
 
-class Problem(BaseModel):
-    """What went wrong, in one sentence."""
+class ProblemDetails(BaseModel):
+    """What went wrong, as RFC 9457 words it; `detail` is one sentence."""
 
+    title: str
+    status: int
     detail: str
