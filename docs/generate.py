@@ -131,7 +131,8 @@ def hub_api_page() -> str:
 
 def sandbox_api_page() -> str:
     """Every route of the sandbox service, from its handlers, and every error, from the table of them."""
-    from mettle.sandbox.service import app, commands, faults, metrics, prime
+    from mettle.sandbox.service import app, faults, metrics
+    from mettle.sandbox.service.routes import commands, prime
 
     lines = [NOTE, "", "# The sandbox service's API", ""]
     lines += [
@@ -144,6 +145,7 @@ def sandbox_api_page() -> str:
         "",
     ]
     own = [route for route in app.ROUTES if route not in prime.ROUTES]
+    own += [("GET", path, handler) for path, handler in app.WEBSOCKETS]
     for title, routes in (("Routes", own), ("As the `prime` clients ask", prime.ROUTES)):
         lines += [f"## {title}", "", "| call | what it does |", "|---|---|"]
         lines += [f"| `{method} {path}` | {_words(handler.__doc__)} |" for method, path, handler in routes]

@@ -178,10 +178,11 @@ def test_evaluations_are_listed_then_one_then_one_rollout(mettle, environment, e
     words = ("mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "-c", "1", "--json")
     path = mettle("eval", "run", *words).json["path"]
     listed = mettle("eval", "view")
-    assert re.search(rf"^mirror-words +reverser +1 +0% +2 +1 .* {re.escape(path)}$", listed.out, re.MULTILINE)
+    line = rf"^mirror-words +reverser +eval +1\.000 .* 0% +2 rollouts .* {re.escape(path)}$"
+    assert re.search(line, listed.out, re.MULTILINE)
     assert [row["path"] for row in mettle("eval", "view", "--json").json] == [path]
     one = mettle("eval", "view", path)
-    assert re.search(r"^0 +0 +1 +max_turns_reached +2 +cba$", one.out, re.MULTILINE)
+    assert re.search(r"^0 +0 +1\.000 +max_turns_reached +2 +cba$", one.out, re.MULTILINE)
     rollout = mettle("eval", "view", path, "-i", "1")
     assert "reverse def" in rollout.out
     assert re.search(r"^expected +fed$", rollout.out, re.MULTILINE)

@@ -24,7 +24,7 @@ from soak_resources import ResourceCount
 from soak_verdict import Growth, judge_samples, slope, table
 
 from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
-from mettle.sandbox.service.bodies import Spool, sweep_spools
+from mettle.sandbox.service.uploads import Spool, sweep_spools
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTS = {"descriptors of the owner", "mounts of the owner", "cgroups", "files of the pools"}

@@ -16,16 +16,16 @@ import click
 
 from mettle.cli.local_server import local_server
 from mettle.cli.options import print_config, split_words, with_words
-from mettle.cli.progress import Progress
+from mettle.cli.progress import EvalProgress
 from mettle.cli.terminal import console, going_on, print_json, print_next, print_table
 from mettle.config import Loaded
-from mettle.config.layers import Layer, tree_layer
+from mettle.config.layers import ConfigLayer, tree_layer
 from mettle.config.loader import check_needed, load_levels
 from mettle.config.options import Given, own_names
 from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.envs.prepared import Outcome, Prepared, prepare, run_all, saved_settings
 from mettle.errors import ServiceError, StorageError, UserError
-from mettle.evals.plan import EvalPlan, read_plan
+from mettle.evals.plan import EvalFile, read_plan
 from mettle.evals.report import Stats, plain
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
@@ -45,7 +45,7 @@ def evaluate(
     given = with_words(given, "env_id", names)
     loaded = read_plan(files, given, package_defaults) if files else [_one(given)]
     if is_dry_run:
-        print_config(EvalPlan.of(loaded), is_json=is_json)
+        print_config(EvalFile.of(loaded), is_json=is_json)
         return
     specs = [one.config for one in loaded]
     with ExitStack() as servers:
@@ -61,7 +61,7 @@ def _one(given: Given) -> Loaded[EvalSpec]:
     said = own_names(EvalSpec, given.layer)
     given.override(EvalSpec, said)
     path = said.tree.get("resume")
-    saved = Layer()
+    saved = ConfigLayer()
     if isinstance(path, str):
         saved = tree_layer(saved_settings(Path(path)), path)
     hows = {
@@ -101,7 +101,7 @@ def _serving(servers: ExitStack) -> Callable[[Path], Served]:
 
 async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
     slots = Slots(max(one.spec.max_concurrent for one in prepared))
-    async with Progress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
+    async with EvalProgress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
         return await run_all(prepared, slots)
 
 

@@ -213,11 +213,11 @@ def _split(words: Sequence[str], command: ConfigCommand, ctx: click.Context) -> 
 
 def _given(ctx: click.Context, tokens: Sequence[str]) -> Given:
     """The options that were given, taken out of the context, and the overrides."""
-    from mettle.config.layers import Layer
+    from mettle.config.layers import ConfigLayer
     from mettle.config.options import Given
     from mettle.config.overrides import parse_overrides
 
-    layer = Layer()
+    layer = ConfigLayer()
     for param in ctx.command.params:
         own = (param.name or "").removeprefix(FIELD)
         if own == param.name:

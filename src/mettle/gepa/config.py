@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from mettle.config import Loaded
-from mettle.config.layers import Layer, merge_all, read_layer, sub_layer
+from mettle.config.layers import ConfigLayer, merge_all, read_layer, sub_layer
 from mettle.config.loader import NOTHING_GIVEN, check_needed, load_levels
 from mettle.config.options import Foreign, Given, Option, own_names
 from mettle.config.positions import KeyPath
@@ -79,17 +79,19 @@ class GepaSpec(RolloutSettings):
         return {name: value for name, value in saved.items() if name not in shared or value not in (None, {}, [])}
 
 
-def read_file(path: Path) -> Layer:
+def read_file(path: Path) -> ConfigLayer:
     """The settings of a TOML file.
 
     Raises: UserError for a file that cannot be read, or several environments.
     """
     layer = read_layer(path)
-    top = Layer({key: value for key, value in layer.tree.items() if key not in GROUPS}, layer.sources)
+    top = ConfigLayer({key: value for key, value in layer.tree.items() if key not in GROUPS}, layer.sources)
     return merge_all(own_names(GepaSpec, level, path.parent) for level in (top, *_groups(layer, path)))
 
 
-def load_spec(levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()) -> Loaded[GepaSpec]:
+def load_spec(
+    levels: Sequence[ConfigLayer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()
+) -> Loaded[GepaSpec]:
     """One optimisation from levels of settings, the strongest last, under what was `given`.
 
     Raises: UserError when something is wrong, or when there is no environment or no model.
@@ -102,7 +104,7 @@ def load_spec(levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequ
     return load_levels(GepaSpec, levels, given, files)
 
 
-def _groups(layer: Layer, path: Path) -> Iterator[Layer]:
+def _groups(layer: ConfigLayer, path: Path) -> Iterator[ConfigLayer]:
     for name in GROUPS:
         value = layer.tree.get(name, {})
         place: KeyPath = (name,)

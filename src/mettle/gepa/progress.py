@@ -1,7 +1,7 @@
 """How far a search is, for whoever watches.
 
-Parts: `GepaProgress`, `Watch` (the library's events as progress). Invariant: watching changes nothing; what goes wrong
-in it is logged by the library and ends nothing.
+Parts: `SearchProgress`, `Watch` (the library's events as progress). Invariant: watching changes nothing; what goes
+wrong in it is logged by the library and ends nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mettle.gepa.journal import PromptAttempt
 
 
 @dataclass(slots=True)
-class GepaProgress:
+class SearchProgress:
     """Figures of a running search; `stage` is "before", "search" or "after"."""
 
     max_calls: int
@@ -34,11 +34,11 @@ class Watch:
     def __init__(
         self,
         max_calls: int,
-        show: Callable[[GepaProgress], None],
+        show: Callable[[SearchProgress], None],
         say: Callable[[str], None],
         on_best: Callable[[Mapping[str, str]], None],
     ) -> None:
-        self.progress = GepaProgress(max_calls)
+        self.progress = SearchProgress(max_calls)
         self._show, self._say, self._on_best = show, say, on_best
 
     def stage(self, name: str) -> None:

@@ -1,9 +1,9 @@
 """One optimisation from its settings to its files.
 
 Parts: `prepare` (everything that can be wrong shows here, before the first rollout), `Optimisation.run` (measure,
-search, measure again, write), `GepaOutcome`. Invariants: whatever ends a run, the best prompt so far is on disk and the
-run can be resumed; the search is the library's, with nothing of it replaced but the random draws, which are ours to
-save.
+search, measure again, write), `SearchOutcome`. Invariants: whatever ends a run, the best prompt so far is on disk and
+the run can be resumed; the search is the library's, with nothing of it replaced but the random draws, which are ours
+to save.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mettle.gepa.outputs import (
     Search,
     evaluation_toml,
 )
-from mettle.gepa.progress import GepaProgress, Watch
+from mettle.gepa.progress import SearchProgress, Watch
 from mettle.gepa.reflection import ReflectionModel
 from mettle.gepa.rollouts import LoopThread, Rollouts
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, RowSplit, prompt_of_rows, split_rows
@@ -61,7 +61,7 @@ MAY_CHANGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class GepaOutcome:
+class SearchOutcome:
     """How a run ended. `comparison` is None without held-out rows; `path` is None when nothing was saved."""
 
     path: Path | None
@@ -146,7 +146,7 @@ class Optimisation:
     reflection: Any
     path: Path | None
 
-    def run(self, show: Callable[[GepaProgress], None], say: Callable[[str], None]) -> GepaOutcome:
+    def run(self, show: Callable[[SearchProgress], None], say: Callable[[str], None]) -> SearchOutcome:
         """Measure, search, measure again. Ctrl-C leaves the best so far in the run's folder and rises.
 
         Raises: UserError, ServiceError or StorageError for what ends a search; the run can be resumed.
@@ -175,7 +175,7 @@ class _Run:
         plan: Optimisation,
         path: Path,
         stack: ExitStack,
-        show: Callable[[GepaProgress], None],
+        show: Callable[[SearchProgress], None],
         say: Callable[[str], None],
     ) -> None:
         self.plan, self.folder, self.started = plan, RunFolder(path), time.time()
@@ -200,7 +200,7 @@ class _Run:
         stack.callback(lambda: self.loop.run(client.close()))
         self.reflect = ReflectionModel(self.loop, client, plan.reflection.model, self.journal, self.guard)
 
-    def go(self) -> GepaOutcome:
+    def go(self) -> SearchOutcome:
         """All of it."""
         before = self._measure("before", self.start)
         try:
@@ -266,12 +266,12 @@ class _Run:
     def _keep_best(self, candidate: Mapping[str, str]) -> None:
         self.folder.write(BEST_PROMPT, candidate[SYSTEM_PROMPT])
 
-    def _write(self, search: Search | None, comparison: HeldOutComparison | None) -> GepaOutcome:
+    def _write(self, search: Search | None, comparison: HeldOutComparison | None) -> SearchOutcome:
         """Write the published files from the library's last state."""
         if search is None:
             search = Search([dict(self.start)], [{}], 0, 0)
         plan, spec = self.plan, self.plan.spec
-        outcome = GepaOutcome(
+        outcome = SearchOutcome(
             plan.path, search, plan.start_prompt, search.candidates[search.best], comparison, self.journal.num_errors,
             self.reflect.num_calls, self._cost(plan.prepared.target.price), time.time() - self.started,
             plan.path / EVALUATE if plan.path is not None and self._takes_prompt() else None,
@@ -302,7 +302,7 @@ class _Run:
         return bool(prompt) and prompt[0].get("content") == probe
 
 
-def _metadata(outcome: GepaOutcome, plan: Optimisation) -> dict[str, Any]:
+def _metadata(outcome: SearchOutcome, plan: Optimisation) -> dict[str, Any]:
     search, split = outcome.search, plan.split
     averages = search.averages
     return {

@@ -4,8 +4,8 @@
     train.parquet, ...             the same as columns; tools, calls and provenance as JSON text
     summary.json                   what was kept and what was left out, and why
 
-Parts: `DatasetOrigin` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by rename,
-and the same rollouts under the same rules give the same bytes, but for the date.
+Parts: `DatasetOrigin` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
+rename, and the same rollouts under the same rules give the same bytes, but for the date.
 """
 
 from __future__ import annotations

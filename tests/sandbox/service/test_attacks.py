@@ -5,7 +5,6 @@ And something at a service's address that is none, for its clients.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
@@ -14,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from serving import ApiCaller, make_token, wait_until
 
@@ -23,57 +21,9 @@ from mettle.sandbox.service import faults
 from mettle.sandbox.service.client import connection
 from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.idle_connections import IdleConnections
 from mettle.sandbox.service.tokens import revoke_token
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def impatient(api: ApiCaller, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiCaller]:
-    monkeypatch.setattr(api.service.idle_connections, "idle_s", 0.3)
-    yield api
-
-
-@pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nX: "])
-async def test_a_connection_that_asks_nothing_is_hung_up_on(impatient: ApiCaller, beginning: bytes) -> None:
-    host, _, port = impatient.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(beginning)
-    async with asyncio.timeout(20):
-        assert await reader.read() == b""
-    writer.close()
-
-
-async def test_a_connection_with_a_long_request_stays(impatient: ApiCaller) -> None:
-    machine = await impatient.create(memory_mb=64, disk_mb=4)
-    status, result = await impatient.ask("POST", f"/machines/{machine}/exec", json={"command": "sleep 1.5; echo done"})
-    assert (status, result["stdout"]) == (200, "done\n")
-    await impatient.ask("DELETE", f"/machines/{machine}")
-
-
-async def test_of_too_many_quiet_connections_the_oldest_go() -> None:
-    class Line:
-        is_closed = False
-
-        def force_close(self) -> None:
-            self.is_closed = True
-
-    now, lines = 0.0, list[Line]()
-    connections = IdleConnections(
-        idle_s=10, max_idle=2, clock=lambda: now, connections=lambda: [line for line in lines if not line.is_closed]
-    )
-    for _ in range(4):
-        lines.append(Line())
-        connections.sweep()
-        now += 1
-    assert [line.is_closed for line in lines] == [True, True, False, False]
-    with connections.serving(lines[2]):
-        now = 20
-        connections.sweep()
-        assert [line.is_closed for line in lines[2:]] == [False, True]
-    connections.sweep()
-    assert not lines[2].is_closed, "it has only just become quiet"
 
 
 @pytest.mark.parametrize("field", ["labels", "env"])

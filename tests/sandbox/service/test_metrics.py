@@ -131,7 +131,7 @@ async def test_each_token_sees_its_own_account_and_the_services_own_sees_all(sce
     assert seen[memory].samples == {(memory, (("token", "api"),)): 128 << 20}
     whole = await page_of(scene, OWN)
     assert {labels[0][1] for _, labels in whole[machines].samples} == {"api", "env", "other"}
-    assert whole[refusals].samples == {(refusals, (("token", "other"), ("cause", "quota"))): 1}
+    assert whole[refusals].samples == {(refusals, (("cause", "quota"), ("token", "other"))): 1}
     most = f"{metrics.PREFIX}token_max_machines"
     assert whole[most].samples[most, (("token", "other"),)] == 1
 
@@ -139,7 +139,7 @@ async def test_each_token_sees_its_own_account_and_the_services_own_sees_all(sce
 def test_labels_of_any_text_stay_one_line() -> None:
     counted = metrics.ServiceMetrics()
     counted.count("errors_total", cause='a "b"\\\nc')
-    families = read(counted.page({}))
+    families = read(bytes(counted.page([]).body).decode())
     [((_, labels), value)] = families[f"{metrics.PREFIX}errors_total"].samples.items()
     assert (labels, value) == ((("cause", 'a \\"b\\"\\\\\\nc'),), 1)
 

@@ -7,6 +7,8 @@
     no_job         404     SandboxError: the machine has no such job
     no_route       404     UserError
     machine_ended  410     MachineLost, with `why` (words) and `cause` (deleted, lifetime, idle, lease, ..., failure)
+    stalled        408     SandboxError: the client sent nothing for too long in the middle of a body
+    refused        403     UserError: the name in Host, or the page in Origin, is not one that is answered
     too_large      413     UserError, naming the limit
     os             422     OSError with the `errno` met inside the machine
     quota          429     QuotaExceeded, naming the quota
@@ -27,8 +29,6 @@ import json
 import logging
 import os
 from typing import Any, Final
-
-from aiohttp import web
 
 from mettle.errors import MettleError, SandboxError, UserError
 from mettle.sandbox.judge.checkers import CheckerError
@@ -86,23 +86,22 @@ KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
     "checker": (422, CheckerError),
     "quota": (429, QuotaExceeded),
     "busy": (429, ServiceBusy),
+    "stalled": (408, SandboxError),
+    "refused": (403, UserError),
     "sandbox": (500, SandboxError),
     "internal": (500, SandboxError),
     "closing": (503, ServiceBusy),
     "no_space": (507, NoSpace),
 }
-_TYPES: Final = [(kind, name) for name, (_, kind) in KINDS.items() if name not in ("no_route", "internal", "closing")]
+_OF_THE_SERVER: Final = ("no_route", "internal", "closing", "stalled", "refused")
+_TYPES: Final = [(kind, name) for name, (_, kind) in KINDS.items() if name not in _OF_THE_SERVER]
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def describe(error: Exception) -> dict[str, Any]:
     """The error as data."""
     body: dict[str, Any] = {"type": _type_of(error), "message": _one_line(error)}
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        body["message"] = "the body is longer than this service takes; see max_body_mb"
-    elif isinstance(error, web.HTTPException):
-        body["message"] = f"{error.reason}: see docs/reference/sandbox-api.md"
-    elif isinstance(error, OSError):
+    if isinstance(error, OSError):
         number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
         body |= {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
     elif isinstance(error, MachineLost):
@@ -115,17 +114,6 @@ def describe(error: Exception) -> dict[str, Any]:
 def status_of(body: dict[str, Any]) -> int:
     """The HTTP status of an error described."""
     return KINDS[body["type"]][0]
-
-
-def response(error: Exception, *, is_websocket: bool = False) -> web.Response:
-    """The answer to an error that a handler raised."""
-    body = describe(error)
-    headers: dict[str, str] = {"Retry-After": "1"} if status_of(body) in (429, 503) else {}
-    if is_websocket:
-        headers[HEADER] = json.dumps({"error": body})
-    if status_of(body) == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response({"error": body}, status=status_of(body), headers=headers)
 
 
 def rebuild(status: int, text: bytes) -> Exception:
@@ -149,8 +137,6 @@ def rebuild(status: int, text: bytes) -> Exception:
 
 
 def _type_of(error: Exception) -> str:
-    if isinstance(error, web.HTTPException):
-        return {404: "no_route", 405: "no_route", 413: "too_large"}.get(error.status, "user")
     # The most special type first: those that are derived from others stand before them here.
     ranked = sorted(_TYPES, key=lambda pair: -len(pair[0].__mro__))
     for kind, name in ranked:

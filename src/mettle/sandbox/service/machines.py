@@ -127,7 +127,7 @@ class Register:
             raise
         finally:
             self._num_making -= 1
-        self._metrics.times["create_seconds"].add(time.monotonic() - started)
+        self._metrics.add_time("create_seconds", time.monotonic() - started)
         self._num_made += 1
         record = MachineRecord(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record

@@ -23,10 +23,8 @@ from mettle.sandbox.service import faults
 from mettle.sandbox.service.client.access import ServiceAccess, not_trusted
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.relay import MAX_MESSAGE
-from mettle.sandbox.service.state import CLIENT_HEADER, KEY_HEADER
-from mettle.sandbox.service.wire import unpack
+from mettle.sandbox.service.wire import CLIENT_HEADER, KEY_HEADER, PREFIX, unpack
 
-PREFIX: Final = "/api/v1"
 _CONNECT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 512 << 20
 _MAX_ERROR_BYTES: Final = 1 << 20

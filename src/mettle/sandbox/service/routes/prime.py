@@ -7,22 +7,24 @@ Statuses, fields and errors are those that the clients read; `docs/reference/san
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from aiohttp import web
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 
 from mettle.errors import UserError
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, MachineLost, cause_of
-from mettle.sandbox.service import faults, gateway
-from mettle.sandbox.service.bodies import read_json, take, texts
+from mettle.sandbox.service import faults
+from mettle.sandbox.service.answers import ServiceProblem, described_error, json_answer
+from mettle.sandbox.service.bodies import PrimeSandboxBody, PrimeSelectionBody, Query, read_body
 from mettle.sandbox.service.machines import MachineRecord
-from mettle.sandbox.service.state import Pass, client_of, holder_of, record_of, service_of
+from mettle.sandbox.service.routes import prime_gateway
+from mettle.sandbox.service.state import Pass, client_of, holder_of, known_record_of, record_of, service_of
 from mettle.sandbox.service.tokens import digest
 
 _CONTROL: Final = "/api/v1/sandbox"
@@ -34,72 +36,67 @@ _MAX_BATCH: Final = 500
 _MAX_PASSES: Final = 32  # of one sandbox; a new one ends the oldest
 
 
-async def create(request: web.Request) -> web.StreamResponse:
+async def create(request: Request) -> Response:
     """Make a sandbox; `idempotency_key` as there."""
-    service, holder = service_of(request), holder_of(request)
-    body = await _body(request)
+    service, holder, client = service_of(request), holder_of(request), client_of(request)
+    body = await read_body(request, PrimeSandboxBody)
     config = _config(body)
     shown = {
-        "docker_image": take(body, "docker_image", str, "")[:300],
-        "start_command": take(body, "start_command", str, "")[:4096] or None,
-        "cpu_cores": _figure(body, "cpu_cores", 1.0),
+        "docker_image": body.docker_image[:300],
+        "start_command": body.start_command[:4096] or None,
+        "cpu_cores": body.cpu_cores,
     }
 
     async def make() -> MachineRecord:
-        made = await service.register.create(
-            holder, client_of(request), config, name=take(body, "name", str, "sandbox")[:100], extra=shown
-        )
-        start = body.get("start_command")
-        if isinstance(start, str) and start.strip() and start.strip() not in _IDLE_START:
+        made = await service.register.create(holder, client, config, name=body.name[:100], extra=shown)
+        start = body.start_command.strip()
+        if start and start not in _IDLE_START:
             made.add_job(await made.machine.start(start))
         return made
 
-    key = body.get("idempotency_key")
-    record = await service.idempotent.run(
-        f"{holder.name}/sandbox/{key}" if key else None, json.dumps(body, sort_keys=True), make
-    )
-    return web.json_response(_describe(record), status=201)
+    key = f"{holder.name}/sandbox/{body.idempotency_key}" if body.idempotency_key else None
+    record = await service.idempotent.run(key, repr(body), make)
+    return json_answer(_describe(record), status=201)
 
 
-async def list_sandboxes(request: web.Request) -> web.StreamResponse:
+class SandboxQuery(Query):
+    page: int = 1
+    per_page: int = 50
+    status: str | None = None
+    is_active: str = ""
+
+
+async def list_sandboxes(request: Request) -> Response:
     """A page of them: `page`, `per_page`, `labels`, `status`, `is_active`."""
-    register, query = service_of(request).register, request.query
-    try:
-        page, per_page = max(1, int(query.get("page", 1))), min(1000, max(1, int(query.get("per_page", 50))))
-    except ValueError:
-        raise UserError("page and per_page must be whole numbers") from None
+    register, query = service_of(request).register, SandboxQuery.read(request)
+    page, per_page = max(1, query.page), min(1000, max(1, query.per_page))
     register.sweep()
-    labels = dict.fromkeys(query.getall("labels", []), "")
+    labels = dict.fromkeys(request.query_params.getlist("labels"), "")
     found = [_describe(record) for record in register.select(holder_of(request), labels)]
-    if "status" in query:
-        found = [shown for shown in found if shown["status"] == query["status"].upper()]
-    elif query.get("is_active") == "true":
-        found = [shown for shown in found if shown["status"] == "RUNNING"]
+    wanted = query.status.upper() if query.status else "RUNNING" if query.is_active == "true" else None
+    found = [shown for shown in found if wanted in (None, shown["status"])]
     start = (page - 1) * per_page
     rest = len(found) > start + per_page
     shown_page = {"sandboxes": found[start : start + per_page], "total": len(found), "page": page}
-    return web.json_response(
-        {**shown_page, "per_page": per_page, "has_next": rest, "perPage": per_page, "hasNext": rest}
-    )
+    return json_answer({**shown_page, "per_page": per_page, "has_next": rest, "perPage": per_page, "hasNext": rest})
 
 
-async def get_sandbox(request: web.Request) -> web.StreamResponse:
+async def get_sandbox(request: Request) -> Response:
     """One of them, also after it has ended."""
-    return web.json_response(_describe(_known(request)))
+    return json_answer(_describe(known_record_of(request)))
 
 
-async def delete_sandbox(request: web.Request) -> web.StreamResponse:
+async def delete_sandbox(request: Request) -> Response:
     """End one."""
-    await service_of(request).register.delete(_known(request))
-    return web.json_response({"success": True, "message": "deleted"})
+    await service_of(request).register.delete(known_record_of(request))
+    return json_answer({"success": True, "message": "deleted"})
 
 
-async def delete_sandboxes(request: web.Request) -> web.StreamResponse:
+async def delete_sandboxes(request: Request) -> Response:
     """End several, by `sandbox_ids` or `labels`."""
     register, holder = service_of(request).register, holder_of(request)
-    body = await _body(request)
-    ids = [str(one) for one in take(body, "sandbox_ids", list, [])][:_MAX_BATCH]
-    labels = [str(one) for one in take(body, "labels", list, [])]
+    body = await read_body(request, PrimeSelectionBody)
+    ids, labels = body.sandbox_ids[:_MAX_BATCH], body.labels
     if not ids and not labels:
         raise UserError("give sandbox_ids or labels")
     chosen = {record.id: record for record in register.select(holder, dict.fromkeys(labels, ""), "running")}
@@ -109,26 +106,26 @@ async def delete_sandboxes(request: web.Request) -> web.StreamResponse:
     await register.delete_all(chosen.values())
     failed = [{"sandbox_id": one, "error": "not found"} for one in missing]
     message = f"{len(chosen)} deleted"
-    return web.json_response({"succeeded": list(chosen), "failed": failed, "message": message})
+    return json_answer({"succeeded": list(chosen), "failed": failed, "message": message})
 
 
-async def statuses(request: web.Request) -> web.StreamResponse:
+async def statuses(request: Request) -> Response:
     """How several are."""
     register, holder = service_of(request).register, holder_of(request)
     found: list[dict[str, Any]] = []
     missing: list[dict[str, str]] = []
-    for one in take(await _body(request), "sandbox_ids", list, [])[:_MAX_BATCH]:
+    for one in (await read_body(request, PrimeSelectionBody)).sandbox_ids[:_MAX_BATCH]:
         try:
-            shown = _describe(register.find(holder, str(one)))
+            shown = _describe(register.find(holder, one))
         except faults.NoMachine as error:
-            missing.append({"sandbox_id": str(one), "code": "NOT_FOUND", "message": str(error)})
+            missing.append({"sandbox_id": one, "code": "NOT_FOUND", "message": str(error)})
             continue
         problem = {"error_type": shown["errorType"], "error_message": shown["errorMessage"]}
         found.append({"sandbox_id": one, "status": shown["status"], **problem, "pending_image_build_id": None})
-    return web.json_response({"statuses": found, "errors": missing})
+    return json_answer({"statuses": found, "errors": missing})
 
 
-async def give_pass(request: web.Request) -> web.StreamResponse:
+async def give_pass(request: Request) -> Response:
     """A pass for the data plane."""
     service, record = service_of(request), record_of(request)
     now = time.time()
@@ -138,9 +135,9 @@ async def give_pass(request: web.Request) -> web.StreamResponse:
         del service.passes[key]
     token, expires = secrets.token_urlsafe(32), now + _PASS_S
     service.passes[digest(token)] = Pass(holder_of(request), record.id, expires)
-    return web.json_response(
+    return json_answer(
         {
-            "gateway_url": f"{request.scheme}://{request.host}/gw",
+            "gateway_url": f"{request.url.scheme}://{request.url.netloc}/gw",
             "user_ns": "m",
             "job_id": record.id,
             "token": token,
@@ -150,20 +147,20 @@ async def give_pass(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def error_context(request: web.Request) -> web.StreamResponse:
+async def error_context(request: Request) -> Response:
     """Why one has ended."""
-    shown = _describe(_known(request))
-    return web.json_response({name: shown[name] for name in ("status", "errorType", "errorMessage")})
+    shown = _describe(known_record_of(request))
+    return json_answer({name: shown[name] for name in ("status", "errorType", "errorMessage")})
 
 
-async def logs(request: web.Request) -> web.StreamResponse:
+async def logs(request: Request) -> Response:
     """What the start command has written."""
-    job = next(iter(_known(request).jobs.values()), None)
+    job = next(iter(known_record_of(request).jobs.values()), None)
     output = await job.output() if job is not None else None
-    return web.json_response({"logs": output.stdout + output.stderr if output is not None else ""})
+    return json_answer({"logs": output.stdout + output.stderr if output is not None else ""})
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[Request], Awaitable[Response]]
 ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("POST", _CONTROL, create),
     ("GET", _CONTROL, list_sandboxes),
@@ -174,62 +171,42 @@ ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("POST", f"{_CONTROL}/{{id}}/auth", give_pass),
     ("GET", f"{_CONTROL}/{{id}}/error-context", error_context),
     ("GET", f"{_CONTROL}/{{id}}/logs", logs),
-    *gateway.ROUTES,
+    *prime_gateway.ROUTES,
 ]
 
 
-def error_response(request: web.Request, error: Exception) -> web.Response | None:
+def problem_of(error: Exception, request: HTTPConnection) -> ServiceProblem | None:
     """The error as these clients read it; None on routes that are not theirs."""
-    is_gateway = request.path.startswith(gateway.PREFIX)
-    if not is_gateway and request.path != _CONTROL and not request.path.startswith(_CONTROL + "/"):
+    path: str = request.scope["path"]
+    is_gateway = path.startswith(prime_gateway.PREFIX)
+    if not is_gateway and path != _CONTROL and not path.startswith(_CONTROL + "/"):
         return None
-    body = faults.describe(error)
+    described = described_error(error)
+    kind, message = described["type"], described["message"]
     if is_gateway and isinstance(error, MachineLost | faults.NoMachine):
-        return web.json_response({"error": "sandbox_not_found", "detail": body["message"]}, status=502)
+        return ServiceProblem(502, kind, {"error": "sandbox_not_found", "detail": message}, {})
     is_missing = isinstance(error, FileNotFoundError | MachineLost)
-    status = 404 if is_missing else faults.status_of(body)
-    return web.json_response({"detail": body["message"], "error": body["type"]}, status=status)
+    status = 404 if is_missing else faults.status_of(described)
+    return ServiceProblem(status, kind, {"detail": message, "error": kind}, {})
 
 
-def _known(request: web.Request) -> MachineRecord:
-    return service_of(request).register.find(holder_of(request), request.match_info["id"])
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    config = service_of(request).config
-    return await read_json(request, config.max_json_mb, config.stall_s)
-
-
-def _config(body: dict[str, Any]) -> MachineConfig:
-    lifetime_s = _minutes(body, "timeout_minutes", 60)
+def _config(body: PrimeSandboxBody) -> MachineConfig:
     config = MachineConfig(
-        memory_mb=min(_MOST_MEMORY_MB, int(_figure(body, "memory_gb", 1.0) * 1024)),
-        disk_mb=min(_MOST_DISK_MB, int(_figure(body, "disk_size_gb", 10.0) * 1024)),
+        memory_mb=min(_MOST_MEMORY_MB, int(body.memory_gb * 1024)),
+        disk_mb=min(_MOST_DISK_MB, int(body.disk_size_gb * 1024)),
         max_processes=256,
-        lifetime_s=lifetime_s,
-        idle_s=_minutes(body, "idle_timeout_minutes", None),
-        env={**texts(body, "environment_vars"), **texts(body, "secrets")},
-        labels={str(label): "" for label in take(body, "labels", list, [])},
+        lifetime_s=_seconds(body.timeout_minutes),
+        idle_s=_seconds(body.idle_timeout_minutes),
+        env={**body.environment_vars, **body.secrets},
+        labels=dict.fromkeys(body.labels, ""),
     )
     config.limits()
     return config
 
 
-def _figure(body: dict[str, Any], name: str, default: float) -> float:
-    value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
-        raise UserError(f"{name} is {str(value)[:40]!r}; it must be a number above 0")
-    return float(value)
-
-
-def _minutes(body: dict[str, Any], name: str, default: int | None) -> float | None:
+def _seconds(minutes: int | None) -> float | None:
     """A negative number of minutes is no limit."""
-    value = body.get(name, default)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value == 0:
-        raise UserError(f"{name} is {str(value)[:40]!r}; it must be negative for infinite or at least 1")
-    return None if value < 0 else value * 60.0
+    return None if minutes is None or minutes < 0 else minutes * 60.0
 
 
 def _describe(record: MachineRecord) -> dict[str, Any]:

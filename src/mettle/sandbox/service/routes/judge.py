@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mettle.errors import UserError
+from mettle.sandbox.judge.request import JudgeRequest
 from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, JudgeResult, ProgramChecker, StdioTest, Test
-from mettle.sandbox.protocols import Judge
-from mettle.sandbox.service.bodies import read_json
-from mettle.sandbox.service.state import KEY_HEADER, SandboxService, holder_of, service_of
+from mettle.sandbox.service.answers import json_answer
+from mettle.sandbox.service.bodies import read_fields
+from mettle.sandbox.service.state import SandboxService, holder_of, key_of, service_of
 from mettle.sandbox.service.wire import pack, unpack
 
-_ALWAYS: Final = {"code", "tests"}
+_FIELDS: Final = {field.name for field in fields(JudgeRequest)}
 
 
-async def judge(request: web.Request) -> web.StreamResponse:
+async def judge(request: Request) -> Response:
     """Judge `code` on `tests`; the other fields are the arguments of `Judge.judge`.
 
     A test is `{"stdin", "expected"}`, `{"function", "args", "expected"}` or `{"interactor", "stdin", "expected"}`, with
@@ -31,41 +32,30 @@ async def judge(request: web.Request) -> web.StreamResponse:
     if service.judge is None:
         raise UserError(f"the backend {service.config.sandbox.backend!r} of this service judges nothing")
     with service.quotas.judging(holder):
-        body = await read_json(request, service.config.max_json_mb, service.config.stall_s)
-        key = request.headers.get(KEY_HEADER)
+        body = await read_fields(request)
+        key = key_of(request, "judge")
+        fingerprint = hashlib.sha256(repr(body).encode("utf-8", "surrogateescape")).hexdigest() if key else ""
         service.num_judging += 1
         try:
-            return web.json_response(
-                await service.idempotent.run(
-                    f"{holder.name}/judge/{key}" if key else None,
-                    hashlib.sha256(repr(body).encode("utf-8", "surrogateescape")).hexdigest() if key else "",
-                    lambda: _judge(service, body),
-                )
-            )
+            return json_answer(await service.idempotent.run(key, fingerprint, lambda: _judge(service, body)))
         finally:
             service.num_judging -= 1
 
 
-async def languages(request: web.Request) -> web.StreamResponse:
+async def languages(request: Request) -> Response:
     """What can be judged: each language's version, or what is missing."""
     ask = getattr(service_of(request).judge, "languages", None)
-    return web.json_response({"languages": pack(list(await ask())) if ask is not None else []})
+    return json_answer({"languages": pack(list(await ask())) if ask is not None else []})
 
 
 async def _judge(service: SandboxService, body: dict[str, Any]) -> dict[str, Any]:
     assert service.judge is not None, "asked for before"
-    order = unpack(body)
-    unknown = set(order) - _ALWAYS - _options(service.judge)
-    if unknown or "code" not in order:
-        raise UserError(f"a judgement has code, tests and options; it must not have {sorted(unknown) or 'no code'}")
-    tests = order.pop("tests", [])
-    if not isinstance(tests, list | tuple):
-        raise UserError(f"tests must be a list, not {type(tests).__name__}")
+    asked = _request(unpack(body))
     started = time.monotonic()
-    result = await service.judge.judge(order.pop("code"), [_test(test) for test in tests], **order)
+    result = await service.judge.judge_request(asked)
     metrics = service.metrics
-    metrics.times["judge_queue_seconds"].add(result.queue_s)
-    metrics.times["judge_seconds"].add(max(0.0, time.monotonic() - started - result.queue_s))
+    metrics.add_time("judge_queue_seconds", result.queue_s)
+    metrics.add_time("judge_seconds", max(0.0, time.monotonic() - started - result.queue_s))
     for test in result.tests:
         metrics.count("verdicts_total", verdict=str(test.verdict))
     return _answer(service, result)
@@ -81,8 +71,15 @@ def _answer(service: SandboxService, result: JudgeResult) -> dict[str, Any]:
     }
 
 
-def _options(judge: Judge) -> set[str]:
-    return set(inspect.signature(judge.judge).parameters) - _ALWAYS
+def _request(order: dict[str, Any]) -> JudgeRequest:
+    """Raises: UserError for what is no judgement. What is wrong with its values the judge says."""
+    unknown = set(order) - _FIELDS
+    if unknown or "code" not in order:
+        raise UserError(f"a judgement has code, tests and options; it must not have {sorted(unknown) or 'no code'}")
+    tests = order.get("tests", [])
+    if not isinstance(tests, list | tuple):
+        raise UserError(f"tests must be a list, not {type(tests).__name__}")
+    return JudgeRequest(**{**order, "tests": [_test(test) for test in tests]})
 
 
 def _test(test: Any) -> Any:
