@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mettle.clients.base import Client
-from mettle.envs.rollout_record import output_of
-from mettle.evals.facts import facts_of_row
+from mettle.envs.rollout_record import record_of_state
+from mettle.evals.facts import facts_of
+from mettle.evals.output import output_row
 from mettle.evals.refusals import Refusals
 from mettle.gepa.feedback import record_of
 from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
@@ -114,9 +115,9 @@ class Rollouts:
         states = await self.env.run_group(
             [row], self.client, self.model, self.sampling_args, max_retries=self._max_retries
         )
-        output = output_of(states[0], self._state_columns)
-        self._refusals.see([output])
-        facts = facts_of_row(output)
+        rollout = record_of_state(states[0], "", columns=self._state_columns)
+        self._refusals.see([rollout])
+        output, facts = output_row(rollout), facts_of(rollout)
         told = f"{facts.cause}: {facts.error_type}: {facts.error_message or ''}".rstrip(": ")
         return PromptAttempt(
             row=row_id,

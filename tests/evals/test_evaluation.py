@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from itertools import count
 
@@ -95,8 +96,6 @@ async def test_a_resumed_evaluation_runs_what_is_missing_or_failed_and_nothing_e
     calls = count()
     first = scripted(lambda prompt: vf.ModelError("down") if next(calls) in (1, 4) else question(prompt))
     await make().evaluate(first, "m", num_examples=4, rollouts_per_example=2, results_path=tmp_path)
-    with (tmp_path / "results.jsonl").open("a") as file:
-        file.write('{"example_id": 3, "rew')
     second = scripted(question)
     results = await make().evaluate(second, "m", num_examples=5, rollouts_per_example=2, results_path=tmp_path)
     assert len(second.calls) == 2 + 2
@@ -144,6 +143,29 @@ async def test_groups_scored_together_are_repeated_whole(scripted, tmp_path):
     assert [output["reward"] for output in results.outputs] == [3.0] * 6
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda env, client: env.evaluate_sync(client, "m", num_exmaples=2), r"evaluate\(\) .*'num_exmaples'; did you mean 'num_examples'"),
+        (lambda env, client: env.generate_sync(ROWS, client, "m", max_concurent=2), r"generate\(\) .*did you mean 'max_concurrent'"),
+        (lambda env, client: env.evaluate_sync(client, "m", colour=2), "no argument 'colour'; there are client, model"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_argument_is_an_error_that_names_the_nearest(scripted, call, message):
+    client = scripted(question)
+    for kind in (UserError, TypeError):
+        with pytest.raises(kind, match=message):
+            call(make(), client)
+    assert client.calls == []
+
+
+def test_arguments_of_older_releases_that_mean_nothing_now_are_accepted(scripted):
+    results = make().evaluate_sync(
+        scripted(question), "m", num_examples=1, save_every=-1, use_tqdm=False, push_to_hf_hub=False, max_concurrent=4
+    )
+    assert results.reward == [1.0]
+
+
 async def test_another_evaluation_is_not_resumed(scripted, tmp_path):
     await make().evaluate(scripted(question), "m", results_path=tmp_path)
     with pytest.raises(UserError, match="its model is 'm', this evaluation's is 'other'"):
@@ -159,13 +181,18 @@ async def test_a_full_disk_ends_the_evaluation_and_says_where(scripted, tmp_path
 
 @pytest.mark.parametrize(("independent", "most"), [(False, 4), (True, 2)])
 async def test_concurrency_bounds_groups_or_with_independent_scoring_rollouts(scripted, independent, most):
-    running, seen = 0, []
+    running, seen, is_full = 0, [], asyncio.Event()
 
     class Counting(type(scripted("x"))):
         async def get_response(self, prompt, *args, **kwargs):
             nonlocal running
             running += 1
             seen.append(running)
+            if running == most:
+                is_full.set()
+            # As many as may run together do; whoever is late finds the others waiting.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_full.wait(), 5)
             await asyncio.sleep(0)
             running -= 1
             return await super().get_response(prompt, *args, **kwargs)
@@ -231,9 +258,10 @@ async def test_environments_in_a_group_score_their_own_rows(scripted):
     inner = vf.EnvGroup([make(rubric=vf.Rubric([length]))], env_names=["lengths"])
     group = vf.EnvGroup([make(ROWS[:2]), inner], env_names=["halves", "nested"])
     results = await group.evaluate(scripted(lambda _: "0"), "m")
-    assert [output["reward"] for output in results.outputs] == [1.0, 0.0] + [1.0] * 6
-    assert results.outputs[0]["metrics"] == {"half_right": 1.0, "length": 0.0, "num_turns": 1.0}
-    assert results.outputs[2]["metrics"] == {"half_right": 0.0, "length": 1.0, "num_turns": 1.0}
+    outputs = sorted(results.outputs, key=lambda output: output["example_id"])
+    assert [output["reward"] for output in outputs] == [1.0, 0.0] + [1.0] * 6
+    assert outputs[0]["metrics"] == {"half_right": 1.0, "length": 0.0, "num_turns": 1.0}
+    assert outputs[2]["metrics"] == {"half_right": 0.0, "length": 1.0, "num_turns": 1.0}
     assert group.get_eval_dataset()[2]["info"]["env_id"] == ["nested", "lengths"]
     lost = await group.run_rollout({"prompt": [], "info": {"env_id": "nobody"}}, scripted("x"), "m")
     assert "routed to 'nobody'" in str(lost["error"])
