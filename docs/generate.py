@@ -151,12 +151,8 @@ def sandbox_api_page() -> str:
         lines += [f"| `{method} {path}` | {_words(handler.__doc__)} |" for method, path, handler in routes]
         lines.append("")
     lines += ["## Streamed output", "", *(commands.__doc__ or "").strip().splitlines()[2:], ""]
-    lines += [
-        "## Errors",
-        "",
-        '`{"error": {"type", "message"}}`, one line (`machine_ended` also has `why` and `cause`,',
-    ]
-    lines += ["`os` its `errno`), with", ""]
+    what = '`{"error": {"type", "message"}}`, one line (of `machine_ended` also `why`, `cause`; of `os` `errno`), with'
+    lines += ["## Errors", "", what, ""]
     lines += ["| type | status | in Python |", "|---|---|---|"]
     lines += [f"| `{name}` | {status} | `{kind.__name__}` |" for name, (status, kind) in faults.KINDS.items()]
     lines += [
