@@ -18,9 +18,10 @@ from mettle.sandbox.containers.agent.boot import BOOT
 
 FOLDER: Final = "/mettle"
 ARCHIVE: Final = "agent.zip"
-_ROOMS: Final = ("containers/agent", "zygote")
+_ROOMS: Final = ("sandbox/containers/agent", "sandbox/zygote")
+_FILES: Final = ("errors.py", "sandbox/machines/capture.py", "sandbox/service/messages.py")
 # The real ones import what is not in there.
-_STUBS: Final = ("mettle/__init__.py", "mettle/sandbox/__init__.py", "mettle/sandbox/containers/__init__.py")
+_STUBS: Final = ("", "sandbox/", "sandbox/containers/", "sandbox/machines/", "sandbox/service/")
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -43,14 +44,14 @@ class Bundle(NamedTuple):
 @functools.cache
 def make_bundle() -> Bundle:
     """The archive of this installation."""
-    room = Path(__file__).resolve().parents[1]
+    house = Path(__file__).resolve().parents[2]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name in _STUBS:
-            _add(archive, name, b"")
-        for folder in _ROOMS:
-            for path in sorted((room / folder).glob("*.py")):
-                _add(archive, f"mettle/sandbox/{folder}/{path.name}", path.read_bytes())
+        for folder in _STUBS:
+            _add(archive, f"mettle/{folder}__init__.py", b"")
+        paths = [path for room in _ROOMS for path in sorted((house / room).glob("*.py"))]
+        for path in [*(house / name for name in _FILES), *paths]:
+            _add(archive, f"mettle/{path.relative_to(house).as_posix()}", path.read_bytes())
     data = packed.getvalue()
     return Bundle(data, hashlib.sha256(data).hexdigest()[:16])
 

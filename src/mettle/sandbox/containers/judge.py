@@ -18,7 +18,8 @@ from typing import Final
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.containers.agent.cells import PROGRAMS
-from mettle.sandbox.containers.pool import ContainerHost, ContainerMachine, ContainerPool
+from mettle.sandbox.containers.machine import ContainerMachine
+from mettle.sandbox.containers.pool import ContainerHost, ContainerPool
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.cells import Cell, CellLost
 from mettle.sandbox.judge.pool import SandboxPool
@@ -157,13 +158,8 @@ class ContainerJudge(SandboxPool):
         return cell
 
     async def _enter(self, machine: ContainerMachine, limits: CellLimits | None) -> FarCell:
-        order = {
-            "do": "judge",
-            "settings": self._settings().to_json(),
-            "cell": limits._asdict() if limits else None,
-        }
         try:
-            ours = await machine.line.open_socket(order)
+            ours = await machine.open_cell(self._settings(), limits)
         except SandboxError as error:
             raise CellLost("the container ended before its cell was made") from error
         reader, writer = await asyncio.open_unix_connection(sock=ours)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from mettle.sandbox.machines.capture import Capture
 from mettle.sandbox.machines.line import Answer, Line, MachineLost, Reader, Writer
-from mettle.sandbox.machines.pipes import Capture
 
 StreamName = Literal["stdout", "stderr"]
 _KILL_GRACE_S: Final = 10.0

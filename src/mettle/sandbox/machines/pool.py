@@ -45,7 +45,7 @@ class MachinePool:
         self.config = config or SandboxConfig()
         self._keeper = TemplateKeeper(self.config, lambda: None)
         self._cgroups: CgroupHome | None = None
-        self._registry = Registry()
+        self._registry: Registry[Machine] = Registry()
         self._tidier: asyncio.TimerHandle | None = None
         self._isolation: IsolationReport | None = None
 

@@ -25,10 +25,9 @@ from mettle.sandbox.containers.docker.stream import DockerTransport
 from mettle.sandbox.containers.docker.sweep import sweep
 from mettle.sandbox.containers.faults import ControlPlaneError, MachineOutOfMemory, MachineRemoved
 from mettle.sandbox.containers.grading import Surroundings
-from mettle.sandbox.containers.line import AgentLine
+from mettle.sandbox.containers.link import AgentLink
 from mettle.sandbox.containers.owners import IMAGE, Owner
 from mettle.sandbox.containers.pool import Shape
-from mettle.sandbox.containers.transports import wait_ready
 from mettle.sandbox.containers.warm import Warm
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.line import MachineLost
@@ -57,7 +56,7 @@ class DockerContainer:
     def __init__(self, client: DockerClient, container_id: str, image: str, transport: DockerTransport) -> None:
         self.id = container_id
         self.image = image
-        self.line = AgentLine(transport)
+        self.link = AgentLink(transport, f"container {container_id[:12]}", self.fate)
         self._client = client
         self._transport = transport
         self._is_removed = False
@@ -81,7 +80,7 @@ class DockerContainer:
         if self._is_removed:
             return
         self._is_removed = True
-        self.line.close()
+        await self.link.close()
         await remove_container(self._client, self.id)
 
 
@@ -213,16 +212,15 @@ class DockerHost:
         container = DockerContainer(self._client, container_id, image, transport)
         try:
             await self._client.send("POST", f"/containers/{container_id}/start", is_repeatable=True)
-            await wait_ready(container.line.ready, self._config.start_timeout_s)
+            await container.link.wait_ready(self._config.start_timeout_s)
         except MachineLost as error:
-            lost = await container.fate()
-            container.line.close()
+            await container.link.close()
             raise SandboxError(
-                f"no agent started in the image {image!r}: {lost if error.args else error}. "
+                f"no agent started in the image {image!r}: {error}. "
                 f"It needs Python 3.10 or later as {self._config.interpreter!r} (sandbox.docker.interpreter)"
             ) from error
         except BaseException:
-            container.line.close()
+            await container.link.close()
             raise
         return container
 

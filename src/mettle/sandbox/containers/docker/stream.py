@@ -15,7 +15,6 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.containers.transports import PlainTransport
 
 if TYPE_CHECKING:
     from mettle.sandbox.containers.docker.api import Address
@@ -29,11 +28,12 @@ _ATTACH_S: Final = 30.0
 _SWITCHED: Final = (101, 200)
 
 
-class DockerTransport(PlainTransport):
+class DockerTransport:
     """Standard input and output of a process elsewhere, and what it last said on standard error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        super().__init__(reader, writer)
+        self._reader = reader
+        self._writer = writer
         self._stream = _STDOUT
         self._left = 0
         self._words = bytearray()
@@ -55,6 +55,13 @@ class DockerTransport(PlainTransport):
                 del self._words[:-_MAX_WORDS_BYTES]
             elif data:
                 return data
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended before it
+            self._writer.close()
 
     async def _read_head(self) -> bool:
         try:
