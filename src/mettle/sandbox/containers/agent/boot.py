@@ -109,7 +109,7 @@ class Pipes:
             return os.read(self.read_fd, _READ_BYTES)
         return None
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: memoryview) -> int:
         with contextlib.suppress(BlockingIOError):
             return os.write(self.write_fd, data)
         return 0
@@ -131,7 +131,7 @@ class Connection:
             return self._connection.recv(_READ_BYTES)
         return None
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: memoryview) -> int:
         with contextlib.suppress(*self._waits):
             return self._connection.send(data)
         return 0

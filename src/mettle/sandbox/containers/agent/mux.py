@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-WINDOW_BYTES: Final = 1 << 18
+WINDOW_BYTES: Final = 1 << 19
 MAX_DATA_BYTES: Final = 1 << 16
 DATA, CREDIT, END, RESET, PING = range(5)
 _HEAD: Final = struct.Struct(">BII")

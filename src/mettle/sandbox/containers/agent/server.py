@@ -67,6 +67,7 @@ _MAX_JOBS: Final = 1000
 _MAX_BODY_BYTES: Final = 32 << 20
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 _FULL_BYTES: Final = 1 << 20
+_SEND_BYTES: Final = 1 << 18
 _FIRST_SIGNAL: Final = 133  # error numbers end here
 _ALL_USERS: Final = ["0", "0", "4294967295"]
 _UNLIMITED: Final = MachineLimits(1 << 40, 1 << 40, 1 << 20, 1 << 20, 1 << 10, 1 << 20, {})
@@ -83,7 +84,7 @@ class Wire(Protocol):
         """What has come; nothing at the end, None while nothing is there. Raises: OSError."""
         ...
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: memoryview) -> int:
         """How much of it was taken. Raises: OSError."""
         ...
 
@@ -202,7 +203,8 @@ class Agent(Overseer):
             while True:
                 self._has_more.clear()
                 while self._out:
-                    num = self._wire.write(self._out[: 1 << 18])
+                    with memoryview(self._out) as view:
+                        num = self._wire.write(view[:_SEND_BYTES])
                     del self._out[:num]
                     if not num:
                         await writable(self._wire.write_fd)
