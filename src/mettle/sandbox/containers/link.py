@@ -42,7 +42,7 @@ class ByteStream(Protocol):
         """Send it. The windows of the channels keep what waits here small."""
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Safe to call twice."""
         ...
 
@@ -98,18 +98,13 @@ class AgentLink:
 
     async def close(self, lost: MachineLost | None = None) -> None:
         """Hang up. Safe to call twice."""
-        self._end(lost or MachineLost("the machine ended"))
+        await self._end(lost or MachineLost("the machine ended"))
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         await self.connection.close()
-
-    def hang_up(self) -> None:
-        """End the stream, without waiting for anything."""
-        self._is_hung_up = True
-        self._stream.close()
 
     def _connect(self, protocol: asyncio.Protocol) -> None:
         if not self.is_open:
@@ -130,7 +125,7 @@ class AgentLink:
             logger.debug("an agent's stream ended: %s", error)
         is_told = self._is_hung_up
         self._is_hung_up = True
-        self._end(MachineLost("the machine ended") if is_told else await self._ask_outcome())
+        await self._end(MachineLost("the machine ended") if is_told else await self._ask_outcome())
 
     async def _ask_outcome(self) -> MachineLost:
         try:
@@ -140,21 +135,22 @@ class AgentLink:
             logger.warning("what became of a machine could not be found out: %s", error)
             return MachineLost("the machine ended")
 
-    def _end(self, lost: MachineLost) -> None:
+    async def _end(self, lost: MachineLost) -> None:
         if self.closed.is_set():
             return
         self.lost = lost
-        self.hang_up()
+        self._is_hung_up = True
         self.closed.set()
         for channel in list(self._mux.channels.values()):
             assert isinstance(channel, ChannelTransport), "this end opens all of them"
             channel.lose(ConnectionResetError("the machine ended"))
+        await self._stream.close()
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(_PING_S)
             if asyncio.get_running_loop().time() - self._last_heard > _SILENCE_S:
                 logger.warning("an agent has been silent for %.0f s", _SILENCE_S)
-                self._stream.close()
+                await self._stream.close()
                 return
             self._mux.send(PING, 0)

@@ -136,7 +136,10 @@ class ContainerMachine(RemoteMachine, Timed):
 
     async def _take(self, path: str, params: Any, max_bytes: int) -> bytes:
         """A body, as long as it is not longer than that; an agent that ends it early has met an error inside."""
-        received, what = bytearray(), " ".join(value for _, value in (params if isinstance(params, list) else params.items()))
+        received, what = (
+            bytearray(),
+            " ".join(value for _, value in (params if isinstance(params, list) else params.items())),
+        )
         try:
             async with self._attributed(), self.connection.answer("GET", path, params=params) as response:
                 async for piece in response.content.iter_any():

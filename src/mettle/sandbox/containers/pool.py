@@ -127,7 +127,9 @@ class ContainerPool:
             await machine.delete()
         return grading.examine(self.config, doors, place, self.host.surroundings())
 
-    async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> ContainerMachine:
+    async def create(
+        self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None
+    ) -> ContainerMachine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
         config, report = config or MachineConfig(), self.isolation
         config.limits()  # says what is wrong with it before anything is made
@@ -169,4 +171,3 @@ class ContainerPool:
             raise SandboxError(f"the look at a machine's isolation failed: {result.stderr[-500:]}")
         found: dict[str, Any] = json.loads(result.stdout)
         return found
-

@@ -1,7 +1,7 @@
 """Containers made ahead of time.
 
-Invariant: each is handed out once, and only while its agent can be reached; one that cannot be made is tried again later, more
-and more seldom, and costs nobody but whoever then has to wait for a new one.
+Invariant: each is handed out once, and only while its agent can be reached; one that cannot be made is tried again
+later, more and more seldom, and costs nobody but whoever then has to wait for a new one.
 """
 
 from __future__ import annotations

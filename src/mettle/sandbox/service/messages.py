@@ -1,4 +1,4 @@
-"""The wire of a sandbox service, as far as both of its ends and the agent in a container share it. Standard library only.
+"""The wire of a sandbox service, as far as both ends and the agent in a container share it. Standard library only.
 
 Parts: names of headers and types; `STATUSES`, the kinds of errors; `command_order` and the readers of single fields.
 Invariant: a field of the wrong type is a `UserError` that names it.

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from mettle.cli import main
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
-from mettle.sandbox.containers.docker.api import find_address
+from mettle.sandbox.containers.docker.client import find_address
 from mettle.sandbox.containers.docker.config import DockerConfig
-from mettle.sandbox.containers.faults import (
+from mettle.sandbox.containers.errors import (
     ControlPlaneAway,
     ControlPlaneError,
     ImageMissing,

@@ -14,7 +14,7 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final
+from typing import Final
 
 _NEVER: Final = float("inf")
 
@@ -28,7 +28,9 @@ class Wait:
 
     __slots__ = ("deadline", "descriptor", "event", "events")
 
-    def __init__(self, descriptor: int = -1, events: int = 0, event: Event | None = None, s: float | None = None) -> None:
+    def __init__(
+        self, descriptor: int = -1, events: int = 0, event: Event | None = None, s: float | None = None
+    ) -> None:
         self.descriptor = descriptor
         self.events = events
         self.event = event

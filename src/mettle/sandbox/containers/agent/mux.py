@@ -1,9 +1,9 @@
 """Several streams of bytes over one, as both ends know it: what the HTTP connections to an agent travel in.
 
-A container has no network, and what Docker attaches is one stream; another process in the container for each connection
-(`docker exec`) would cost a start each, and be within reach of the code. A frame is a kind, the number of a channel and a
-number of bytes. The owner opens a channel by using a new number; a channel has a window, so that who reads slowly holds
-up nobody but its own writer.
+A container has no network, and what Docker attaches is one stream; another process in the container for each
+connection (`docker exec`) would cost a start each, and be within reach of the code. A frame is a kind, the number of a
+channel and a number of bytes. The owner opens a channel by using a new number; a channel has a window, so that who
+reads slowly holds up nobody but its own writer.
 Invariant: neither end holds more than a window of what a channel brings; a channel ends once in each direction, or at
 once in both (`RESET`).
 """
