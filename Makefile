@@ -73,5 +73,5 @@ $(VENV)/.installed: $(MANIFESTS) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,games,mcp,gepa,tui,dev]' $(EDITABLE)
+	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,games,mcp,docker,kubernetes,gepa,tui,dev]' $(EDITABLE)
 	@touch $@

@@ -17,7 +17,7 @@ from mettle.errors import UserError
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
 
 try:
-    import yaml  # type: ignore[import-untyped]
+    import yaml
     from kubernetes_asyncio.client import ApiClient, Configuration
     from kubernetes_asyncio.client.rest import RESTClientObject
     from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
