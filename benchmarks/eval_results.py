@@ -25,9 +25,9 @@ from typing import Any
 
 import mettle.envs as vf
 from mettle.clients.base import Client
-from mettle.envs.evaluation.export.page import write_page
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.results import ResultsFolder
+from mettle.evals.export.page import write_page
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.results import ResultsFolder
 from mettle.records.messages import Response, ResponseMessage, Usage
 
 NUM_REPEATS = 3

@@ -141,7 +141,7 @@ def _loader(folder: Path, library: str) -> Any:
     if library == "verifiers":
         import verifiers
     else:
-        from mettle.envs.packages.aliases import install_verifiers_alias
+        from mettle.envs.legacy.aliases import install_verifiers_alias
 
         install_verifiers_alias()
         import verifiers

@@ -41,9 +41,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from soak_census import Census, adopt_orphans, bury_orphans, take_own_mounts
 from soak_load import Side, Traffic
 from soak_machines import DEEP_TREE, SMALL
+from soak_resources import ResourceCount, adopt_orphans, bury_orphans, take_own_mounts
 
 from mettle.sandbox import SandboxConfig, open_judge, open_machines
 from mettle.sandbox.zygote import watch
@@ -158,13 +158,13 @@ class Arena:
 
     def left(self, owners: list[int], url: str) -> dict[str, int]:
         """What there still is of owners that were killed, by its kind."""
-        census = [Census(self.folder, own_pid=pid) for pid in owners]
+        resource_count = [ResourceCount(self.folder, own_pid=pid) for pid in owners]
         with contextlib.suppress(TimeoutError):  # the warden of a cgroup ends after it has removed it
-            _wait(lambda: not sum(one.num_cgroups() for one in census), PATIENCE_S, "the cgroups are removed")
+            _wait(lambda: not sum(one.num_cgroups() for one in resource_count), PATIENCE_S, "the cgroups are removed")
         found = {
             "processes": len(self._survivors([])),
             "mounts": max(0, self._num_mounts() - self._num_mounts_before),
-            "cgroups": sum(one.num_cgroups() for one in census),
+            "cgroups": sum(one.num_cgroups() for one in resource_count),
             "folders and files": sum(len(below) + len(files) for _, below, files in os.walk(self.folder)),
             "sockets": int(bool(url) and _is_listening(url)) + _num_named_sockets(self.folder),
         }

@@ -2,7 +2,7 @@
 
 One process holds two sides, each a judge pool and a machine pool under steady mixed load (`soak_programs.py`,
 `soak_machines.py`); on one side the templates are killed with -9 once a window, and on both some clients are cancelled.
-After each window the load stops, what it has used ends by itself, and everything is counted (`soak_census.py`). The
+After each window the load stops, what it has used ends by itself, and everything is counted (`soak_resources.py`). The
 samples at rest are judged (`soak_verdict.py`); those under load are shown beside them.
 
     python benchmarks/sandbox_soak.py [--minutes 10] [--json FILE] [--plot FILE.svg]
@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from line_charts import Line, Panel, charts_svg
-from soak_census import Census, adopt_orphans, settle, take_own_mounts
 from soak_load import Side, Traffic, warm_up
+from soak_resources import ResourceCount, adopt_orphans, settle, take_own_mounts
 from soak_verdict import WARM_UP, Growth, judge_samples, table
 
 from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
@@ -65,10 +65,10 @@ PANELS: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class Soak:
-    """One soak: its sides, its census, and what was found."""
+    """One soak: its sides, its resource_count, and what was found."""
 
     sides: Sequence[Side]
-    census: Census
+    resource_count: ResourceCount
     traffic: Traffic
     window_s: float = WINDOW_S
     sample_s: float = SAMPLE_S
@@ -109,7 +109,7 @@ class Soak:
 
     def _take(self) -> Values:
         templates = [pid for side in self.sides for pid in side.templates()]
-        return self.census.take(templates, [pid for side in self.sides for pid in side.machine_pids()])
+        return self.resource_count.take(templates, [pid for side in self.sides for pid in side.machine_pids()])
 
     def _say(self, report: Callable[[str], None]) -> None:
         (at_s, values), (_, pace) = self.at_rest[-1], self.windows[-1]
@@ -147,12 +147,12 @@ async def main(minutes: float, seed: int) -> tuple[Soak, list[Growth], Values]:
     take_own_mounts()
     with tempfile.TemporaryDirectory(prefix="mettle-soak-") as folder:
         tempfile.tempdir = folder
-        census, traffic = Census(Path(folder)), Traffic()
+        resource_count, traffic = ResourceCount(Path(folder)), Traffic()
         async with opened_sides(traffic, random.Random(seed)) as sides:
-            soak = Soak(sides, census, traffic)
+            soak = Soak(sides, resource_count, traffic)
             verdicts = await soak.run(minutes * 60, lambda line: print(line, flush=True))
         await settle()
-        return soak, verdicts, census.take([])
+        return soak, verdicts, resource_count.take([])
 
 
 def left_over(values: Values) -> Values:

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from mettle.records.tokens import DTYPES, Batch, MicroBatch
-from mettle.trainer.config import LossConfig, MicroBatchConfig, OptimConfig, SchedulerConfig
-from mettle.trainer.learner import Learner, Recipe
+from mettle.records.tokens import COLUMNS, Batch, filled
+from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
+from mettle.trainer.layout import Sequences
+from mettle.trainer.learner import Learner, Recipe, build_optimizer
+from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
-from mettle.trainer.optim import build_optimizer
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import preset
 from mettle.trainer.process import setup_torch
@@ -41,7 +42,8 @@ MICRO_ROWS = 128
 def make_batch(seed: int = 0) -> Batch:
     """16 groups of 16, advantages that sum to about 0 in a group, a quarter of the groups without any."""
     rng = np.random.default_rng(seed)
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    lengths: list[int] = []
     for group in range(16):
         letters = int(rng.integers(3, 7))
         prompt = np.concatenate([[259], rng.integers(97, 107, 8 + letters), [257, 260]])
@@ -51,18 +53,16 @@ def make_batch(seed: int = 0) -> Batch:
             mask = np.arange(number) >= len(prompt)
             values = {
                 "token_ids": np.concatenate([prompt, rng.integers(97, 107, length)]),
-                "position_ids": np.arange(number),
                 "loss_mask": mask,
                 "logprobs": np.where(mask, -5.5, 0),
-                "temperatures": np.ones(number),
                 "advantages": np.where(mask, rng.normal(), 0),
                 "rl_weights": mask * 1.0 if group % 4 else np.zeros(number),
-                "sequence_lengths": np.array([number]),
             }
-            for name in DTYPES:
-                columns[name].append(values.get(name, np.zeros(number)))
-    arrays = {name: np.concatenate(parts).astype(DTYPES[name]) for name, parts in columns.items()}
-    return Batch(1, ((MicroBatch(**arrays),),), tuple(range(16)))
+            lengths.append(number)
+            for name, column in filled(number, values).items():
+                columns[name].append(column)
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return Batch(sequence_lengths=np.array(lengths, np.int32), step=1, draw_ids=tuple(range(16)), **arrays)
 
 
 class PlainLoop:
@@ -75,20 +75,20 @@ class PlainLoop:
         self.recipe = recipe
 
     def backward(self, batch: Batch) -> None:
-        micro = batch.ranks[0][0]
-        starts = np.cumsum(micro.sequence_lengths) - micro.sequence_lengths
-        spans = sorted(zip(starts, micro.sequence_lengths, strict=True), key=lambda span: -span[1])
-        spans = [(a, n) for a, n in spans if micro.rl_weights[a : a + n].any()]
-        total = max(1, int((micro.loss_mask & (micro.rl_weights != 0)).sum()))
+        starts = np.cumsum(batch.sequence_lengths) - batch.sequence_lengths
+        spans = sorted(zip(starts, batch.sequence_lengths, strict=True), key=lambda span: -span[1])
+        spans = [(a, n) for a, n in spans if batch.rl_weights[a : a + n].any()]
+        total = max(1, int((batch.loss_mask & (batch.rl_weights != 0)).sum()))
         for first in range(0, len(spans), MICRO_ROWS):
             rows = spans[first : first + MICRO_ROWS]
             shape = (len(rows), max(n for _, n in rows))
             padded = {
-                name: np.zeros(shape, DTYPES[name]) for name in ("token_ids", "logprobs", "advantages", "loss_mask")
+                name: np.zeros(shape, COLUMNS[name].dtype)
+                for name in ("token_ids", "logprobs", "advantages", "loss_mask")
             }
             for row, (start, number) in enumerate(rows):
                 for name, array in padded.items():
-                    array[row, :number] = getattr(micro, name)[start : start + number]
+                    array[row, :number] = getattr(batch, name)[start : start + number]
             token_ids, sampler, advantages, mask = (torch.from_numpy(padded[name]) for name in padded)
             logits = self.model(input_ids=token_ids.long(), use_cache=False).logits[:, :-1]
             logprobs = torch.log_softmax(logits, -1).gather(-1, token_ids[:, 1:, None].long()).squeeze(-1)
@@ -106,14 +106,12 @@ class PlainLoop:
 
 def check_gradients(plain: PlainLoop, learners: list[Learner], batch: Batch) -> float:
     """Largest difference from the plain loop's gradient, relative to the largest gradient."""
-    from mettle.trainer.layout import count_components
-
     plain.backward(batch)
     expected = torch.cat([p.grad.flatten() for p in plain.model.parameters()])
     plain.model.zero_grad()
     worst = 0.0
     for learner in learners:
-        learner._accumulate(batch, count_components(batch))
+        learner._accumulate(Sequences.of(batch))
         found = torch.cat([p.grad.flatten() for p in learner.policy.parameters()])
         learner.policy.zero_grad()
         worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
@@ -127,8 +125,8 @@ def main() -> None:
     options = parser.parse_args()
     setup_torch(1, 0)
     batch = make_batch()
-    num_tokens = len(batch.ranks[0][0].token_ids)
-    recipe = Recipe(OptimConfig(lr=1e-4), SchedulerConfig(), LossConfig(kl_tau=0), MicroBatchConfig(), 10**6)
+    num_tokens = len(batch.token_ids)
+    recipe = Recipe(OptimConfig(lr=1e-4), SchedulerConfig(), DefaultLoss(kl_tau=0), MicroBatchConfig(), 10**6)
     alone = Recipe(recipe.optim, recipe.scheduler, recipe.loss, MicroBatchConfig(share_prompts=False), 10**6)
     world = World(0, 1, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as scratch:

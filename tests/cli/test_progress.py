@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from mettle.cli import progress as module
-from mettle.cli.progress import Progress, line_of, money
+from mettle.cli.progress import Progress, line_of
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.facts import RolloutFacts
-from mettle.envs.evaluation.tally import Tally
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.tally import Tally
 
 
 class Terminal(io.StringIO):
@@ -64,7 +64,7 @@ async def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
         pass
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert "words: 2/4 rollouts, reward 0.5, errors 50%, " in lines[0]
+    assert "words: 2/4 rollouts, reward 0.500, errors 50%, " in lines[0]
 
 
 async def test_a_log_is_told_that_nothing_happens(monkeypatch, capsys):
@@ -96,8 +96,3 @@ def test_a_line_leaves_out_what_is_not_known():
     tally = Tally("words")
     tally.start(4, [])
     assert line_of(tally).endswith(" words: 0/4 rollouts, reward -, errors 0%")
-
-
-@pytest.mark.parametrize(("usd", "text"), [(None, ""), (0.0, "$0.00"), (0.012345, "$0.0123"), (12.5, "$12.50")])
-def test_money_has_as_many_digits_as_it_needs(usd, text):
-    assert money(usd) == text

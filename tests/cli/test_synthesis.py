@@ -173,6 +173,8 @@ def test_a_killed_command_goes_on_without_repeating_a_finished_rollout(mettle, w
         ((), "say either which environment to run, or with --from which saved evaluation"),
         (("sayings",), "say which model with -m"),
         (("--from", "nowhere"), "no evaluation in nowhere"),
+        (("--from", "x", "-f", "csv"), "--format: formats.0 = \"csv\": input should be 'jsonl' or 'parquet'"),
+        (("sayings", "-m", "m", "--held-out", "1"), "--held-out: held_out = 1: input should be less than or equal to"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(mettle, workplace, words, complaint):

@@ -8,8 +8,9 @@ from anthropic.types import Message as NativeMessage
 from anthropic.types import MessageParam, ToolParam
 from pydantic import TypeAdapter
 
-from mettle.clients.anthropic_messages import AnthropicMessagesClient, wire_conversation
 from mettle.clients.config import ClientConfig
+from mettle.clients.dialects.messages import wire_conversation
+from mettle.clients.endpoint_clients import AnthropicMessagesClient
 from mettle.clients.errors import (
     AuthenticationError,
     EmptyModelResponseError,

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mettle.clients.chat import OpenAIChatCompletionsClient, wire_message, wire_tool
-from mettle.clients.completions import OpenAICompletionsClient
 from mettle.clients.config import ClientConfig
+from mettle.clients.dialects.chat import wire_message, wire_tool
+from mettle.clients.endpoint_clients import OpenAIChatCompletionsClient, OpenAICompletionsClient
 from mettle.clients.errors import EmptyModelResponseError, InvalidModelResponseError, ModelError, OverlongPromptError
 from mettle.clients.factory import client_from
 from mettle.errors import UserError

@@ -6,15 +6,17 @@ from collections import Counter
 
 import pytest
 
-from mettle.clients.anthropic_messages import AnthropicMessagesClient
 from mettle.clients.base import Client
-from mettle.clients.chat import OpenAIChatCompletionsClient
-from mettle.clients.completions import OpenAICompletionsClient
 from mettle.clients.config import ClientConfig
+from mettle.clients.endpoint_clients import (
+    AnthropicMessagesClient,
+    OpenAIChatCompletionsClient,
+    OpenAICompletionsClient,
+    OpenAIResponsesClient,
+)
 from mettle.clients.endpoints import read_registry
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
-from mettle.clients.responses import OpenAIResponsesClient
 from mettle.clients.rotation import RotatingClient
 from mettle.errors import UserError
 
@@ -57,15 +59,15 @@ def read(tmp_path, monkeypatch):
 def test_a_file_names_endpoints_providers_and_prices(read):
     registry = read(FULL)
     first, second = registry.endpoints["mine"]
-    assert (first.model, first.provider.api_key_var, first.provider.client_type) == (
+    assert (first.model, first.key, first.type) == (
         "policy",
         "MY_KEY",
         "openai_completions",
     )
-    assert (first.provider.headers, first.price) == ({"X-Lab": "1"}, Price(0.5, 2.0))
-    assert (second.model, second.provider.base_url, second.price) == ("policy-b", "http://127.0.0.1:8001/v1", None)
-    assert registry.provider("lab").base_url == "https://llm.example.org/v1"
-    assert registry.provider("openai").api_key_var == "OPENAI_API_KEY", "built in"
+    assert (first.headers, first.price) == ({"X-Lab": "1"}, Price(0.5, 2.0))
+    assert (second.model, second.url, second.price) == ("policy-b", "http://127.0.0.1:8001/v1", None)
+    assert registry.provider("lab").url == "https://llm.example.org/v1"
+    assert registry.provider("openai").key == "OPENAI_API_KEY", "built in"
     assert registry.price("big-model") == Price(1.0, 4.0)
     assert registry.price("unheard-of") is None, "an unknown price is never 0"
 
@@ -73,7 +75,7 @@ def test_a_file_names_endpoints_providers_and_prices(read):
 def test_without_a_file_there_are_the_built_in_providers(tmp_path):
     registry = read_registry(tmp_path / "none.toml")
     assert registry.endpoints == {}
-    assert registry.provider("ollama").base_url == "http://127.0.0.1:11434/v1"
+    assert registry.provider("ollama").url == "http://127.0.0.1:11434/v1"
     with pytest.raises(UserError, match=r"no config file .*none\.toml"):
         read_registry(tmp_path / "none.toml", is_needed=True)
 
@@ -82,14 +84,14 @@ def test_without_a_file_there_are_the_built_in_providers(tmp_path):
     ("text", "message"),
     [
         ('[[endpoint]]\nendpoint_id = "a"\nmodel = "m"\nurl = "u"\nkye = "K"', "endpoints.toml:5: unknown key 'endpoint.0.kye'; did you mean 'key'?"),
-        ('[[endpoint]]\nendpoint_id = "a"\nurl = "u"', "endpoints.toml:1: endpoint.0 lacks model"),
-        ('[[endpoint]]\nendpoint_id = "a"\nmodel = "m"', "endpoints.toml:1: endpoint.0 lacks url"),
-        ('[[endpoint]]\nendpoint_id = "a"\nmodel = "m"\nurl = "u"\ntype = "chatt"', "endpoints.toml:5: endpoint.0: unknown client type 'chatt'; did you mean 'chat'?"),
-        ('[endpoint]\nmodel = "m"', "endpoints.toml:1: endpoints are [[endpoint]] tables"),
+        ('[[endpoint]]\nendpoint_id = "a"\nurl = "u"', "endpoints.toml:1: endpoint.0.model is missing"),
+        ('[[endpoint]]\nendpoint_id = "a"\nmodel = "m"', "endpoints.toml:1: endpoint.0.url is missing"),
+        ('[[endpoint]]\nendpoint_id = "a"\nmodel = "m"\nurl = "u"\ntype = "chatt"', """endpoints.toml:5: endpoint.0.type = "chatt": unknown client type 'chatt'; did you mean 'chat'?"""),
+        ('[endpoint]\nmodel = "m"', "endpoints.toml:1: endpoint is a list of tables; write [[endpoint]]"),
         ('[[endpoints]]\nmodel = "m"', "unknown key 'endpoints'; did you mean 'endpoint'?"),
-        ('[prices.m]\ninput_usd_per_mtok = -1\noutput_usd_per_mtok = 1', "endpoints.toml:1: {'input_usd_per_mtok': -1, 'output_usd_per_mtok': 1} is no price"),
+        ('[prices.m]\ninput_usd_per_mtok = -1\noutput_usd_per_mtok = 1', "endpoints.toml:2: prices.m: {'input_usd_per_mtok': -1, 'output_usd_per_mtok': 1} is no price"),
         ('[prices.m]\ninput = 1', "is no price; a price is {input_usd_per_mtok = 0.4"),
-        ('[providers.x]\nkey = "K"', "providers.x lacks url"),
+        ('[providers.x]\nkey = "K"', "providers.x.url is missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_file_is_one_line(read, text, message):

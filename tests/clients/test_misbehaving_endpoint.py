@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 import mettle.envs as vf
-from mettle.clients.chat import OpenAIChatCompletionsClient
-from mettle.clients.completions import OpenAICompletionsClient
+from mettle.clients.endpoint_clients import OpenAIChatCompletionsClient, OpenAICompletionsClient
 from mettle.clients.errors import (
     AuthenticationError,
     EmptyModelResponseError,

@@ -9,9 +9,10 @@ from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
 from mettle.clients.config import ClientConfig
+from mettle.clients.dialects.responses import wire_items
+from mettle.clients.endpoint_clients import OpenAIResponsesClient
 from mettle.clients.errors import EmptyModelResponseError, InvalidModelResponseError, ModelError
 from mettle.clients.factory import client_from
-from mettle.clients.responses import OpenAIResponsesClient, wire_items
 from mettle.records.messages import Tool, messages_from
 
 TEXT = {

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import mettle.envs as vf
-from mettle.envs.evaluation.results import output_of
+from mettle.envs.rollout_record import output_of
 
 ROWS = [{"question": "q", "answer": "a"}]
 FACTS = {}

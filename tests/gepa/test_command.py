@@ -39,7 +39,7 @@ def test_a_run_prints_the_difference_with_its_error_and_what_comes_next(mettle, 
     assert code == 0, said.err
     assert "before, 12 held-out rows" in said.out
     assert "difference" in said.out
-    assert "+1.0000 (every row changed by the same)" in said.out
+    assert "+1.000 (95 % interval +0.469 to +1.000, p = 0.0005)" in said.out
     assert "rule join" in said.out
     assert said.out.rstrip().endswith("eval run here/evaluate.toml")
     code, said = mettle("eval", "run", "here/evaluate.toml", "-n", "6", "-r", "1", "--json")
@@ -97,8 +97,11 @@ sampling_args = {{max_tokens = 7}}
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('model = "m"\n[gepa]\nmax_call = 3\n', "gepa.toml:3: unknown key 'gepa.max_call'; did you mean 'max_calls'?"),
-        ('model = "m"\n[gepa]\nmax_calls = 0\n', "gepa.toml:3: max_calls = 0: must be a whole number of at least 1"),
+        ('model = "m"\n[gepa]\nmax_call = 3\n', "gepa.toml:3: unknown key 'max_call'; did you mean 'max_calls'?"),
+        (
+            'model = "m"\n[gepa]\nmax_calls = 0\n',
+            "gepa.toml:3: max_calls = 0: input should be greater than or equal to 1",
+        ),
         ('model = "m"\n[[env]]\nid="a"\n[[env]]\nid="b"\n', "gepa.toml:2: 2 environments; one run optimises"),
         ('[env]\nid = "a"\n', "say which model with -m"),
         ('model = "m"\n', "say which environment"),

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mettle.envs as vf
-from mettle.envs.evaluation.output import task_key_of
 from mettle.errors import UserError
+from mettle.evals.output import task_key_of
 from mettle.gepa.rows import prompt_of_rows, split_rows, with_prompt
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from mettle.config import load_config
+from mettle.config.options import Given
+from mettle.config.overrides import parse_overrides
 from mettle.errors import ServiceError, UserError
-from mettle.gepa.config import spec_from_settings
+from mettle.gepa.config import GepaSpec
 from mettle.gepa.outputs import RunFolder
 from mettle.gepa.run import Outcome, prepare, resumed
 
@@ -29,7 +32,7 @@ def optimise(workplace: Path, endpoint: Any) -> Callable[..., Outcome]:
             "env_id": "three-kinds", "model": "worker", "reflection_model": "writer", "api_base_url": endpoint.url,
             **SMALL, **settings,
         }  # fmt: skip
-        return prepare(spec_from_settings([given]), _no_server).run(lambda _: None, lambda _: None)
+        return prepare(load_config(GepaSpec, overrides=given).config, _no_server).run(lambda _: None, lambda _: None)
 
     return run
 
@@ -74,10 +77,11 @@ def test_the_published_files_are_written(optimise, workplace):
 
 
 def test_the_evaluation_that_is_written_asks_with_the_best_prompt(optimise, endpoint):
-    from mettle.envs.evaluation.plan import read_plan
+    from mettle.envs.packages.eval_defaults import package_defaults
+    from mettle.evals.plan import read_plan
 
     outcome = optimise()
-    (spec,) = read_plan(outcome.evaluate, {})
+    (spec,) = [loaded.config for loaded in read_plan([outcome.evaluate], Given(), package_defaults)]
     assert spec.extra_env_kwargs == {"system_prompt": outcome.best_prompt}
     assert (spec.env_id, spec.model, spec.api_base_url) == ("three-kinds", "worker", endpoint.url)
 
@@ -161,7 +165,7 @@ def test_a_prompt_can_be_given_to_start_from(optimise):
 def test_resuming_a_finished_search_asks_nothing_again(optimise, endpoint, workplace):
     outcome = optimise(run_dir="here")
     endpoint.asked.clear()
-    again = prepare(spec_from_settings([resumed(Path("here"), {})]), _no_server).run(lambda _: None, lambda _: None)
+    again = prepare(resumed(Path("here")).config, _no_server).run(lambda _: None, lambda _: None)
     assert endpoint.asked == []
     assert again.search == outcome.search
     assert again.comparison == outcome.comparison
@@ -175,7 +179,7 @@ def test_a_search_that_is_cut_in_two_is_the_search_in_one_piece(optimise, endpoi
         plan = prepare(_spec(endpoint, run_dir=f"cut{cut}", max_concurrent=1), _no_server)
         with pytest.raises(KeyboardInterrupt):
             plan.run(_interrupting(cut), lambda _: None)
-        again = prepare(spec_from_settings([resumed(Path(f"cut{cut}"), {})]), _no_server)
+        again = prepare(resumed(Path(f"cut{cut}")).config, _no_server)
         outcome = again.run(lambda _: None, lambda _: None)
         assert outcome.search == whole.search
         assert outcome.comparison == whole.comparison
@@ -187,7 +191,7 @@ def _spec(endpoint: Any, **settings: Any) -> Any:
         "env_id": "three-kinds", "model": "worker", "reflection_model": "writer", "api_base_url": endpoint.url,
         **SMALL, **settings,
     }  # fmt: skip
-    return spec_from_settings([given])
+    return load_config(GepaSpec, overrides=given).config
 
 
 def _interrupting(at: int) -> Callable[[Any], None]:
@@ -204,9 +208,9 @@ def _interrupting(at: int) -> Callable[[Any], None]:
 def test_another_search_is_not_resumed_by_mistake(optimise):
     optimise(run_dir="here", num_test=0, max_calls=20)
     with pytest.raises(UserError, match="cannot resume here with another seed: it has 0, not 5"):
-        resumed(Path("here"), {"seed": 5})
+        resumed(Path("here"), given=Given(overrides=tuple(parse_overrides(["--seed", "5"]))))
     with pytest.raises(UserError, match="no prompt optimisation in nowhere"):
-        resumed(Path("nowhere"), {})
+        resumed(Path("nowhere"))
 
 
 def test_a_state_that_would_run_code_is_not_loaded(optimise, tmp_path):
@@ -219,7 +223,7 @@ def test_a_state_that_would_run_code_is_not_loaded(optimise, tmp_path):
     with pytest.raises(UserError, match=r"not a state that this program wrote \(it names .*open\)"):
         RunFolder(Path("here")).search()
     with pytest.raises(UserError, match="it was not loaded"):
-        prepare(spec_from_settings([resumed(Path("here"), {})]), _no_server)
+        prepare(resumed(Path("here")).config, _no_server)
     assert not (tmp_path / "pwned").exists()
 
 

@@ -26,6 +26,7 @@ from mettle.hub.app import create_app
 from mettle.hub.server import bind
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.versions import CanaryCheck, WeightVersion
+from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
@@ -130,14 +131,15 @@ class RunWriter:
         for index in range(tasks):
             draw = TaskDraw(-1, ENV, f"held-out-{index:03d}", 0, index)
             group = self._group(draw, step + 1, self.skill(step), 2, prefix=f"eval-{step}-")
-            groups.append((group, self.shards.append(group)))
-        rewards = [r for group, _ in groups for r in group.rewards]
+            groups.append(group)
+        rewards = [r for group in groups for r in group.rewards]
         mean = sum(rewards) / len(rewards)
         half = 1.96 * float(np.std(rewards)) / math.sqrt(len(rewards))
-        self.ledger.record_eval(
-            kind=kind, step=step, env_id=ENV, groups=groups, mean=mean,
-            interval=(max(0.0, mean - half), min(1.0, mean + half)), metrics={"exact": mean**3},
-        )  # fmt: skip
+        store = EvalStore(self.ledger.database, self.shards, clock=self.clock)
+        eval_id = store.begin(EvalPlan(kind, ENV, tasks, 2 * tasks, step))
+        store.add(eval_id, groups)
+        interval = (max(0.0, mean - half), min(1.0, mean + half))
+        store.end(eval_id, mean=mean, interval=interval, metrics={"exact": mean**3})
         self.ledger.journal.event("orchestrator", "eval", f"{kind} evaluation at step {step}: reward {mean:.3f}")
 
     def finish(self) -> None:

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.hub import wording
+from mettle.hub import filters
 from mettle.hub.conversation import shown_messages, text_of
 from mettle.hub.logs import parse_line, read_tail
 from mettle.hub.metrics import MetricTable
 from mettle.hub.models import RolloutDetail, RolloutRow, TokenColumns, TurnDetail
 from mettle.hub.provenance import flatten, read_settings
-from mettle.hub.steps import quantile
 from mettle.hub.vocabulary import load_vocabulary, parse_vocabulary
 from mettle.storage.ledger import Ledger
 
@@ -120,36 +119,21 @@ def test_contents_of_every_shape_are_text():
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(1.8e-7, "2e-7"), (2e-7, "2e-7"), (9.5e-8, "1e-7"), (0.0, "the last bit"), (None, wording.DASH)],
+    [(1.8e-7, "2e-7"), (2e-7, "2e-7"), (9.5e-8, "1e-7"), (0.0, "the last bit"), (None, filters.DASH)],
 )
 def test_a_bound_is_never_below_the_value(value, words):
-    assert wording.bound(value) == words
+    assert filters.bound(value) == words
 
 
 @given(st.floats(1e-12, 1e3))
 def test_bounds_hold(value):
-    assert float(wording.bound(value)) >= value * (1 - 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.04, "0.0 s"), (42.3, "42 s"), (192, "3 m 12 s"), (3700, "1 h 01 m"), (90000, "1 d 1 h")]
-)
-def test_durations(seconds, words):
-    assert wording.duration(seconds) == words
+    assert float(filters.bound(value)) >= value * (1 - 1e-9)
 
 
 def test_heat_grows_as_probability_falls():
-    shades = [wording.heat(lp) for lp in (0.0, -0.2, -0.5, -1.0, -2.0, -4.0, -9.0, float("-inf"))]
+    shades = [filters.heat(lp) for lp in (0.0, -0.2, -0.5, -1.0, -2.0, -4.0, -9.0, float("-inf"))]
     assert shades == [0, 1, 2, 3, 4, 5, 6, 6]
-    assert wording.probability(float("-inf")) == "0%"
-
-
-@given(st.lists(st.floats(-5, 5), min_size=1, max_size=30), st.floats(0, 1))
-def test_quantiles_lie_between_the_ends(values, fraction):
-    ordered = sorted(values)
-    assert ordered[0] - 1e-9 <= quantile(ordered, fraction) <= ordered[-1] + 1e-9
-    assert quantile(ordered, 0) == ordered[0]
-    assert quantile(ordered, 1) == ordered[-1]
+    assert filters.probability(float("-inf")) == "0%"
 
 
 def test_metrics_follow_new_steps_and_names(tmp_path):

@@ -19,8 +19,9 @@ from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.embedded import start_engine
 from mettle.inference.engine.mock import MockEngine
-from mettle.inference.server import Server, bind
-from mettle.inference.service import Service
+from mettle.inference.server import InferenceServer
+from mettle.inference.service import ModelService
+from mettle.web.server import bind
 
 
 @pytest.fixture(scope="session")
@@ -46,11 +47,11 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 
 
 @pytest.fixture
-async def server(policy_folder: Path, renderer: Renderer) -> AsyncIterator[Server]:
+async def server(policy_folder: Path, renderer: Renderer) -> AsyncIterator[InferenceServer]:
     """The embedded engine behind HTTP."""
     config = InferenceConfig(model=policy_folder, max_slots=8, max_queue=16, seed=0)
     engine = start_engine(config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text)
-    running = Server(Service(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
+    running = InferenceServer(ModelService(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
     await running.start()
     yield running
     await running.stop(0)
@@ -62,9 +63,9 @@ def mock_engine() -> MockEngine:
 
 
 @pytest.fixture
-async def mock_server(mock_engine: MockEngine, renderer: Renderer) -> AsyncIterator[Server]:
+async def mock_server(mock_engine: MockEngine, renderer: Renderer) -> AsyncIterator[InferenceServer]:
     """The mock engine behind HTTP."""
-    running = Server(Service(Bridge(mock_engine), renderer, "policy"), bind("127.0.0.1", 0))
+    running = InferenceServer(ModelService(Bridge(mock_engine), renderer, "policy"), bind("127.0.0.1", 0))
     await running.start()
     yield running
     await running.stop(0)

@@ -12,7 +12,7 @@ import mettle.envs as vf
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs.cli_agent_env import CliAgentEnv
-from mettle.inference.server import Server
+from mettle.inference.server import InferenceServer
 from mettle.orchestrator.rollouts import rollout_record
 from mettle.orchestrator.samples import rollout_samples
 from mettle.records.tokens import Sample
@@ -62,7 +62,7 @@ say(history)
 """
 
 
-async def play_plainly(server: Server, renderer: Renderer, script: str) -> Any:
+async def play_plainly(server: InferenceServer, renderer: Renderer, script: str) -> Any:
     """A rollout in which the random model happened to say no mark of a thought; such marks branch with this template."""
     marks = {renderer.encode(mark)[0] for mark in ("<think>", "</think>")}
     for seed in range(30):
@@ -72,7 +72,7 @@ async def play_plainly(server: Server, renderer: Renderer, script: str) -> Any:
     raise AssertionError("the model says nothing else")
 
 
-async def play(server: Server, renderer: Renderer, script: str, group: int = 1, seed: int = 3) -> list[Any]:
+async def play(server: InferenceServer, renderer: Renderer, script: str, group: int = 1, seed: int = 3) -> list[Any]:
     """The states of a group of rollouts in which an agent runs `script`."""
     env = CliAgentEnv(
         "python3 /work/agent.py",
@@ -117,7 +117,7 @@ def check(state: Any, samples: list[Sample], model: Any) -> None:
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
 async def test_a_conversation_is_one_sample_that_extends_the_sampled_ids(
-    server: Server, renderer: Renderer, model: Any, dialect: str
+    server: InferenceServer, renderer: Renderer, model: Any, dialect: str
 ) -> None:
     state = await play_plainly(server, renderer, CONVERSATION.format(dialect=dialect))
     first, second, third = (step["tokens"] for step in state["trajectory"])
@@ -128,14 +128,16 @@ async def test_a_conversation_is_one_sample_that_extends_the_sampled_ids(
     check(state, samples, model)
 
 
-async def test_a_compacted_history_is_another_sample(server: Server, renderer: Renderer, model: Any) -> None:
+async def test_a_compacted_history_is_another_sample(server: InferenceServer, renderer: Renderer, model: Any) -> None:
     state = await play_plainly(server, renderer, COMPACTION)
     samples = samples_of(state)
     assert [int(sample.loss_mask.sum()) > 0 for sample in samples] == [True, True]
     check(state, samples, model)
 
 
-async def test_a_rewritten_answer_is_context_and_never_trained(server: Server, renderer: Renderer, model: Any) -> None:
+async def test_a_rewritten_answer_is_context_and_never_trained(
+    server: InferenceServer, renderer: Renderer, model: Any
+) -> None:
     state = await play_plainly(server, renderer, REWRITTEN)
     samples = samples_of(state)
     assert len(samples) == 2
@@ -147,7 +149,9 @@ async def test_a_rewritten_answer_is_context_and_never_trained(server: Server, r
     assert not second.loss_mask[start : start + len(said)].any()
 
 
-async def test_interleaved_subagents_train_each_token_once(server: Server, renderer: Renderer, model: Any) -> None:
+async def test_interleaved_subagents_train_each_token_once(
+    server: InferenceServer, renderer: Renderer, model: Any
+) -> None:
     state = await play_plainly(server, renderer, SUBAGENTS)
     assert len(state["trajectory"]) == 4
     for early, late in ((0, 2), (1, 3)):
@@ -157,7 +161,7 @@ async def test_interleaved_subagents_train_each_token_once(server: Server, rende
 
 
 async def test_thoughts_that_the_template_forgets_branch_and_still_train_once(
-    server: Server, renderer: Renderer, model: Any
+    server: InferenceServer, renderer: Renderer, model: Any
 ) -> None:
     thought = renderer.encode("</think>")[0]
     for seed in range(30):
@@ -171,7 +175,7 @@ async def test_thoughts_that_the_template_forgets_branch_and_still_train_once(
 
 
 async def test_the_tokens_of_a_prompt_are_counted_as_they_will_be_sampled(
-    server: Server, renderer: Renderer, model: Any
+    server: InferenceServer, renderer: Renderer, model: Any
 ) -> None:
     count = """
 import json, os, urllib.request
@@ -186,7 +190,7 @@ say([user("hi")], "messages")
         assert int(state["agent_stdout"]) == len(step["tokens"].prompt_ids)
 
 
-async def test_the_agents_of_a_group_sample_apart(server: Server, renderer: Renderer, model: Any) -> None:
+async def test_the_agents_of_a_group_sample_apart(server: InferenceServer, renderer: Renderer, model: Any) -> None:
     states = await play(server, renderer, CONVERSATION.format(dialect="chat"), group=3)
     for state in states:
         check(state, samples_of(state), model)

@@ -14,8 +14,9 @@ from policies import END, picked_logprobs
 from mettle.clients.renderer import Renderer
 from mettle.inference.bridge import Bridge
 from mettle.inference.engine.mock import MockEngine
-from mettle.inference.server import Server, bind
-from mettle.inference.service import Service
+from mettle.inference.server import InferenceServer
+from mettle.inference.service import ModelService
+from mettle.web.server import bind
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -23,7 +24,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(server: InferenceServer) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as found:
         yield found
 
@@ -31,11 +32,11 @@ async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 @pytest.fixture
 async def saying(renderer: Renderer) -> AsyncIterator[Any]:
     """A client of a server whose policy says one given text, then the end token."""
-    opened: list[tuple[openai.AsyncOpenAI, Server]] = []
+    opened: list[tuple[openai.AsyncOpenAI, InferenceServer]] = []
 
     async def start(text: str) -> openai.AsyncOpenAI:
         engine = MockEngine(lambda prompt, choice: [*renderer.encode(text), END])
-        server = Server(Service(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
+        server = InferenceServer(ModelService(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
         await server.start()
         opened.append((openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0), server))
         return opened[-1][0]

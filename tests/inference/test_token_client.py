@@ -10,12 +10,14 @@ from policies import picked_logprobs
 
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
-from mettle.inference.server import Server
+from mettle.inference.server import InferenceServer
 
 FIRST = [{"role": "user", "content": "hi"}]
 
 
-async def test_a_second_turn_extends_the_ids_that_were_sampled(server: Server, renderer: Renderer, model: Any) -> None:
+async def test_a_second_turn_extends_the_ids_that_were_sampled(
+    server: InferenceServer, renderer: Renderer, model: Any
+) -> None:
     client = TokenClient(server.base_url, renderer)
     state: dict[str, Any] = {"trajectory": []}
     sampling = {"max_tokens": 12, "seed": 2}
@@ -36,7 +38,7 @@ async def test_a_second_turn_extends_the_ids_that_were_sampled(server: Server, r
     await client.close()
 
 
-async def test_the_first_turns_of_a_group_are_one_request(server: Server, renderer: Renderer) -> None:
+async def test_the_first_turns_of_a_group_are_one_request(server: InferenceServer, renderer: Renderer) -> None:
     client = TokenClient(server.base_url, renderer)
     group = client.for_group(4)
     asked = [group.get_response(FIRST, "policy", {"max_tokens": 6}, state={"trajectory": []}) for _ in range(4)]

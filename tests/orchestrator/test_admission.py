@@ -1,14 +1,17 @@
 """What becomes of a group: trained, dropped with a reason, or tried again."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
-from mettle.errors import UserError
+from mettle.errors import ProviderError, UserError
 from mettle.orchestrator.admission import FailureStreak, judge_group, main_error
-from mettle.orchestrator.algorithms import make_algorithm
+from mettle.orchestrator.algorithms import Algorithm, make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.config import RetryConfig
 from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.services import InMemoryServices
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 
 
@@ -28,10 +31,12 @@ def group(*rollouts, draw_id=1):
 
 
 def judged(*rollouts, num_failures=0, keep_zero=False, algorithm="grpo"):
-    return judge_group(
-        group(*rollouts), make_algorithm(algorithm, {}), retry=RetryConfig(max_attempts=3), num_failures=num_failures,
+    made = make_algorithm(algorithm, {}) if isinstance(algorithm, str) else algorithm
+    judging = judge_group(
+        group(*rollouts), made, InMemoryServices(), retry=RetryConfig(max_attempts=3), num_failures=num_failures,
         filter_zero_advantages=not keep_zero,
     )  # fmt: skip
+    return asyncio.run(judging)
 
 
 def test_a_group_with_one_errored_rollout_keeps_the_baseline_of_the_rest():
@@ -72,6 +77,68 @@ def test_a_single_rollout_trains_under_an_algorithm_without_siblings():
     assert judged(rollout(1.0), algorithm="rae").is_admitted
 
 
+class Says(Algorithm):
+    """Credits each rollout with the same."""
+
+    def __init__(self, **columns):
+        self._columns = columns
+
+    async def credit(self, group, services):
+        await asyncio.sleep(0)
+        if isinstance(self._columns.get("error"), Exception):
+            raise self._columns["error"]
+        return [dict(self._columns) for _ in group.rollouts]
+
+
+@pytest.mark.parametrize(
+    ("columns", "has_signal"),
+    [
+        ({"advantages": 0.0}, False),
+        ({"advantages": [0.0]}, False),
+        ({"advantages": [np.array([0.0, 0.1])]}, True),
+        ({"advantages": 1.0, "rl_weights": 0.0}, False),
+        ({"advantages": [np.array([1.0, 0.0])], "rl_weights": [np.array([0.0, 1.0])]}, False),
+        ({"ref_kl_weights": 1.0, "ref_logprobs": -1.0}, True),
+        ({"ce_weights": [np.array([0.5, 0.0, 0.0])]}, True),
+        ({"ce_weights": 0.0, "ref_logprobs": -1.0}, False),
+        ({}, False),
+    ],
+)
+def test_a_signal_is_read_off_the_columns(columns, has_signal):
+    verdict = judged(rollout(1.0), rollout(1.0), algorithm=Says(**columns))
+    assert verdict.is_admitted == has_signal
+    assert has_signal or verdict.drop is DropReason.ZERO_ADVANTAGE
+
+
+def test_credit_for_an_errored_rollout_is_taken_away():
+    verdict = judged(rollout(1.0), rollout(None, "judge"), algorithm=Says(advantages=1.0))
+    assert [r.credit for r in verdict.group.rollouts] == [{"advantages": 1.0}, None]
+    assert [r.advantage for r in verdict.group.rollouts] == [1.0, None]
+
+
+def test_a_frozen_model_that_fails_sends_the_group_back_until_its_attempts_are_used_up():
+    gone = Says(error=ProviderError("the teacher is gone"))
+    assert judged(rollout(1.0), rollout(0.0), algorithm=gone).is_retried
+    assert judged(rollout(1.0), rollout(0.0), algorithm=gone, num_failures=2).drop is DropReason.ERRORS
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"error": KeyError("teacher")}, "KeyError: 'teacher'"),
+        ({"advantage": 1.0}, "there is no column 'advantage'; there are advantages, rl_weights"),
+        ({"logprobs": 1.0}, "there is no column 'logprobs'"),
+        ({"advantages": [1.0, 2.0]}, "a list of one entry for each of the 1 turns"),
+        ({"advantages": "high"}, "a list of one entry for each of the 1 turns"),
+        ({"advantages": [np.zeros(1)]}, r"shape \(1,\); it has 2 sampled tokens and adds 3 in all"),
+        ({"advantages": float("nan")}, "advantages is nan"),
+    ],
+)
+def test_an_algorithm_that_is_wrong_ends_the_run_with_one_line(columns, why):
+    with pytest.raises(UserError, match=f"algorithm Says failed on a group of 'words'.*{why}"):
+        judged(rollout(1.0), rollout(0.0), algorithm=Says(**columns))
+
+
 def test_a_streak_counts_groups_that_the_environment_failed_wholly():
     streak = FailureStreak()
     assert streak.observe(group(rollout(None, "judge"), rollout(None, "judge"))) == 1
@@ -88,11 +155,9 @@ def test_the_main_error_is_the_most_frequent_kind():
 
 
 def ready(draw_id, version):
-    verdict = judge_group(
-        group(rollout(1.0, version=version), rollout(0.0, version=version + 1), draw_id=draw_id),
-        make_algorithm("grpo", {}), retry=RetryConfig(), num_failures=0, filter_zero_advantages=True,
-    )  # fmt: skip
-    return ReadyGroup.of(draw_id, group_samples(verdict.group, seq_len=9, keep_zero_advantages=False))
+    judged_group = judged(rollout(1.0, version=version), rollout(0.0, version=version + 1)).group
+    samples = group_samples(judged_group, seq_len=9, keep_zero_advantages=False)
+    return ReadyGroup.of(draw_id, samples)
 
 
 def test_a_batch_takes_whole_groups_stalest_first():

@@ -3,16 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.orchestrator.capacity import AdmittedShare, room_for_groups
+from mettle.orchestrator.capacity import Room
 
 G = 4
 
 
 def room(step, version, *, num_ready=0, num_running=0, share=1.0, max_steps=100, lag=1, staleness=2):
-    return room_for_groups(
-        step=step, version=version, max_steps=max_steps, groups_per_batch=G, num_ready=num_ready,
-        num_running=num_running, admitted_share=share, min_share=0.25, max_lag=lag, max_staleness=staleness,
-    )  # fmt: skip
+    made = Room(max_steps=max_steps, groups_per_batch=G, max_lag=lag, max_staleness=staleness, max_backfill=3.0)
+    made.admitted_share = share
+    return made.for_groups(step=step, version=version, num_ready=num_ready, num_running=num_running)
 
 
 def test_at_the_start_one_batch_a_version_of_lag_and_one_more_may_be_open():
@@ -67,8 +66,8 @@ def test_a_batch_that_may_be_shipped_can_always_be_filled(step, version, num_rea
 
 
 def test_the_admitted_share_follows_what_comes_back():
-    share = AdmittedShare(decay=0.5)
-    assert share.value == 1.0
+    made = Room(max_steps=9, groups_per_batch=G, max_lag=1, max_staleness=1, max_backfill=1.0, decay=0.5)
+    assert made.admitted_share == 1.0
     for _ in range(10):
-        share.observe(is_admitted=False)
-    assert share.value < 0.01
+        made.observe(is_admitted=False)
+    assert made.admitted_share < 0.01

@@ -32,11 +32,15 @@ def test_the_defaults_are_a_usable_run():
         ({"sampling": {"top_k": 50}}, "leave them at 1, -1 and 0"),
         ({"sampling": {"min_p": 0.1}}, "leave them at 1, -1 and 0"),
         ({"sampling": {"temperature": 0.0}}, "take 1.0"),
-        ({"algorithm": "ppo"}, "there are grpo, max_rl, rae"),
+        ({"algorithm": "ppo"}, "there are environment, grpo, max_rl, rae"),
+        ({"algorithm": "reference_kl"}, r"add a table \[orchestrator.services.reference\]"),
+        ({"envs": [{"id": "words", "algorithm": "ppo"}]}, "there is no algorithm 'ppo'"),
+        ({"envs": [{"id": "words", "algorithm_args": {"decay": 0.5}}]}, "name it in `algorithm`"),
+        ({"services": {"reference": {"model": "m"}}}, "Field required"),
         ({"algorithm_args": {"clip": 1}}, "does not take these options"),
         ({"envs": []}, "at least 1 item"),
         ({"envs": [{"id": "a/words"}, {"id": "b/words@1.0"}]}, "several environments are called words"),
-        ({"packing": {"seq_len": 4096, "micro_batch_tokens": 2048}}, "raise the first or lower the second"),
+        ({"seq_len": 1}, "greater than or equal to 2"),
         ({"curriculum": {"hard_below": 0.8}}, "must be less than easy_above"),
         ({"max_stepz": 3}, "Extra inputs"),
     ],
@@ -44,6 +48,18 @@ def test_the_defaults_are_a_usable_run():
 def test_what_cannot_learn_is_refused_with_advice(values, advice):
     with pytest.raises(ValidationError, match=advice):
         made(**values)
+
+
+def test_an_environment_may_have_an_algorithm_of_its_own():
+    config = made(
+        algorithm="max_rl",
+        envs=[{"id": "words"}, {"id": "chat", "algorithm": "reference_kl", "algorithm_args": {"weight": 0.5}}],
+        services={"reference": {"base_url": "http://127.0.0.1:1/v1", "model": "big"}},
+    )
+    words, chat = config.envs
+    assert config.choice_for(words, provides_advantages=False) == ("max_rl", {})
+    assert config.choice_for(words, provides_advantages=True) == ("environment", {})
+    assert config.choice_for(chat, provides_advantages=True) == ("reference_kl", {"weight": 0.5})
 
 
 def test_truncating_samplers_are_fine_in_evaluations():

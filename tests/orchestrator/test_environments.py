@@ -7,11 +7,11 @@ import signal
 import pytest
 
 from mettle.errors import ProviderError, UserError
+from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import Endpoint, HttpEngine, UpdateRefused
 from mettle.orchestrator.environments import EnvironmentSource, row_uid, sampling_args
 from mettle.orchestrator.rollouts import sampling_params
-from mettle.orchestrator.source import GroupRequest
 from mettle.records.sampling import SamplingParams
 from mettle.records.versions import WeightVersion
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 
 
@@ -50,7 +51,7 @@ def test_a_run_goes_to_its_end_and_closes_its_accounts(run_dir, stand_in, traine
     counts = ledger.task_counts()
     assert counts["trained"] == 12
     assert {name.split(":")[0] for name in counts} <= {"trained", "dropped"}
-    assert [(row.kind, row.step, row.num_tasks) for row in ledger.journal.evals()] == [
+    assert [(row.kind, row.step, row.num_tasks) for row in read_evals(ledger.database)] == [
         ("baseline", 0, 5),
         ("final", 3, 5),
     ]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.orchestrator.samples import group_samples, rollout_samples
+from mettle.orchestrator.samples import group_samples, rollout_samples, sampled_logprobs
+from mettle.orchestrator.services import InMemoryServices
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
 
 
@@ -18,7 +19,8 @@ def turn(prefix_length, prompt, completion, version=3, temperature=1.0):
 
 
 def rollout(*turns, advantage=0.5, reward=1.0):
-    return RolloutRecord("r", reward, {}, [], tuple(turns), advantage=advantage)
+    credit = advantage if advantage is None or isinstance(advantage, dict) else {"advantages": advantage}
+    return RolloutRecord("r", reward, {}, [], tuple(turns), credit=credit)
 
 
 def samples(*turns, seq_len=100, **values):
@@ -77,6 +79,44 @@ def test_a_group_gives_samples_of_rollouts_with_an_advantage():
     group = GroupRecord(draw, 0, members)
     assert len(group_samples(group, seq_len=9, keep_zero_advantages=False)) == 1
     assert len(group_samples(group, seq_len=9, keep_zero_advantages=True)) == 2
+
+
+def test_credit_is_said_by_rollout_by_turn_or_by_token():
+    credit = {
+        "advantages": (0.5, np.array([1.0, -1.0], np.float32)),
+        "ref_kl_weights": 2.0,
+        "ref_logprobs": (np.array([-1.0, -2.0], np.float32), -3.0),
+        "ce_weights": (0.0, np.array([0.25, 0.0, 0.0], np.float32)),  # the last token of the prompt, too
+    }
+    (sample,) = samples(turn(0, [1, 2], [3, 4]), turn(4, [5, 6], [7, 8]), advantage=credit)
+    assert sample.advantages.tolist() == [0, 0, 0.5, 0.5, 0, 0, 1, -1]
+    assert sample.rl_weights.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert sample.ref_kl_weights.tolist() == [0, 0, 2, 2, 0, 0, 2, 2]
+    assert sample.ref_logprobs.tolist() == [0, 0, -1, -2, 0, 0, -3, -3]
+    assert sample.ce_weights.tolist() == [0, 0, 0, 0, 0, 0.25, 0, 0]
+    (cut,) = samples(turn(0, [1, 2], [3, 4]), turn(4, [5, 6], [7, 8]), advantage=credit, seq_len=7)
+    assert cut.advantages.tolist() == sample.advantages.tolist()[:7]
+    assert cut.ce_weights.tolist() == sample.ce_weights.tolist()[:7]
+
+
+def test_given_weights_of_the_policy_gradient_take_the_place_of_the_usual_ones():
+    (sample,) = samples(turn(0, [1], [2, 3]), advantage={"advantages": 1.0, "rl_weights": 0.5})
+    assert sample.rl_weights.tolist() == [0, 0.5, 0.5]
+    (pulled,) = samples(turn(0, [1], [2, 3]), advantage={"ref_kl_weights": 1.0, "ref_logprobs": -1.0})
+    assert not pulled.rl_weights.any()
+
+
+async def test_a_frozen_model_reads_each_token_in_the_context_that_it_was_sampled_in():
+    seen = []
+
+    def score(ids):
+        seen.append(ids.tolist())
+        return -ids.astype(np.float32)
+
+    model = InMemoryServices({"m": score}).model("m")
+    found = await sampled_logprobs((turn(0, [1, 2], [3, 4]), turn(4, [5], [6]), turn(3, [9], [7, 8])), model)
+    assert seen == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 7, 8]]
+    assert [values.tolist() for values in found] == [[-3, -4], [-6], [-7, -8]]
 
 
 @st.composite

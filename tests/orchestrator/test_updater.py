@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from mettle.errors import ServiceError
-from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import EngineUpdate
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.simulator import SimulatedEngine, World, run_virtually
@@ -41,8 +40,10 @@ class Bench:
         pulse = Pulse()
         self.policy = Policy(pulse)
         self.waits = Waits(self.ledger.journal, pulse, clock=asyncio.get_running_loop().time)
-        config = OrchestratorConfig.model_validate({"envs": [{"id": "x"}], "budgets": {"inference_s": 20.0}})
-        self.updater = Updater(config, self.engine, self.ledger, self.policy, self.waits, order or Newest())
+        self.updater = Updater(
+            self.engine, self.ledger, self.policy, self.waits, order or Newest(),
+            poll_s=0.05, health_s=2.0, canary_tolerance=1e-3, inference_budget_s=20.0,
+        )  # fmt: skip
         self.running = asyncio.create_task(self.updater.run())
 
     def publish(self, version, digest="d"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import mettle
 from mettle.errors import StorageError
+from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -173,4 +174,4 @@ def check_accounts(ledger: Ledger, steps: int = STEPS) -> None:
     assert twice == 0
     assert [e.message for e in ledger.journal.events() if "diverged" in e.kind] == []
     assert max(batch.staleness_max for batch in ledger.batches()) <= 4
-    assert [row.kind for row in ledger.journal.evals()] == ["baseline", "final"]
+    assert [row.kind for row in read_evals(ledger.database)] == ["baseline", "final"]

@@ -1,17 +1,14 @@
 """The supervisor against real child processes: crashes, refusals, kills, stops."""
 
 import os
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
 
 from mettle.errors import UserError
+from mettle.processes.managed import ProcessSpec
 from mettle.runs.lock import RunLock, supervisor_pid
-from mettle.runs.process import ProcessSpec
 from mettle.runs.supervisor import Supervisor
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -160,31 +157,6 @@ def test_a_stubborn_process_is_ended_all_the_same(run, monkeypatch):
     drive(supervisor, until=(run_dir.path / "deaf").exists)
     assert not alive(supervisor.process("main").pid)
     assert ledger.journal.fact("state") == "stopping"
-
-
-def test_children_do_not_outlive_a_killed_supervisor(run, tmp_path):
-    _run_dir, _, spec = run
-    spec("main", FOREVER)
-    script = f"""
-import pathlib
-from mettle.runs.process import ManagedProcess, ProcessSpec
-from mettle.storage.run_dir import RunDir
-import time
-process = ManagedProcess(ProcessSpec("main", "main_module", ()), pathlib.Path({str(tmp_path / "out")!r}))
-process.start()
-print(process.pid, flush=True)
-time.sleep(60)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    child = int(parent.stdout.readline())
-    assert alive(child)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    deadline = time.monotonic() + 5
-    while alive(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not alive(child)
 
 
 def test_one_supervisor_a_run(run):

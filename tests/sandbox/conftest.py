@@ -16,7 +16,7 @@ pytest.register_assert_rewrite("mettle.sandbox.testing")
 sys.path.append(str(Path(__file__).parent))  # for the data modules beside the tests
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # for test_soak.py
 
-from serving import Desk, make_token, serving  # noqa: E402
+from serving import ApiCaller, make_token, serving  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +55,9 @@ async def unsafe_machines() -> AsyncIterator[MachinePool]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiCaller]:
     home = tmp_path_factory.mktemp("service")
     make_token(home, "other")
     quick = {"max_body_mb": 8, "max_json_mb": 4, "max_output_mb": 2, "stall_s": 1.0}
     async with serving(home, **quick) as (service, url), aiohttp.ClientSession() as session:
-        yield Desk(session, url, service, home)
+        yield ApiCaller(session, url, service, home)

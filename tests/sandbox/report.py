@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import ordinary
-from alone import OPEN_ALONE
 from arena import (
     MACHINE_LIMITS,
     attack_as_test,
@@ -30,7 +29,8 @@ from arena import (
 )
 from attack import Attack
 from attacks import GROUPS
-from hoards import HOARDS
+from hidden_memory import HIDDEN_MEMORY
+from landlock_gaps import OPEN_ALONE
 from machine_attacks import ALLOWED_INSIDE, NEIGHBOUR, OWN
 from neighbours import Neighbour
 from python_forgeries import EXPECTED, FUNCTIONS, PROGRAMS
@@ -69,8 +69,8 @@ async def examine(is_root: bool) -> dict[str, Any]:
             for attack in NEIGHBOUR:
                 verdict = await _verdict(attack, state, _at_neighbour(machines), is_root=is_root)
                 rows.setdefault(attack.name, {})[f"machine_{state}"] = verdict
-            for name in HOARDS:
-                memory.setdefault(name, {})[state] = await _hoarded_mb(machines, name)
+            for name in HIDDEN_MEMORY:
+                memory.setdefault(name, {})[state] = await _hidden_mb(machines, name)
     return {"rows": rows, "memory": memory, "forged": forged, "alone": await examine_alone()}
 
 
@@ -135,10 +135,10 @@ async def _is_forged(pool: SandboxPool, name: str) -> bool:
     return (await pool.judge(FUNCTIONS[name], [CallTest("add", (2, 3), expected=5)])).has_passed
 
 
-async def _hoarded_mb(machines: MachinePool, name: str) -> int:
+async def _hidden_mb(machines: MachinePool, name: str) -> int:
     machine = await machines.create(MachineConfig(memory_mb=LIMIT_MB, disk_mb=16))
-    await machine.upload("hoard.py", HOARDS[name])
-    result = await machine.exec(["python3", "hoard.py"], timeout_s=20)
+    await machine.upload("hidden.py", HIDDEN_MEMORY[name])
+    result = await machine.exec(["python3", "hidden.py"], timeout_s=20)
     await machine.delete()
     return int((result.stdout.split() or ["0"])[-1])
 

@@ -17,7 +17,7 @@ from owners import ENVIRONMENT
 
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.server import listening
-from mettle.sandbox.service.state import Service
+from mettle.sandbox.service.state import SandboxService
 from mettle.sandbox.service.tokens import add_token
 
 
@@ -34,7 +34,7 @@ def settings(tmp: Path, **changes: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def serving(tmp: Path, **changes: Any) -> AsyncIterator[tuple[Service, str]]:
+async def serving(tmp: Path, **changes: Any) -> AsyncIterator[tuple[SandboxService, str]]:
     """A service in this event loop, and its URL."""
     async with listening(ServiceConfig.model_validate(settings(tmp, **changes))) as (service, url):
         yield service, url
@@ -59,12 +59,12 @@ def make_token(tmp: Path, name: str = "tester", **quota: Any) -> str:
     return add_token(tmp / "tokens.json", name, quota)
 
 
-class Desk:
+class ApiCaller:
     """Requests to a service, with a token."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, service: Service, home: Path) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, service: SandboxService, home: Path) -> None:
         self.session, self.url, self.service, self.home = session, url, service, home
-        self.token = make_token(home, "desk")
+        self.token = make_token(home, "api")
 
     async def ask(self, method: str, path: str, *, token: str | None = None, **request: Any) -> tuple[int, Any]:
         given = self.token if token is None else token

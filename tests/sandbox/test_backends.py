@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from mettle.errors import UserError
-from mettle.sandbox import SandboxConfig, SandboxPool, backends
+from mettle.sandbox import SandboxConfig, SandboxPool, backends, plugins
 from mettle.sandbox.service.client.judge import RemoteJudge
 from mettle.sandbox.testing import JudgeContract
 
@@ -34,13 +34,13 @@ class TestUnsafeJudge(JudgeContract):
 
 def test_our_own_backends_are_registered_like_those_of_others() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][backends.ENTRY_POINT_GROUP] == backends.BUILT_IN
+    assert project["entry-points"][plugins.ENTRY_POINT_GROUP] == plugins.BUILT_IN
 
 
 def test_listing_imports_no_backend() -> None:
     code = (
         "import sys; from mettle.sandbox.backends import backend_names; print(*backend_names());"
-        "rooms = 'backends.embedded', 'backends.containers', 'backends.docker.api', 'backends.kubernetes.api', 'remote';"
+        "rooms = 'embedded', 'containers.pool', 'containers.docker.host', 'containers.kubernetes.host', 'service';"
         "assert not [n for n in sys.modules if n == 'aiohttp' or n.startswith(tuple('mettle.sandbox.' + r for r in rooms))]"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -56,8 +56,8 @@ def test_an_unknown_backend_is_named_with_those_that_there_are() -> None:
 
 
 def test_a_backend_of_somebody_else_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("theirs", "mettle.sandbox.service.client:REMOTE", backends.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(backends, "entry_points", lambda group: [point] if group == "mettle.sandboxes" else [])
+    point = EntryPoint("theirs", "mettle.sandbox.service.client:REMOTE", plugins.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "mettle.sandboxes" else [])
     assert "theirs" in backends.backend_names()
     config = SandboxConfig(backend="theirs")
     assert isinstance(backends.open_judge(config), RemoteJudge)

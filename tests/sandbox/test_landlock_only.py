@@ -13,9 +13,9 @@ from pathlib import Path
 import ordinary
 import pytest
 import pytest_asyncio
-from alone import OPEN_ALONE
 from arena import attack_as_test, broken, open_plant, traces_of_test
 from attacks import ATTACKS, Attack
+from landlock_gaps import OPEN_ALONE
 from planted import Planted
 from python_forgeries import EXPECTED, FUNCTIONS, PROGRAMS
 from simulated import Host, on_host, start_on

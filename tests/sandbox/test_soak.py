@@ -19,12 +19,12 @@ import soak_machines
 import soak_programs
 from line_charts import Line, Panel, charts_svg
 from owners import ENVIRONMENT
-from soak_census import Census
 from soak_load import Side, Traffic
+from soak_resources import ResourceCount
 from soak_verdict import Growth, judge_samples, slope, table
 
 from mettle.sandbox import MachinePool, SandboxConfig, SandboxPool
-from mettle.sandbox.service.bodies import Spool, sweep_spools
+from mettle.sandbox.service.uploads import Spool, sweep_spools
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTS = {"descriptors of the owner", "mounts of the owner", "cgroups", "files of the pools"}
@@ -43,19 +43,19 @@ class Leak:
         self.cgroups.mkdir()
         self.mountinfo.write_text("")
         self.descriptors: list[int] = []
-        self.hoard: list[bytearray] = []
+        self.held: list[bytearray] = []
 
     def __call__(self) -> None:
-        number = len(self.hoard)
+        number = len(self.held)
         self.descriptors += [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
-        self.hoard.append(bytearray(b"x" * (32 << 20)))
+        self.held.append(bytearray(b"x" * (32 << 20)))
         (self.folder / f"left-{number}").touch()
         (self.cgroups / f"mettle-{os.getpid()}-{number}").mkdir()
         self.mountinfo.write_text("left behind\n" * (number + 1))
 
     @property
-    def census(self) -> Census:
-        return Census(self.folder, mountinfo=self.mountinfo, cgroup_root=self.cgroups)
+    def resource_count(self) -> ResourceCount:
+        return ResourceCount(self.folder, mountinfo=self.mountinfo, cgroup_root=self.cgroups)
 
 
 @pytest.fixture
@@ -66,14 +66,18 @@ def leak(tmp_path: Path) -> Iterator[Leak]:
         os.close(descriptor)
 
 
-async def soak(census: Census, monkeypatch: pytest.MonkeyPatch, after: Callable[[], None]) -> dict[str, Growth]:
+async def soak(
+    resource_count: ResourceCount, monkeypatch: pytest.MonkeyPatch, after: Callable[[], None]
+) -> dict[str, Growth]:
     """A few short windows of a light load; the verdicts by name."""
     monkeypatch.setattr(soak_load, "available", lambda: {"honest": soak_programs.PROGRAMS["honest"]})
     monkeypatch.setattr(soak_machines, "SCENARIOS", {"a short life": soak_machines.short_life})
     config, traffic = SandboxConfig(warm=1), Traffic()
     async with SandboxPool(config) as judge, MachinePool(config) as machines:
         side = Side("test", judge, machines, traffic, random.Random(1), num_judging=1, num_working=1)
-        made = sandbox_soak.Soak([side], census, traffic, window_s=0.1, sample_s=0.05, each_window=after, quiet_s=0.15)
+        made = sandbox_soak.Soak(
+            [side], resource_count, traffic, window_s=0.1, sample_s=0.05, each_window=after, quiet_s=0.15
+        )
         verdicts = await made.run(0.0)
     assert not traffic.surprises
     assert traffic.counts["test: judge: honest"] > 2
@@ -82,7 +86,7 @@ async def soak(census: Census, monkeypatch: pytest.MonkeyPatch, after: Callable[
 
 @pytest.mark.usefixtures("_needs_isolation")
 async def test_what_a_load_leaks_is_named_and_nothing_else(leak: Leak, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = await soak(leak.census, monkeypatch, leak)
+    verdicts = await soak(leak.resource_count, monkeypatch, leak)
     growing = {name for name, one in verdicts.items() if one.is_growing}
     assert growing >= COUNTS | {"memory of the owner, MB", "memory of all, MB"}
     assert not growing & STEADY

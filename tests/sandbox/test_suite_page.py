@@ -6,9 +6,9 @@ import re
 
 import pytest
 import report
-from alone import OPEN_ALONE
 from attacks import GROUPS
-from hoards import HOARDS
+from hidden_memory import HIDDEN_MEMORY
+from landlock_gaps import OPEN_ALONE
 from machine_attacks import ALLOWED_INSIDE, NEIGHBOUR, OWN
 from python_forgeries import FUNCTIONS, PROGRAMS
 
@@ -33,7 +33,7 @@ def test_the_page_lists_each_attack_under_its_name(text: str, title: str) -> Non
 
 
 def test_the_page_lists_each_hoard_and_each_forgery(text: str) -> None:
-    assert [cells[0] for cells in rows(text, "Memory that no process's size shows")] == list(HOARDS)
+    assert [cells[0] for cells in rows(text, "Memory that no process's size shows")] == list(HIDDEN_MEMORY)
     assert [cells[0] for cells in rows(text, "Forged results")] == [*PROGRAMS, *FUNCTIONS]
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from mettle.records.tasks import GroupRecord
-from mettle.records.tokens import DTYPES, Batch, MicroBatch
+from mettle.records.tokens import COLUMNS, Batch, filled
 from mettle.storage.batches import write_batch
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import BlockRef
 from mettle.trainer.config import (
     CheckpointConfig,
-    LossConfig,
     MicroBatchConfig,
     OptimConfig,
     SchedulerConfig,
@@ -24,9 +23,10 @@ from mettle.trainer.config import (
     read_config,
     write_config,
 )
-from mettle.trainer.layout import count_components
+from mettle.trainer.layout import Sequences, deal_sequences, plan_layouts
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.loop import StopFlag, Trainer
+from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
@@ -49,7 +49,6 @@ def make_sample(rng, prompt, num_completion, *, component="rl", advantage=None):
     mask = np.arange(length) >= len(prompt)
     arrays = {
         "token_ids": np.concatenate([prompt, rng.integers(0, 256, num_completion)]),
-        "position_ids": np.arange(length),
         "loss_mask": mask,
         "logprobs": np.where(mask, rng.normal(-5.5, 0.3, length), 0.0),
         "versions": np.where(mask, 0, -1),
@@ -60,7 +59,7 @@ def make_sample(rng, prompt, num_completion, *, component="rl", advantage=None):
         "ref_kl_weights": np.where(mask & (component == "ref_kl"), 1.0, 0.0),
         "ref_logprobs": np.where(mask & (component == "ref_kl"), rng.normal(-5, 0.5, length), 0.0),
     }
-    return {name: np.asarray(value, DTYPES[name]) for name, value in arrays.items()}
+    return filled(length, arrays)
 
 
 def make_group(rng, num_rollouts=4, *, prompt_length=7, max_completion=6, component="rl"):
@@ -72,24 +71,18 @@ def make_group(rng, num_rollouts=4, *, prompt_length=7, max_completion=6, compon
     ]
 
 
-def make_micro(samples):
+def make_batch(samples, *, step=1, draw_ids=(1,)):
     """Samples end to end."""
-    names = [name for name in DTYPES if name != "sequence_lengths"]
-    arrays = {name: np.concatenate([sample[name] for sample in samples]) for name in names}
+    columns = {name: np.concatenate([sample[name] for sample in samples]) for name in COLUMNS}
     lengths = np.array([len(sample["token_ids"]) for sample in samples], np.int32)
-    return MicroBatch(sequence_lengths=lengths, **arrays)
-
-
-def make_batch(*ranks, step=1, draw_ids=(1,)):
-    """A batch whose ranks are lists of lists of samples."""
-    return Batch(step, tuple(tuple(make_micro(samples) for samples in rank) for rank in ranks), draw_ids)
+    return Batch(sequence_lengths=lengths, step=step, draw_ids=draw_ids, **columns)
 
 
 def make_recipe(**changes):
     settings = {
         "optim": OptimConfig(lr=1e-3),
         "scheduler": SchedulerConfig(),
-        "loss": LossConfig(),
+        "loss": DefaultLoss(),
         "micro_batch": MicroBatchConfig(),
         "max_steps": 10,
     }
@@ -103,14 +96,20 @@ def make_learner(folder, **changes):
 def gradients(learner, batch):
     """The gradient of a batch and its sums, without a step."""
     learner.policy.zero_grad()
-    sums, _ = learner._accumulate(batch, count_components(batch))
+    sums, _ = learner._accumulate(Sequences.of(batch))
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters()]).clone(), sums
+
+
+def planned(batch, config, **options):
+    """The layouts of a batch on one rank."""
+    sequences = Sequences.of(batch)
+    return plan_layouts(sequences, deal_sequences(sequences, 1)[0], config, **options)
 
 
 # Runs
 
 
-def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3, ranks=1):
+def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3):
     """Draw, score and ship the batch of `step`, as an orchestrator does; returns it."""
     rng = np.random.default_rng((seed, step))
     draws = ledger.draw_tasks([("words", f"uid-{step}-{i}", 0, 100 * step + i) for i in range(num_groups)])
@@ -118,8 +117,8 @@ def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3, ranks=1):
         ledger.dispatch(draw.draw_id)
         ledger.record_scored(GroupRecord(draw, step - 1, ()), BlockRef("shard-00000.bin", 0, 1))
     groups = [make_group(rng) for _ in draws]
-    dealt = [[[sample for group in groups[rank::ranks] for sample in group]] for rank in range(ranks)]
-    batch = make_batch(*dealt, step=step, draw_ids=tuple(draw.draw_id for draw in draws))
+    samples = [sample for group in groups for sample in group]
+    batch = make_batch(samples, step=step, draw_ids=tuple(draw.draw_id for draw in draws))
     digest, _ = write_batch(run_dir.batches, batch)
     ledger.ship(
         step,
@@ -137,7 +136,7 @@ def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3, ranks=1):
 def make_run(tmp_path, mini_model):
     """Makes run directories: model, config, a ledger with the first `shipped` batches."""
 
-    def make(name="run", *, shipped=3, max_steps=3, interval=2, ranks=1, **changes):
+    def make(name="run", *, shipped=3, max_steps=3, interval=2, **changes):
         run_dir = RunDir(tmp_path / name)
         shutil.copytree(mini_model, run_dir.model)
         config = TrainerConfig(
@@ -146,7 +145,7 @@ def make_run(tmp_path, mini_model):
         write_config(run_dir.config("trainer"), config)
         ledger = Ledger(run_dir.ledger)
         for step in range(1, shipped + 1):
-            ship_batch(run_dir, ledger, step, ranks=ranks)
+            ship_batch(run_dir, ledger, step)
         ledger.journal.set_fact("state", "running")
         ledger.close()
         return run_dir

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from mettle.clients.renderer import Renderer
-from mettle.envs.synthesis.dataset import source_of, write_dataset
-from mettle.envs.synthesis.selection import Rules, select
+from mettle.synthesis.config import Rules
+from mettle.synthesis.dataset import source_of, write_dataset
+from mettle.synthesis.selection import select
 from mettle.trainer.demonstrations import batch_of, read_demonstrations
 
 
@@ -26,11 +27,11 @@ def test_a_generated_set_reads_as_demonstrations(tmp_path, mini_model):
         }
         for task in range(5)
     ]
-    rules = Rules(0.5, held_out=0.0)
+    rules = Rules(min_reward=0.5, held_out=0.0)
     write_dataset(tmp_path, select(rows, rules), source_of({"env_id": "e", "model": "m"}), rules, ["jsonl"])
     found = read_demonstrations(tmp_path / "train.jsonl", renderer)
     trained = {renderer.decode(each.token_ids[each.is_trained], skip_special_tokens=False) for each in found}
     assert trained == {
         f'<tool_call>{{"name": "f", "arguments": {{"n": 7}}}}</tool_call><|end|>{task}<|end|>' for task in range(5)
     }
-    assert batch_of(found, 1).ranks
+    assert len(batch_of(found, 1).sequence_lengths)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.conftest import gradients, make_batch, make_group, make_learner, make_micro, make_sample
+from tests.trainer.conftest import gradients, make_batch, make_group, make_learner, make_sample, planned
 
 from mettle.trainer.config import MicroBatchConfig
-from mettle.trainer.layout import Sequences, count_components, empty_layout, plan_layouts
+from mettle.trainer.layout import Sequences, deal_sequences, empty_layout
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 
@@ -41,25 +41,24 @@ def plain(learner, **changes):
 
 
 @settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 10_000), cut=st.integers(1, 19), max_rows=st.integers(1, 9), max_tokens=st.integers(8, 200))
-def test_permutation_cut_and_sharing_leave_the_gradient_unchanged(learner, seed, cut, max_rows, max_tokens):
+@given(seed=st.integers(0, 10_000), max_rows=st.integers(1, 9), max_tokens=st.integers(8, 200))
+def test_permutation_cut_and_sharing_leave_the_gradient_unchanged(learner, seed, max_rows, max_tokens):
     samples = flat(mixed_groups(seed))
-    expected, sums = gradients(plain(learner, share_prompts=False, max_rows=1), make_batch([samples]))
+    expected, sums = gradients(plain(learner, share_prompts=False, max_rows=1), make_batch(samples))
     order = np.random.default_rng(seed).permutation(len(samples))
     shuffled = [samples[i] for i in order]
     for share in (True, False):
         other = plain(learner, share_prompts=share, max_rows=max_rows, max_tokens=max_tokens)
-        found, found_sums = gradients(other, make_batch([shuffled[:cut], shuffled[cut:]]))
+        found, found_sums = gradients(other, make_batch(shuffled))
         close(found, expected)
         close(found_sums, sums)
 
 
 def test_packed_rows_give_the_same_gradient(learner):
-    batch = make_batch([flat(mixed_groups(3))])
+    batch = make_batch(flat(mixed_groups(3)))
     expected, _ = gradients(plain(learner, share_prompts=False), batch)
     learner_packed = plain(learner, max_tokens=40)
-    sequences = Sequences.of(batch.ranks[0])
-    layouts = plan_layouts(sequences, learner_packed.recipe.micro_batch, attention_cost=0.01, is_packed=True)
+    layouts = planned(batch, learner_packed.recipe.micro_batch, attention_cost=0.01, is_packed=True)
     assert len(layouts) > 2
     assert all(layout.token_ids.shape[0] == 1 and layout.token_ids.shape[1] <= 40 for layout in layouts)
     learner_packed.plan = lambda _: layouts
@@ -70,9 +69,8 @@ def test_packed_rows_give_the_same_gradient(learner):
 def test_a_group_is_computed_behind_one_copy_of_its_prompt():
     rng = np.random.default_rng(0)
     group = make_group(rng, 16, prompt_length=30, max_completion=5)
-    sequences = Sequences.of([make_micro(group)])
-    shared = plan_layouts(sequences, MicroBatchConfig(), attention_cost=1 / 256)
-    alone = plan_layouts(sequences, MicroBatchConfig(share_prompts=False), attention_cost=1 / 256)
+    shared = planned(make_batch(group), MicroBatchConfig(), attention_cost=1 / 256)
+    alone = planned(make_batch(group), MicroBatchConfig(share_prompts=False), attention_cost=1 / 256)
     assert {layout.form for layout in shared} == {"shared"}
     assert sum(layout.token_ids.size for layout in shared) < sum(layout.token_ids.size for layout in alone) / 3
     assert sum(len(layout.sources) for layout in shared) == sum(len(layout.sources) for layout in alone)
@@ -82,7 +80,7 @@ def test_sharing_is_left_alone_where_it_costs_more():
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 256, 4)
     group = [make_sample(rng, prompt, 200) for _ in range(8)]
-    layouts = plan_layouts(Sequences.of([make_micro(group)]), MicroBatchConfig(), attention_cost=1 / 64)
+    layouts = planned(make_batch(group), MicroBatchConfig(), attention_cost=1 / 64)
     assert {layout.form for layout in layouts} == {"padded"}
 
 
@@ -91,25 +89,25 @@ def test_samples_that_train_nothing_are_not_computed():
     trained = make_sample(rng, rng.integers(0, 256, 5), 4)
     idle = make_sample(rng, rng.integers(0, 256, 50), 9)
     idle["rl_weights"][:] = 0
-    (layout,) = plan_layouts(Sequences.of([make_micro([idle, trained, idle])]), MicroBatchConfig(), attention_cost=0.01)
+    (layout,) = planned(make_batch([idle, trained, idle]), MicroBatchConfig(), attention_cost=0.01)
     assert layout.token_ids.shape == (1, 8)  # 9 tokens, of which the last predicts nothing
-    assert layout.targets.labels.tolist() == trained["token_ids"][5:].tolist()
+    assert layout.targets.token_ids.tolist() == trained["token_ids"][5:].tolist()
 
 
 def test_the_first_token_of_a_sequence_never_trains():
     rng = np.random.default_rng(0)
     sample = make_sample(rng, rng.integers(0, 256, 0), 5, component="ce")
-    batch = make_batch([[sample, sample]])
-    assert count_components(batch).ce == 8
-    (layout,) = plan_layouts(Sequences.of(batch.ranks[0]), MicroBatchConfig(), attention_cost=0.01)
+    batch = make_batch([sample, sample])
+    assert Sequences.of(batch).counts.ce == 8
+    (layout,) = planned(batch, MicroBatchConfig(), attention_cost=0.01)
     assert len(layout.sources) == 8
 
 
 def test_padding_and_empty_passes_contribute_exactly_zero(learner):
     samples = flat(mixed_groups(1))
-    batch = make_batch([samples])
+    batch = make_batch(samples)
     expected, sums = gradients(learner, batch)
-    layouts = learner.plan(batch)
+    layouts = learner.plan(Sequences.of(batch))
     twin = plain(learner)
     twin.plan = lambda _: [*layouts, empty_layout(), empty_layout()]
     found, found_sums = gradients(twin, batch)
@@ -123,10 +121,10 @@ def test_padding_and_empty_passes_contribute_exactly_zero(learner):
 
 
 def test_garbage_in_the_padding_changes_nothing(learner):
-    batch = make_batch([flat(mixed_groups(1))])
+    batch = make_batch(flat(mixed_groups(1)))
     twin = plain(learner)
     expected, _ = gradients(twin, batch)
-    layouts = twin.plan(batch)
+    layouts = twin.plan(Sequences.of(batch))
     for layout in layouts:
         used = np.zeros(layout.token_ids.shape, bool)
         if layout.segments is not None:
@@ -140,3 +138,66 @@ def test_garbage_in_the_padding_changes_nothing(learner):
     twin.plan = lambda _: layouts
     found, _ = gradients(twin, batch)
     assert torch.equal(found, expected)
+
+
+@given(seed=st.integers(0, 10_000), num_ranks=st.integers(1, 6))
+def test_every_sequence_that_trains_is_computed_whole_by_one_rank(seed, num_ranks):
+    sequences = Sequences.of(make_batch(flat(mixed_groups(seed))))
+    dealt = deal_sequences(sequences, num_ranks)
+    assert len(dealt) == num_ranks
+    assert sorted(np.concatenate(dealt).tolist()) == np.flatnonzero(sequences.num_members).tolist()
+    loads = [sequences.needed[members].sum() for members in dealt]
+    assert max(loads) - min(loads) <= sequences.needed.max()
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10_000), max_rows=st.integers(1, 9), max_tokens=st.integers(8, 200))
+def test_a_sequence_is_never_split_over_passes_and_its_tokens_have_one_number(learner, seed, max_rows, max_tokens):
+    samples = flat(mixed_groups(seed))
+    for mark, sample in enumerate(samples):
+        sample["versions"][:] = mark
+    batch = make_batch(samples)
+    for layouts in (
+        planned(batch, MicroBatchConfig(max_rows=max_rows, max_tokens=max_tokens), attention_cost=0.01),
+        planned(batch, MicroBatchConfig(max_tokens=max_tokens), attention_cost=0.01, is_packed=True),
+    ):
+        marks = []
+        for targets in (layout.targets for layout in layouts):
+            pairs = set(zip(targets.sequences.tolist(), targets.versions.tolist(), strict=True))
+            assert len(pairs) == len({number for number, _ in pairs}) == len({mark for _, mark in pairs})
+            assert targets.sequences.max() < len(targets.sequences)
+            marks += [mark for _, mark in pairs]
+        assert sorted(marks) == list(range(len(samples)))
+
+
+@pytest.mark.parametrize("bad", [-np.inf, np.nan, np.inf])
+@pytest.mark.parametrize("component", ["rl", "ref_kl"])
+def test_a_token_that_cannot_be_compared_neither_trains_nor_counts(learner, component, bad):
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 256, 5)
+    samples = [make_sample(rng, prompt, 6, component=component, advantage=1.0) for _ in range(3)]
+    expected, expected_sums = gradients(learner, make_batch([{**s, **_without_last(s)} for s in samples]))
+    for sample in samples:
+        sample["logprobs"][-1] = bad
+    batch = make_batch(samples)
+    counts = Sequences.of(batch).counts
+    assert (getattr(counts, component), counts.non_finite) == (15, 3)
+    found, sums = gradients(learner, batch)
+    close(found, expected)
+    close(sums, expected_sums)
+    assert torch.isfinite(found).all()
+
+
+def _without_last(sample):
+    """The weights of a sample whose last token trains nothing."""
+    names = ("rl_weights", "ref_kl_weights")
+    return {name: np.where(np.arange(len(sample[name])) < len(sample[name]) - 1, sample[name], 0) for name in names}
+
+
+def test_a_pull_towards_a_reference_wants_a_token_that_was_sampled_and_a_reference_that_is_known():
+    rng = np.random.default_rng(0)
+    sample = make_sample(rng, rng.integers(0, 256, 5), 6, component="ref_kl")
+    sample["ref_kl_weights"][3] = 1  # a token of the prompt
+    sample["ref_logprobs"][-1] = -np.inf
+    counts = Sequences.of(make_batch([sample])).counts
+    assert (counts.ref_kl, counts.non_finite) == (5, 2)

@@ -1,7 +1,9 @@
-"""One step: schedules, clipping, precision, metrics, ranks that a batch was not packed for."""
+"""One step: schedules, clipping, precision, metrics; and the numbers of the trainer before losses were a registry."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,18 +15,17 @@ from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, mak
 
 from mettle.errors import UserError
 from mettle.trainer.config import (
-    LossConfig,
     OptimConfig,
     SchedulerConfig,
     TrainerConfig,
     read_config,
     write_config,
 )
-from mettle.trainer.learner import Learner, _share_of
+from mettle.trainer.learner import Learner, build_optimizer, learning_rate
+from mettle.trainer.losses.default import DefaultLoss
+from mettle.trainer.losses.ipo import IpoLoss
 from mettle.trainer.model import load_policy
-from mettle.trainer.optim import build_optimizer, learning_rate
 from mettle.trainer.publish import compute_canary, fixed_sequences
-from mettle.trainer.world import World
 
 
 def groups(seed=0, number=3):
@@ -36,7 +37,7 @@ def test_metrics_say_what_the_batch_was(mini_model):
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 256, 4)
     samples = [make_sample(rng, prompt, 3, component=c, advantage=1.0) for c in ("rl", "ce", "ref_kl", "rl")]
-    metrics = make_learner(mini_model, loss=LossConfig(kl_tau=0)).train(make_batch([samples]), 1)
+    metrics = make_learner(mini_model, loss=DefaultLoss(kl_tau=0)).train(make_batch(samples), 1)
     assert metrics["tokens/trained"] == 12
     assert metrics["loss/total"] == pytest.approx(metrics["loss/rl"] + metrics["loss/ce"] + metrics["loss/ref_kl"])
     # A random policy is near uniform over 264 tokens, and a ce weight of .5 halves the component.
@@ -51,11 +52,11 @@ def test_training_raises_what_is_rewarded(mini_model):
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 256, 4)
     good, bad = (make_sample(rng, prompt, 3, advantage=advantage) for advantage in (1.0, -1.0))
-    learner = make_learner(mini_model, optim=OptimConfig(lr=1e-2, weight_decay=0.0), loss=LossConfig(ratio="none"))
+    learner = make_learner(mini_model, optim=OptimConfig(lr=1e-2, weight_decay=0.0), loss=DefaultLoss(ratio="none"))
     sequences = [sample["token_ids"].astype(np.int64) for sample in (good, bad)]
     before = compute_canary(learner.policy, sequences, ALONE).logprobs[:, 4:].sum(-1)
     for step in range(1, 6):
-        learner.train(make_batch([[good, bad]]), step)
+        learner.train(make_batch([good, bad]), step)
     after = compute_canary(learner.policy, sequences, ALONE).logprobs[:, 4:].sum(-1)
     assert after[0] > before[0] + 0.5
     assert after[1] < before[1] - 0.5
@@ -65,7 +66,7 @@ def test_the_same_steps_give_the_same_bytes(mini_model):
     def weights():
         learner = make_learner(mini_model)
         for step in range(1, 4):
-            learner.train(make_batch([groups(step)]), step)
+            learner.train(make_batch(groups(step)), step)
         return torch.cat([p.flatten() for p in learner.policy.parameters()])
 
     assert torch.equal(weights(), weights())
@@ -75,23 +76,24 @@ def test_a_batch_without_any_signal_takes_a_step_of_nothing(mini_model):
     samples = groups()
     for sample in samples:
         sample["rl_weights"][:] = 0
-    metrics = make_learner(mini_model, optim=OptimConfig(weight_decay=0.0)).train(make_batch([samples]), 1)
+    metrics = make_learner(mini_model, optim=OptimConfig(weight_decay=0.0)).train(make_batch(samples), 1)
     assert metrics["loss/total"] == metrics["optim/grad_norm"] == metrics["tokens/trained"] == 0
     assert metrics["optim/skipped"] == 0
 
 
-def test_a_batch_packed_for_other_ranks_is_dealt_out_whole():
-    samples = groups()
-    batch = make_batch([samples[:2], samples[2:4]], [samples[4:6], samples[6:8]], [samples[8:10], samples[10:]])
-    worlds = [World(rank, 2, torch.device("cpu")) for rank in range(2)]
-    dealt = [micro for world in worlds for micro in _share_of(batch, world)]
-    assert len(dealt) == 6
-    assert {id(m) for m in dealt} == {id(m) for rank in batch.ranks for m in rank}
-    assert [id(m) for m in _share_of(batch, World(2, 3, torch.device("cpu")))] == [id(m) for m in batch.ranks[2]]
+def test_three_steps_give_the_numbers_that_they_gave_when_the_loss_was_one_file(mini_model):
+    pinned = json.loads((Path(__file__).parent / "pinned.json").read_text())["steps"]
+    learner, rng = make_learner(mini_model), np.random.default_rng(5)
+    for step, expected in enumerate(pinned, start=1):
+        components = ("rl", "ce", "ref_kl") * 2
+        made = [make_group(rng, component=c, prompt_length=3 + i) for i, c in enumerate(components)]
+        metrics = learner.train(make_batch([sample for group in made for sample in group]), step)
+        for name, value in expected.items():
+            assert metrics[name] == pytest.approx(value, rel=2e-5, abs=1e-6), (step, name)
 
 
 def test_bfloat16_trains_in_the_same_direction_and_publishes_exact_canaries(mini_model):
-    batch = make_batch([groups()])
+    batch = make_batch(groups())
     exact = make_learner(mini_model)
     rough = Learner(load_policy(mini_model, ALONE, dtype=torch.bfloat16), make_recipe(), ALONE)
     (expected, _), (found, _) = gradients(exact, batch), gradients(rough, batch)
@@ -142,7 +144,7 @@ def test_a_rate_is_never_above_the_peak_and_falls_after_the_warm_up(kind, warmup
 
 def test_configs_survive_the_disk_and_name_what_does_not_fit(tmp_path):
     path = tmp_path / "config" / "trainer.json"
-    config = TrainerConfig(max_steps=7, loss=LossConfig(type="ipo", ipo_threshold=0.3), optim=OptimConfig(lr=1e-3))
+    config = TrainerConfig(max_steps=7, loss=IpoLoss(ipo_threshold=0.3), optim=OptimConfig(lr=1e-3))
     write_config(path, config)
     assert read_config(path, TrainerConfig) == config
     path.write_text('{"optim": {"lr": -1}}')
@@ -150,8 +152,8 @@ def test_configs_survive_the_disk_and_name_what_does_not_fit(tmp_path):
         read_config(path, TrainerConfig)
     with pytest.raises(UserError, match="is missing"):
         read_config(tmp_path / "none.json", TrainerConfig)
-    with pytest.raises(ValidationError, match="clip_low belongs to type 'ppo_clip'"):
-        LossConfig(clip_low=0.3)
+    with pytest.raises(ValidationError, match=r"default\.clip_low\n  Extra inputs"):
+        TrainerConfig(loss={"type": "default", "clip_low": 0.3})
     with pytest.raises(ValidationError, match="leaves nothing to decay"):
         TrainerConfig(max_steps=5, scheduler=SchedulerConfig(type="linear", warmup_steps=5))
 

@@ -14,8 +14,9 @@ from mettle.inference.engine.local import generate_batch
 from mettle.records.sampling import SamplingParams
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
-from mettle.trainer.config import LossConfig, OptimConfig, ProbeConfig, SchedulerConfig, SftConfig, write_config
+from mettle.trainer.config import OptimConfig, ProbeConfig, SchedulerConfig, SftConfig, write_config
 from mettle.trainer.learner import Learner
+from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import full_state, load_policy
 from mettle.trainer.probe import EnvironmentProbe
 from mettle.trainer.sft import DONE_FILE, run_warm_up
@@ -61,7 +62,7 @@ def test_reinforcement_learning_raises_the_reward(warm_run):
     recipe = make_recipe(
         optim=OptimConfig(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0),
         scheduler=SchedulerConfig(type="linear", warmup_steps=5, min_lr_ratio=0.1),
-        loss=LossConfig(kl_tau=0),
+        loss=DefaultLoss(kl_tau=0),
         max_steps=50,
     )
     learner = Learner(load_policy(warm_run.model, ALONE, dtype=torch.float32), recipe, ALONE)
@@ -97,7 +98,7 @@ def rollout_batch(learner, run_dir, env, step):
             if np.ptp(rewards) == 0:
                 sample["rl_weights"][:] = 0
             samples.append(sample)
-    return make_batch([samples], step=step)
+    return make_batch(samples, step=step)
 
 
 def reward(choice, answer):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, make_recipe
+from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, make_recipe, planned
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mettle.trainer.config import MicroBatchConfig
-from mettle.trainer.layout import Sequences, plan_layouts
+from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner
 from mettle.trainer.model import Traits, full_state, load_policy
 
@@ -45,15 +45,15 @@ def test_layouts_agree_on_every_model_that_they_are_used_on(model):
     assert (traits.can_share, traits.can_pack) == EXPECTED[name]
     rng = np.random.default_rng(0)
     groups = [make_group(rng, prompt_length=12, max_completion=8) for _ in range(3)]
-    batch = make_batch([[sample for group in groups for sample in group]])
+    batch = make_batch([sample for group in groups for sample in group])
     single = Learner(policy, make_recipe(micro_batch=MicroBatchConfig(share_prompts=False, max_rows=1)), ALONE)
     usual = Learner(policy, make_recipe(), ALONE)
     expected, _ = gradients(single, batch)
     found, _ = gradients(usual, batch)
-    assert {layout.form for layout in usual.plan(batch)} == {"shared" if traits.can_share else "padded"}
+    assert {layout.form for layout in usual.plan(Sequences.of(batch))} == {"shared" if traits.can_share else "padded"}
     torch.testing.assert_close(found, expected, rtol=3e-4, atol=3e-7)
     if traits.can_pack:
-        layouts = plan_layouts(Sequences.of(batch.ranks[0]), MicroBatchConfig(), attention_cost=1, is_packed=True)
+        layouts = planned(batch, MicroBatchConfig(), attention_cost=1, is_packed=True)
         usual.plan = lambda _: layouts
         found, _ = gradients(usual, batch)
         torch.testing.assert_close(found, expected, rtol=3e-4, atol=3e-7)
@@ -64,10 +64,10 @@ def test_a_shared_prompt_would_be_wrong_under_a_sliding_window(model):
     if name != "mistral":
         return
     rng = np.random.default_rng(0)
-    batch = make_batch([make_group(rng, prompt_length=12, max_completion=8)])
+    batch = make_batch(make_group(rng, prompt_length=12, max_completion=8))
     learner = Learner(policy, make_recipe(), ALONE)
     expected, _ = gradients(learner, batch)
-    layouts = plan_layouts(Sequences.of(batch.ranks[0]), MicroBatchConfig(), attention_cost=0.01)
+    layouts = planned(batch, MicroBatchConfig(), attention_cost=0.01)
     assert layouts[0].form == "shared"
     learner.plan = lambda _: layouts
     found, _ = gradients(learner, batch)

@@ -26,8 +26,8 @@ def train_with_ranks(run_dir, ranks):
 @pytest.mark.timeout(300)
 @pytest.mark.e2e
 def test_two_ranks_train_like_one_process_and_resume_from_its_checkpoint(make_run, ledger_of):
-    one = make_run("one", shipped=4, max_steps=4, ranks=2, device="cpu")
-    two = make_run("two", shipped=4, max_steps=4, ranks=2, device="cpu")
+    one = make_run("one", shipped=4, max_steps=4, device="cpu")
+    two = make_run("two", shipped=4, max_steps=4, device="cpu")
     train_with_ranks(one, 1)
     # The first half alone, the second half on two ranks from the checkpoint of one.
     config = two.config("trainer")

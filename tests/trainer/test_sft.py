@@ -17,7 +17,7 @@ from mettle.errors import ServiceError, UserError
 from mettle.storage.ledger import Ledger
 from mettle.trainer.config import ProbeConfig, SchedulerConfig, SftConfig
 from mettle.trainer.demonstrations import batch_of, encode_demonstration, read_demonstrations, shuffled_batches
-from mettle.trainer.layout import count_components
+from mettle.trainer.layout import Sequences
 from mettle.trainer.probe import EnvironmentProbe, Reading
 from mettle.trainer.sft import WarmUp, replace_model, resolve_probe, warm_up
 
@@ -89,7 +89,7 @@ def test_demonstrations_that_do_not_fit_are_named_by_line(tmp_path, renderer):
 
 
 def test_a_batch_counts_only_trained_tokens(renderer):
-    counts = count_components(batch_of([encode_demonstration(renderer, CHAT)] * 4, 1))
+    counts = Sequences.of(batch_of([encode_demonstration(renderer, CHAT)] * 4, 1)).counts
     assert (counts.rl, counts.ce, counts.ref_kl) == (0, 12, 0)
 
 

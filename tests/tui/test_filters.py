@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mettle.envs.evaluation.facts import RolloutFacts
 from mettle.errors import UserError
+from mettle.evals.facts import RolloutFacts
 from mettle.tui.filters import parse_filter
 
 ROLLOUTS = {

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from mettle.tui.markdown import markdown_lines
-from mettle.tui.text import MAX_ACCENTS, cut, one_line, pad, printable, sendable, wrap
+from mettle.tui.text import cut, pad, sendable, wrap
+from mettle.wording import MAX_ACCENTS, one_line, printable
 
 any_text = st.text(st.characters(codec=None), max_size=200)
 

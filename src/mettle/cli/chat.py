@@ -11,8 +11,8 @@ from typing import Any
 import click
 import httpx
 
-from mettle.cli.terminal import printable
 from mettle.errors import ServiceError, UserError
+from mettle.wording import printable
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 300.0

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mettle.cli.terminal import printable
+from mettle.wording import printable
 
 if TYPE_CHECKING:
-    from mettle.envs.quality.checks import Check
+    from mettle.quality.checks import Check
 
 COLOURS = {"pass": "green", "skip": "bright_black", "warn": "yellow", "untested": "yellow", "fail": "red"}
 

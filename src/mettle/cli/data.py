@@ -12,8 +12,8 @@ from mettle.cli.synthesis import generate
 from mettle.cli.terminal import json_option, print_json, print_next, print_table
 
 if TYPE_CHECKING:
-    from mettle.envs.quality.data.columns import Column
-    from mettle.envs.quality.data.report import DataReport
+    from mettle.quality.data.columns import Column
+    from mettle.quality.data.report import DataReport
 
 EXCERPT = 160
 
@@ -50,8 +50,8 @@ def inspect(
     mettle data inspect env:arithmetic     the rows of an environment
     mettle data inspect openai/gsm8k       a dataset of the Hugging Face hub, when that can be reached
     """
-    from mettle.envs.quality.data.report import inspect_data
-    from mettle.envs.quality.data.sources import open_dataset
+    from mettle.quality.data.report import inspect_data
+    from mettle.quality.data.sources import open_dataset
 
     report = inspect_data(open_dataset(name, config=config, split=split), question=question, answer=answer)
     if is_json:

@@ -77,9 +77,9 @@ def init(
 
 
 def _make_from_data(name: str, directory: Path, file: str, question: str | None, answer: str | None) -> Path:
-    from mettle.envs.quality.data.package import create_from_data
-    from mettle.envs.quality.data.report import inspect_data
-    from mettle.envs.quality.data.sources import open_dataset
+    from mettle.quality.data.package import create_from_data
+    from mettle.quality.data.report import inspect_data
+    from mettle.quality.data.sources import open_dataset
 
     made = create_from_data(name, directory, inspect_data(open_dataset(file), question=question, answer=answer))
     rows = made.prepared.rows
@@ -230,7 +230,7 @@ def _project_name(folder: Path) -> str:
 
 
 def _check_installed() -> None:
-    """Environments depend on mettle-lab; where it is not installed, pip would look for it on an index, in vain or worse."""
+    """Environments depend on mettle-lab; where it is missing, pip would look for it on an index, in vain or worse."""
     from importlib import metadata
 
     try:

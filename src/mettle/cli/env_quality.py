@@ -9,48 +9,45 @@ import click
 
 from mettle.cli.arguments import json_object
 from mettle.cli.checks import print_checks
-from mettle.cli.terminal import figure, json_option, print_json, print_next, print_table, printable
+from mettle.cli.options import ConfigCommand, one_word
+from mettle.cli.terminal import json_option, print_json, print_next, print_table
 from mettle.errors import StorageError
+from mettle.wording import figure, printable
 
 if TYPE_CHECKING:
-    from mettle.envs.quality.card import QualityCard
-    from mettle.envs.quality.lint.rules import Finding
-    from mettle.envs.quality.rewards.reward_test import RewardReport
+    from mettle.config.options import Given
+    from mettle.quality.card import QualityCard
+    from mettle.quality.lint.rules import Finding
+    from mettle.quality.rewards.reward_test import RewardReport
 
 REPORT_FILE = "QUALITY.md"
 
 
-@click.command()
-@click.argument("name")
-@click.option(
-    "--preset", help="Write answers in this format: gsm8k, math, numeric, multiple-choice, json, code, xml, ..."
-)
+@click.command(cls=ConfigCommand, model="mettle.quality.settings:RewardTestOptions", metavar="NAME")
 @click.option(
     "--custom",
     type=click.Path(path_type=Path),
     help="JSON file with tests of your own: question or example_id, completion, expected, min or max.",
 )
-@click.option("-n", "--num-rows", type=click.IntRange(min=1), help="Rows to try.  [default: 8]")
 @click.option("-a", "--env-args", help="Arguments of the environment, as JSON.")
 @json_option
-def test(
-    name: str, preset: str | None, custom: Path | None, num_rows: int | None, env_args: str | None, is_json: bool
-) -> None:
+def test(words: list[str], given: Given, custom: Path | None, env_args: str | None, is_json: bool) -> None:
     """Test the reward without a model. Answers are made from the data: right, wrong, malformed, empty.
 
     Exits with 1 when a check fails, or when no right answer could be made.
     """
     from mettle.envs import load_environment
     from mettle.envs.packages.loading import resolve_environment
-    from mettle.envs.quality.rewards.custom import read_custom_tests
-    from mettle.envs.quality.rewards.reward_test import members_of, run_reward_test
-    from mettle.envs.quality.settings import read_settings
+    from mettle.quality.rewards.custom import read_custom_tests
+    from mettle.quality.rewards.reward_test import members_of, run_reward_test
+    from mettle.quality.settings import read_settings
 
-    settings = read_settings(resolve_environment(name).folder, preset=preset, num_rows=num_rows)
+    name = one_word(words, "NAME")
+    settings = read_settings(resolve_environment(name).folder, given)
     env = load_environment(name, **json_object(env_args, "--env-args"))
     tests = read_custom_tests(custom, env) if custom is not None else []
     members = members_of(env)
-    reports = [run_reward_test(member, settings.options, tests if len(members) == 1 else []) for member in members]
+    reports = [run_reward_test(member, settings, tests if len(members) == 1 else []) for member in members]
     if is_json:
         print_json([report.to_dict() for report in reports] if len(reports) > 1 else reports[0].to_dict())
     else:
@@ -76,7 +73,7 @@ def check(name: str, write: bool, is_testing: bool, test_timeout: float, env_arg
 
     Exits with 1 when a check fails, or when one that applies could not be tried.
     """
-    from mettle.envs.quality.card import make_card
+    from mettle.quality.card import make_card
 
     card = make_card(
         name,
@@ -145,7 +142,7 @@ def _progress(is_json: bool) -> Any:
 
 
 def _write(card: QualityCard, is_json: bool) -> None:
-    from mettle.envs.quality.markdown import card_markdown
+    from mettle.quality.markdown import card_markdown
 
     path = (card.folder or Path()) / REPORT_FILE
     try:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mettle.cli.arguments import json_object
 from mettle.cli.eval_check import check
 from mettle.cli.groups import NounGroup
+from mettle.cli.options import ConfigCommand, dry_run_option
 from mettle.cli.terminal import json_option
 from mettle.errors import UserError
 
-RESUME_NEWEST = ""
+if TYPE_CHECKING:
+    from mettle.config.options import Given
 
 
 @click.group(cls=NounGroup)
@@ -21,73 +22,24 @@ def evaluations() -> None:
     """Measure a model on an environment, and look at the results."""
 
 
-@evaluations.command("run")
-@click.argument("what", metavar="ENV|FILE.toml", required=False)
-@click.option("-m", "--model", help="A model directory, a named endpoint, or a model at -b or -p.")
-@click.option("-b", "--api-base-url", help="OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1.")
-@click.option("-p", "--provider", help="Who serves the model: openai, anthropic, openrouter, ollama, ...")
-@click.option("-k", "--api-key-var", help="Environment variable that holds the endpoint's key.")
-@click.option("-e", "--endpoints-path", help="File of named endpoints.  [default: configs/endpoints.toml]")
-@click.option("--api-client-type", help="chat, completions, responses, anthropic or tokens.  [default: chat]")
-@click.option("--tokenizer", help="Model directory whose tokenizer --api-client-type tokens uses.")
-@click.option("--header", "headers", multiple=True, help="Header of each request, as 'Name: value'; repeatable.")
-@click.option(
-    "--header-from-state", "headers_from_state", multiple=True,
-    help="Header of a rollout's requests, as 'Name: key' of its state (trajectory_id, task, ...); repeatable.",
-)  # fmt: skip
-@click.option("-n", "--num-examples", type=click.IntRange(min=-1), help="Tasks, -1 for all.  [default: 5]")
-@click.option("-r", "--rollouts-per-example", type=click.IntRange(min=1), help="Rollouts of each task.  [default: 3]")
-@click.option("-c", "--max-concurrent", type=click.IntRange(min=1), help="Rollouts at a time.  [default: 32]")
-@click.option("-w", "--num-workers", help="Processes to run rollouts in, or auto.  [default: 0, this process]")
-@click.option("-t", "--max-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens.")
-@click.option("-T", "--temperature", type=click.FloatRange(min=0.0), help="0 always takes the likeliest token.")
-@click.option("-S", "--sampling-args", help="More sampling arguments, as JSON; they outweigh -t and -T.")
-@click.option("-a", "--env-args", help="Arguments of the environment, as JSON.")
-@click.option("-x", "--extra-env-kwargs", help="Settings of the environment once it is made, as JSON.")
-@click.option("--env-dir-path", help="Another folder that environments are in.")
-@click.option("-C", "--state-columns", help="State keys to save with each rollout, separated by commas.")
-@click.option("-o", "--output-dir", help="Where to save.  [default: outputs/evals]")
-@click.option(
-    "-s/ ", "--save-results/--no-save-results", default=None, help="Save results as they come.  [default: saved]"
+@evaluations.command(
+    "run", cls=ConfigCommand, model="mettle.evals.spec:EvalSpec", metavar="ENV|FILE.toml... [--KEY.KEY VALUE]..."
 )
-@click.option(
-    "-R", "--resume", is_flag=False, flag_value=RESUME_NEWEST, metavar="[PATH]",
-    help="Continue the evaluation saved in PATH, or the newest one like this.",
-)  # fmt: skip
-@click.option("-i", "--independent-scoring", is_flag=True, help="Score each rollout by itself, not with its group.")
-@click.option("--max-retries", type=click.IntRange(min=0), help="Of a request and of a rollout.  [default: 3]")
-@click.option("--timeout", type=click.FloatRange(min=0.0), help="Seconds that a rollout may take.")
-@click.option("--shuffle", is_flag=True, help="Take tasks in a random order.")
-@click.option("--shuffle-seed", type=click.IntRange(min=0), help="Seed of that order.  [default: 0]")
 @click.option("-d", "--disable-tui", "is_plain", is_flag=True, help="Lines instead of the live display.")
+@dry_run_option
 @json_option
-def run(what: str | None, is_json: bool, is_plain: bool, **options: Any) -> None:
-    """Measure a model on an environment, or run the evaluations of a TOML file.
+def run(words: list[str], given: Given, is_plain: bool, is_dry_run: bool, is_json: bool) -> None:
+    """Measure a model on an environment, or run the evaluations of TOML files.
 
     \b
     mettle eval run reverse-text -m runs/my-run/policy -n 20
     mettle eval run reverse-text -m gpt-5-mini -p openai -n 50 -r 4
     mettle eval run configs/eval/nightly.toml --resume
+    mettle eval run configs/eval/nightly.toml --sampling.top-p 0.9
     """
     from mettle.cli.evaluation import evaluate
 
-    for name in ("sampling_args", "env_args", "extra_env_kwargs"):
-        options[name] = json_object(options[name], f"--{name.replace('_', '-')}")
-    resume = options.pop("resume")
-    if resume is not None:
-        options.update({"resume": True} if resume == RESUME_NEWEST else {"resume_path": resume})
-    evaluate(what, _settings(options), is_json=is_json, is_plain=is_plain)
-
-
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """What was said on the command line, as settings of an evaluation; what was not said is not there."""
-    from mettle.envs.evaluation.spec import checked
-
-    said = {name: value for name, value in options.items() if value is not None and value is not False}
-    said = {name: value for name, value in said.items() if value not in ((), {})}
-    if options["save_results"] is False:
-        said["save_results"] = False
-    return dict(checked(name, value) for name, value in said.items())
+    evaluate(words, given, is_json=is_json, is_plain=is_plain, is_dry_run=is_dry_run)
 
 
 @evaluations.command()

@@ -18,9 +18,9 @@ def check(name: str, is_json: bool) -> None:
 
     Exits with 1 when a check fails. Then comes advice: difficulty, group size, which tasks to leave out.
     """
-    from mettle.envs.quality.advice import advise
-    from mettle.envs.quality.checks import worst
-    from mettle.envs.quality.evaluations import distribution_checks, find_evaluation, read_distribution
+    from mettle.quality.advice import advise
+    from mettle.quality.checks import worst
+    from mettle.quality.evaluations import distribution_checks, find_evaluation, read_distribution
 
     folder = find_evaluation(name)
     found = read_distribution(folder)

@@ -7,7 +7,7 @@ evaluations, the message names the command that continues them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,44 +15,64 @@ from typing import Any
 import click
 
 from mettle.cli.local_server import local_server
-from mettle.cli.progress import Progress, money
-from mettle.cli.terminal import console, figure, going_on, print_json, print_next, print_table, seconds
-from mettle.envs.evaluation.plan import package_defaults, read_plan
-from mettle.envs.evaluation.report import Stats, plain
-from mettle.envs.evaluation.run import Outcome, Prepared, Served, prepare, run_all, saved_settings
-from mettle.envs.evaluation.slots import Slots
-from mettle.envs.evaluation.spec import EvalSpec, spec_from
+from mettle.cli.options import print_config, split_words, with_words
+from mettle.cli.progress import Progress
+from mettle.cli.terminal import console, going_on, print_json, print_next, print_table
+from mettle.config import Loaded
+from mettle.config.layers import Layer, tree_layer
+from mettle.config.loader import check_needed, load_levels
+from mettle.config.options import Given, own_names
+from mettle.envs.packages.eval_defaults import package_defaults
+from mettle.envs.prepared import Outcome, Prepared, prepare, run_all, saved_settings
 from mettle.errors import ServiceError, StorageError, UserError
+from mettle.evals.plan import EvalPlan, read_plan
+from mettle.evals.report import Stats, plain
+from mettle.evals.slots import Slots
+from mettle.evals.spec import EvalSpec
+from mettle.evals.targets import Served
 from mettle.runs.program import program
+from mettle.wording import between, duration, figure, format_reward, usd
 
 
-def evaluate(what: str | None, settings: Mapping[str, Any], *, is_json: bool, is_plain: bool = False) -> None:
-    """Run what a person asked for: an environment, a TOML file of evaluations, or what a saved one still lacks.
+def evaluate(
+    words: Sequence[str], given: Given, *, is_json: bool, is_plain: bool = False, is_dry_run: bool = False
+) -> None:
+    """Run what a person asked for: an environment, TOML files of evaluations, or what a saved one still lacks.
 
     Raises: UserError for a request that cannot be met, ServiceError when not one rollout came to a reward.
     """
-    is_file = what is not None and what.endswith(".toml")
-    specs = read_plan(Path(str(what)), settings) if is_file else [_one(what, settings)]
+    files, names = split_words(words)
+    given = with_words(given, "env_id", names)
+    loaded = read_plan(files, given, package_defaults) if files else [_one(given)]
+    if is_dry_run:
+        print_config(EvalPlan.of(loaded), is_json=is_json)
+        return
+    specs = [one.config for one in loaded]
     with ExitStack() as servers:
         prepared = _prepare_all(specs, _serving(servers))
-        servers.enter_context(going_on(_how_to_go_on(str(what) if is_file else None, settings, prepared)))
+        servers.enter_context(going_on(_how_to_go_on(" ".join(map(str, files)), given, prepared)))
         outcomes = asyncio.run(_run(prepared, is_quiet=is_json, is_plain=is_plain))
-    _report(outcomes, is_file=is_file, is_json=is_json)
+    _report(outcomes, is_file=bool(files), is_json=is_json)
     for outcome in outcomes:
         _raise_failure(outcome)
 
 
-def _one(env_id: str | None, settings: Mapping[str, Any]) -> EvalSpec:
-    saved = saved_settings(Path(settings["resume_path"])) if "resume_path" in settings else {}
-    given = {**settings, **({"env_id": env_id} if env_id is not None else {})}
-    known = {**saved, **given}
-    if "env_id" not in known:
-        raise UserError("say which environment: `mettle eval run ENV -m MODEL`; `mettle env list` names them")
-    if "model" not in known:
-        raise UserError("say which model with -m: a model directory, an endpoint's id, or a model at -b or -p")
-    if known.get("api_base_url") and given.get("model", saved.get("model")) != saved.get("model"):
-        saved = {name: value for name, value in saved.items() if name not in ("api_base_url", "provider")}
-    return spec_from([package_defaults(str(known["env_id"])), saved, given])
+def _one(given: Given) -> Loaded[EvalSpec]:
+    said = own_names(EvalSpec, given.layer)
+    given.override(EvalSpec, said)
+    path = said.tree.get("resume")
+    saved = Layer()
+    if isinstance(path, str):
+        saved = tree_layer(saved_settings(Path(path)), path)
+    hows = {
+        "env_id": "say which environment: `mettle eval run ENV -m MODEL`; `mettle env list` names them",
+        "model": "say which model with -m: a model directory, an endpoint's id, or a model at -b or -p",
+    }
+    known = check_needed(EvalSpec, [saved], given, (), hows)
+    if known.get("api_base_url") and known["model"] != saved.tree.get("model"):
+        for name in ("api_base_url", "provider"):  # Where the saved model answers says nothing about another.
+            saved.tree.pop(name, None)
+    return load_levels(EvalSpec, [package_defaults(str(known["env_id"])), saved], given)
 
 
 def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> list[Prepared]:
@@ -85,13 +105,13 @@ async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) 
         return await run_all(prepared, slots)
 
 
-def _how_to_go_on(file: str | None, settings: Mapping[str, Any], prepared: Sequence[Prepared]) -> str:
+def _how_to_go_on(files: str, given: Given, prepared: Sequence[Prepared]) -> str:
     path = prepared[0].path
     if path is None:
         return "nothing was saved"
-    if file is not None:
-        again = " with the same options" if settings else ""
-        return f"`{program()} eval run {file} --resume`{again} runs what is missing"
+    if files:
+        again = " with the same options" if given else ""
+        return f"`{program()} eval run {files} --resume`{again} runs what is missing"
     again = " with the same --header" if prepared[0].spec.headers else ""
     return f"`{program()} eval run --resume {path}`{again} runs what is missing"
 
@@ -167,10 +187,10 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         reward, tokens = stats.reward, stats.tokens
         rows.append(
             (
-                prepared.spec.title, prepared.target.model, reward.mean if reward else None,
+                prepared.spec.title, prepared.target.model, format_reward(reward.mean) if reward else None,
                 between(reward.interval) if reward else None, passed,
                 f"{stats.errors.num} of {stats.num_rollouts}", f"{tokens.output:,.0f}" if tokens else None,
-                money(stats.cost.total_usd) if stats.cost else None,
+                usd(stats.cost.total_usd) if stats.cost else None,
             )
         )  # fmt: skip
     print_table(columns, rows)
@@ -183,7 +203,7 @@ def _print_summary(outcome: Outcome) -> None:
     assert outcome.results is not None, "only an evaluation that ended is summarised"
     metadata, stats = outcome.results["metadata"], outcome.results.stats
     rows = summary_rows(stats)
-    rows.append(("time", f"{seconds(metadata['time'])}{_timing(stats)}"))
+    rows.append(("time", f"{duration(metadata['time'])}{_timing(stats)}"))
     if outcome.prepared.path is not None:
         rows.append(("saved in", str(outcome.prepared.path)))
     print_table(("", ""), rows, title=f"{metadata['env_id']} with {metadata['model']}")
@@ -212,18 +232,13 @@ def summary_rows(stats: Stats) -> list[tuple[str, str]]:
         spread = f"(median {written.p50:,.0f}, p99 {written.p99:,.0f})"
         rows.append(("tokens", f"{read.mean:,.0f} in, {written.mean:,.0f} out a rollout {spread}"))
     if stats.cost:
-        rows.append(("cost", money(stats.cost.total_usd)))
+        rows.append(("cost", usd(stats.cost.total_usd)))
     return rows
-
-
-def between(interval: Sequence[float] | None) -> str:
-    """An interval as text."""
-    return f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
 
 
 def _with_interval(found: Stats) -> str:
     bounds = f" (95 % interval {between(found.interval)})" if found.interval else ""
-    return f"{found.mean:.4f}{bounds}"
+    return f"{format_reward(found.mean)}{bounds}"
 
 
 def _failures(stats: Stats) -> str:
@@ -235,4 +250,4 @@ def _failures(stats: Stats) -> str:
 
 def _timing(stats: Stats) -> str:
     total = stats.timing.total_s
-    return f"; a rollout {seconds(total.p50)} (median), {seconds(total.p99)} (p99)" if total else ""
+    return f"; a rollout {duration(total.p50)} (median), {duration(total.p99)} (p99)" if total else ""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mettle.cli.groups import NounGroup
+from mettle.cli.options import ConfigCommand, only_files
 from mettle.cli.terminal import going_on
 from mettle.errors import UserError
+
+if TYPE_CHECKING:
+    from mettle.config.options import Given
 
 
 @click.group(cls=NounGroup)
@@ -16,28 +20,23 @@ def hub() -> None:
     """Serve the pages that show runs."""
 
 
-@hub.command()
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder of runs, or one run directory.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7860, help="0 takes a free one.  [default: 7860]")
-def serve(runs: Path, host: str, port: int) -> None:
+@hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="[FILE.toml]...")
+def serve(words: list[str], given: Given) -> None:
     """Serve the pages of the runs in a folder until Ctrl-C."""
+    from mettle.config import load_config
+    from mettle.hub.config import HubConfig
+
+    config = load_config(HubConfig, only_files(words), given).config
+    runs = config.runs
     if not runs.is_dir():
         raise UserError(f"no folder of runs at {runs}; `mettle quickstart` makes a first run")
-    from mettle.hub.config import HubConfig
     from mettle.hub.server import serve as serve_hub
     from mettle.log import setup_logging
 
     setup_logging()
     with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
         serve_hub(
-            HubConfig(runs=runs, host=host, port=port),
+            config,
             on_ready=lambda address: click.echo(f"serving the runs in {runs} at {address} until Ctrl-C"),
         )
         raise KeyboardInterrupt  # The server ends on Ctrl-C and on SIGTERM, and says nothing then.

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import going_on, print_json, print_next, printable
+from mettle.cli.options import ConfigCommand, dry_run_option, one_word, print_config, split_words
+from mettle.cli.terminal import going_on, print_json, print_next
 from mettle.errors import ServiceError, UserError
+from mettle.wording import printable
+
+if TYPE_CHECKING:
+    from mettle.config.options import Given
 
 
 @click.group(cls=NounGroup)
@@ -17,33 +23,26 @@ def inference() -> None:
     """Serve a model, or talk to one."""
 
 
-@inference.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL_DIR")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free one.  [default: 8000]")
-@click.option("--name", default="policy", show_default=True, help="The model's name in requests.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where.  [default: auto]")
-@click.option("--max-model-len", type=click.IntRange(min=2), help="Longest prompt and completion together, in tokens.")
-@click.option("--seed", type=int, help="Seed of requests that bring none.")
-def serve(
-    model: Path, host: str, port: int, name: str, device: str, max_model_len: int | None, seed: int | None
-) -> None:
+@inference.command(cls=ConfigCommand, model="mettle.inference.config:ServeConfig", metavar="MODEL_DIR [FILE.toml]...")
+@dry_run_option
+def serve(words: list[str], given: Given, is_dry_run: bool) -> None:
     """Serve a model directory over the OpenAI API until Ctrl-C."""
     from mettle.cli.local_server import local_server
+    from mettle.config import load_config
+    from mettle.inference.config import ServeConfig
 
-    settings = {
-        "host": host,
-        "port": port,
-        "served_model_name": name,
-        "device": device,
-        "max_model_len": max_model_len,
-        "seed": seed,
-    }
+    files, names = split_words(words)
+    model = one_word(names, "MODEL_DIR")
+    loaded = load_config(ServeConfig, files, given.with_value("model", model, "command line"))
+    if is_dry_run:
+        print_config(loaded, is_json=False)
+        return
+    settings = loaded.config.model_dump(mode="json", exclude={"model"})
     with (
         going_on(f"`mettle inference serve {model}` starts it again"),
-        local_server(model, **settings) as server,
+        local_server(Path(model), **settings) as server,
     ):
-        click.echo(f"serving {name} at {server.base_url} until Ctrl-C")
+        click.echo(f"serving {loaded.config.served_model_name} at {server.base_url} until Ctrl-C")
         print_next(f"mettle inference chat -b {server.base_url}")
         code = server.process.wait()
         raise ServiceError(f"the inference server ended with exit code {code}")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,10 +22,13 @@ import click
 
 from mettle.cli.terminal import find_run
 from mettle.errors import ServiceError, UserError
+from mettle.processes.child import THREAD_ENVIRONMENT
+from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
 
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 10.0
-POLL_S = 0.05
+REFUSED = 2
+"""The exit code of a server that says what is wrong with its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class LocalServer:
 
     base_url: str
     model: str
-    process: subprocess.Popen[bytes]
+    process: ManagedProcess
 
 
 @contextmanager
@@ -50,15 +51,16 @@ def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
         folder = Path(name)
         config = {"model": str(directory), **{k: v for k, v in settings.items() if v is not None}}
         (folder / "inference.json").write_text(json.dumps(config, default=str))
-        with _exit_on_terminate(), (folder / "out").open("wb") as out:
+        process = ManagedProcess(_server_spec(folder), folder / "out")
+        with _exit_on_terminate():
             if sys.stderr.isatty():
                 click.echo(f"loading {model_dir}", err=True)
-            process = _start(folder, out)
             try:
-                endpoint = _wait_ready(process, folder)
+                process.start()
+                endpoint = _endpoint_of(process)
                 yield LocalServer(endpoint["base_url"], str(config.get("served_model_name", "policy")), process)
             finally:
-                end(process)
+                process.end(grace_s=END_TIMEOUT_S)
 
 
 def serving(servers: ExitStack) -> Callable[[Path], tuple[str, str]]:
@@ -90,18 +92,6 @@ def model_directory(path: Path) -> Path:
     raise UserError(f"no model in {path}: it has no config.json; give a model directory in the Hugging Face layout")
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process: ask, wait, then kill."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 @contextmanager
 def _exit_on_terminate() -> Iterator[None]:
     """SIGTERM leaves through the blocks that clean up, rather than past them."""
@@ -116,27 +106,22 @@ def _exit_on_terminate() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start(folder: Path, out: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mettle.inference", "--config", str(folder / "inference.json")]
-    command += ["--ready-file", str(folder / "ready.json")]
-    # A session of its own, so that Ctrl-C reaches this command first, which then ends the server.
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-        env={"OMP_NUM_THREADS": "1", **os.environ},
-    )  # fmt: skip
-
-
-def _wait_ready(process: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
+def _server_spec(folder: Path) -> ProcessSpec:
     ready = folder / "ready.json"
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not ready.exists():
-        code = process.poll()
-        if code is not None:
-            lines = (folder / "out").read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-            message = lines[-1].removeprefix("error: ")
-            raise UserError(message) if code == 2 else ServiceError(f"the inference server ended ({code}): {message}")
-        if time.monotonic() > deadline:
-            raise ServiceError(f"the inference server was not ready after {START_TIMEOUT_S:.0f} s")
-        time.sleep(POLL_S)
-    endpoint: dict[str, Any] = json.loads(ready.read_text())
-    return endpoint
+    return ProcessSpec(
+        "the inference server",
+        "mettle.inference",
+        ("--config", str(folder / "inference.json"), "--ready-file", str(ready)),
+        ready_file=ready,
+        ready_timeout_s=START_TIMEOUT_S,
+        environment={name: os.environ[name] for name in THREAD_ENVIRONMENT if name in os.environ},
+    )
+
+
+def _endpoint_of(process: ManagedProcess) -> dict[str, Any]:
+    try:
+        return wait_ready(process)
+    except ServiceError:
+        if process.exit_code() == REFUSED:
+            raise UserError(process.last_line()) from None
+        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mettle.cli.local_server import serving
-from mettle.cli.progress import money
-from mettle.cli.terminal import figure, going_on, print_json, print_next, print_table, printable, seconds
+from mettle.cli.options import print_config, split_words, with_words
+from mettle.cli.terminal import going_on, print_json, print_next, print_table
 from mettle.errors import UserError
-from mettle.gepa.config import OWN, own_setting, read_config, spec_from_settings
+from mettle.gepa.config import load_spec, read_file
 from mettle.runs.program import program
+from mettle.wording import between, duration, figure, format_reward, printable, usd
 
 if TYPE_CHECKING:
-    from mettle.envs.evaluation.stats import Estimate
+    from mettle.config.options import Given
+    from mettle.evals.estimator import Estimate
     from mettle.gepa.held_out import Comparison
     from mettle.gepa.progress import Progress
     from mettle.gepa.run import Outcome
@@ -32,7 +34,7 @@ STAGES = {"before": "measuring the start", "search": "searching", "after": "meas
 
 
 def optimise(
-    what: str | None, resume: Path | None, options: Mapping[str, Any], *, is_json: bool, is_plain: bool
+    words: Sequence[str], resume: Path | None, given: Given, *, is_json: bool, is_plain: bool, is_dry_run: bool = False
 ) -> None:
     """Run or resume an optimisation and print what came of it.
 
@@ -40,16 +42,20 @@ def optimise(
     """
     from mettle.gepa.run import prepare, resumed
 
-    given = _settings(what, options)
-    levels = [resumed(resume, given)] if resume is not None else [given]
-    spec = spec_from_settings(levels)
+    files, names = split_words(words)
+    given = with_words(given, "env_id", names)
+    loaded = resumed(resume, files, given) if resume is not None else load_spec([*map(read_file, files)], given, files)
+    if is_dry_run:
+        print_config(loaded, is_json=is_json)
+        return
+    spec = loaded.config
     with ExitStack() as servers:
         plan = prepare(spec, serving(servers))
         servers.enter_context(going_on(_how_to_go_on(plan.path)))
         if not is_json:
             sizes = plan.split
             click.echo(
-                f"{spec.connection.env_id} with {plan.prepared.target.model}, rewritten by {plan.reflection.model}: "
+                f"{spec.env_id} with {plan.prepared.target.model}, rewritten by {plan.reflection.model}: "
                 f"{len(sizes.train)} rows to learn from, {len(sizes.val)} to choose by, {len(sizes.test)} held out",
                 err=True,
             )
@@ -61,19 +67,7 @@ def optimise(
     if is_json:
         print_json(_document(outcome))
     else:
-        _print(outcome, env_id=spec.connection.env_id, title=f"{spec.connection.env_id} with {spec.connection.model}")
-
-
-def _settings(what: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    from mettle.envs.evaluation.spec import checked, folded
-
-    settings = read_config(Path(what)) if what is not None and what.endswith(".toml") else {}
-    if what is not None and not what.endswith(".toml"):
-        settings["env_id"] = what
-    for key, value in options.items():
-        name, setting = (key, own_setting(key, value)) if key in OWN else checked(key, value)
-        settings[name] = setting
-    return folded(settings)
+        _print(outcome, env_id=spec.env_id, title=f"{spec.env_id} with {spec.model}")
 
 
 def _how_to_go_on(path: Path | None) -> str:
@@ -163,8 +157,8 @@ def _print(outcome: Outcome, *, env_id: str, title: str) -> None:
     if outcome.num_errors:
         rows.append(("failed rollouts", f"{outcome.num_errors}, which count neither way"))
     if outcome.cost_usd is not None:
-        rows.append(("cost of the model", money(outcome.cost_usd)))
-    rows.append(("time", seconds(outcome.time_s)))
+        rows.append(("cost of the model", usd(outcome.cost_usd)))
+    rows.append(("time", duration(outcome.time_s)))
     if outcome.path is not None:
         rows.append(("saved in", str(outcome.path)))
     print_table(("", ""), rows, title=title)
@@ -196,8 +190,8 @@ def _held_out_rows(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _with_interval(found: Estimate) -> str:
-    bounds = f" (95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f})" if found.interval else ""
-    return f"{found.mean:.4f}{bounds}"
+    bounds = f" (95 % interval {between(found.interval)})" if found.interval else ""
+    return f"{format_reward(found.mean)}{bounds}"
 
 
 def _difference(found: Comparison) -> str:
@@ -205,7 +199,6 @@ def _difference(found: Comparison) -> str:
     if difference is None:
         raise UserError("there is no row with a reward both before and after")
     if difference.interval is None:
-        reason = "every row changed by the same" if difference.num_pairs > 1 else "one row gives no interval"
-        return f"{difference.mean:+.4f} ({reason})"
+        return f"{difference.mean:+.3f} (one row gives no interval)"
     low, high = difference.interval
-    return f"{difference.mean:+.4f} (95 % interval {low:+.3f} to {high:+.3f}, p = {difference.p_value:.2g})"
+    return f"{difference.mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f}, p = {difference.p_value:.2g})"

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from mettle.cli.terminal import figure, printable, seconds
-from mettle.envs.evaluation.tally import Tally
+from mettle.evals.tally import Tally
+from mettle.wording import duration, format_reward, printable, usd
 
 DRAW_EVERY_S = 0.25
 LINE_EVERY_S = 5.0
@@ -87,7 +87,7 @@ class Progress:
         for tally in self._tallies:
             bar = ProgressBar(total=tally.total or 1, completed=tally.num_done, width=BAR_WIDTH)
             errors = Text(str(tally.num_errors), style="red" if tally.num_errors else "")
-            cells = (f"{tally.num_done}/{tally.total or '?'}", figure(tally.avg_reward), errors, *_pace(tally))
+            cells = (f"{tally.num_done}/{tally.total or '?'}", format_reward(tally.avg_reward), errors, *_pace(tally))
             table.add_row(Text(printable(tally.title)), bar, *cells)
         return table
 
@@ -95,7 +95,7 @@ class Progress:
 def line_of(tally: Tally) -> str:
     """One line for a log."""
     pace, cost, left = _pace(tally)
-    parts = [f"{tally.num_done}/{tally.total} rollouts", f"reward {figure(tally.avg_reward)}"]
+    parts = [f"{tally.num_done}/{tally.total} rollouts", f"reward {format_reward(tally.avg_reward)}"]
     parts.append(f"errors {tally.num_errors / max(1, tally.num_done):.0%}")
     parts += [_rate(tally.rollouts_per_s)] if tally.rollouts_per_s else []
     parts += [f"{pace} tokens/s"] if pace else []
@@ -103,15 +103,8 @@ def line_of(tally: Tally) -> str:
     parts += [f"{left} left"] if left else []
     quiet_s = tally.quiet_s
     if not tally.is_over and quiet_s >= LINE_AT_LEAST_EVERY_S:
-        parts.append(f"no rollout ended for {seconds(quiet_s)}")
+        parts.append(f"no rollout ended for {duration(quiet_s)}")
     return f"{time.strftime('%H:%M:%S')} {printable(tally.title)}: {', '.join(parts)}"
-
-
-def money(usd: float | None) -> str:
-    """Dollars; more digits for less money."""
-    if usd is None:
-        return ""
-    return f"${usd:.2f}" if usd >= 1 or usd == 0 else f"${usd:.3g}"
 
 
 def _rate(rollouts_per_s: float) -> str:
@@ -125,5 +118,5 @@ def _rate(rollouts_per_s: float) -> str:
 def _pace(tally: Tally) -> tuple[str, str, str]:
     rate = tally.tokens_per_s
     is_running = not tally.is_over and tally.num_done < tally.total
-    left = seconds(float(math.ceil(tally.eta_s))) if is_running and tally.eta_s is not None else ""
-    return (f"{rate:,.0f}" if rate else "", money(tally.cost_usd), left)
+    left = duration(float(math.ceil(tally.eta_s))) if is_running and tally.eta_s is not None else ""
+    return (f"{rate:,.0f}" if rate else "", usd(tally.cost_usd) if tally.cost_usd is not None else "", left)

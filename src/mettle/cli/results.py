@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mettle.cli.evaluation import between
-from mettle.cli.terminal import console, figure, print_json, print_next, print_table, printable, seconds
-from mettle.envs.evaluation.compare import Comparison, TaskChange
-from mettle.envs.evaluation.compare import compare_evaluations as compared
-from mettle.envs.evaluation.facts import RolloutFacts, content_of, messages_of
-from mettle.envs.evaluation.reader import EvaluationReader, list_evaluations
-from mettle.envs.evaluation.report import plain
-from mettle.envs.evaluation.stats import Difference
+from mettle.cli.terminal import console, print_json, print_next, print_table
+from mettle.evals.compare import Comparison, TaskChange
+from mettle.evals.compare import compare_evaluations as compared
+from mettle.evals.estimator import Difference, mean_of
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.output import messages_of
+from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.report import plain
+from mettle.records.tasks import content_of
+from mettle.wording import between, duration, figure, printable
 
 
 def view_evaluations(num_rows: int, *, is_json: bool) -> None:
@@ -37,7 +38,7 @@ def view_evaluations(num_rows: int, *, is_json: bool) -> None:
         (
             entry.env_id, entry.model, entry.metadata.get("avg_reward"), f"{entry.metadata.get('avg_error') or 0:.0%}",
             entry.metadata.get("num_examples"), entry.metadata.get("rollouts_per_example"),
-            seconds(entry.time_s), entry.problem or str(entry.path),
+            duration(entry.time_s), entry.problem or str(entry.path),
         )
         for entry in found
     ]  # fmt: skip
@@ -102,9 +103,9 @@ def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: b
         click.echo(f"note: {printable(warning)}", err=True)
     for word, reader in (("A", a), ("B", b)):
         click.echo(f"{word}: {printable(reader.entry.env_id)} with {printable(reader.entry.model)}, {reader.path}")
-    means = [_mean([getattr(task, name) for task in found.tasks]) for name in ("reward_before", "reward_after")]
+    means = [mean_of([getattr(task, name) for task in found.tasks]) for name in ("reward_before", "reward_after")]
     rows = [("reward", *means, *_change(found.difference))]
-    shares = [_mean([getattr(task, name) for task in found.tasks]) for name in ("passed_before", "passed_after")]
+    shares = [mean_of([getattr(task, name) for task in found.tasks]) for name in ("passed_before", "passed_after")]
     rows.append(("passed", *shares, shares[1] - shares[0], "", ""))
     rows += [
         (name, metric.before, metric.after, *_change(metric.difference))
@@ -126,8 +127,8 @@ def export_evaluation(
     path: Path, output: Path | None, kind: str | None, num_rollouts: int | None, *, is_json: bool
 ) -> None:
     """Write an evaluation as a page or as a table."""
-    from mettle.envs.evaluation.export.page import write_page
-    from mettle.envs.evaluation.export.table import write_csv, write_parquet
+    from mettle.evals.export.page import write_page
+    from mettle.evals.export.table import write_csv, write_parquet
 
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
     kind = kind or (ending if ending in ("csv", "parquet") else "html")
@@ -152,7 +153,7 @@ def _facts(row: dict[str, Any], facts: RolloutFacts) -> list[tuple[str, Any]]:
     if row.get("answer"):
         told.append(("expected", row["answer"]))
     told += [("stopped by", facts.stop_condition), ("truncated", facts.is_truncated)]
-    told += [("tokens", _whole(facts.output_tokens)), ("time", seconds(facts.total_s))]
+    told += [("tokens", _whole(facts.output_tokens)), ("time", duration(facts.total_s))]
     if facts.cause is not None:
         told.append(("error", f"{facts.error_type} ({facts.cause}): {facts.error_message or ''}"))
     return told
@@ -182,15 +183,11 @@ def _change(difference: Difference) -> tuple[Any, ...]:
 
 def _verdict(difference: Difference) -> str:
     if difference.interval is None:
-        return "too few tasks, or too equal ones, to say how sure the difference is"
+        return "one task does not say how sure the difference is"
     low, high = difference.interval
     if low > 0 or high < 0:
         return f"B is {'better' if low > 0 else 'worse'}: the interval of the difference leaves 0 out"
     return f"no clear difference: anything from {low:+.3f} to {high:+.3f} fits"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _stop(facts: RolloutFacts) -> str | None:

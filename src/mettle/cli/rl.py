@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table, seconds
+from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
+from mettle.wording import duration
 
 if TYPE_CHECKING:
     from mettle.runs.launch import Outcome
@@ -100,7 +101,7 @@ def list_runs(directory: Path, is_json: bool) -> None:
             f"{row.get('steps', '-')}/{row.get('max_steps', '-')}",
             _mean(row.get("baseline")),
             _mean(row.get("final")),
-            seconds(row.get("wall_s")),
+            duration(row.get("wall_s")),
             row.get("error") or "",
         )
         for row in runs

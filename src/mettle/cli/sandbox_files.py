@@ -12,7 +12,7 @@ from mettle.cli.terminal import json_option, print_json
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
-    from mettle.sandbox.service.client.client import SandboxClient
+    from mettle.sandbox.service.client.client import ServiceClient
 
 
 @click.command("upload")
@@ -24,7 +24,7 @@ def upload(machine_id: str, source: Path, target: str | None, url: str | None) -
     """Copy a file or a directory into a machine; relative paths are below /work."""
     path = target or source.resolve().name
 
-    async def work(client: SandboxClient) -> None:
+    async def work(client: ServiceClient) -> None:
         await (await client.machine(machine_id)).upload(path, source)
 
     run_with_client(url, work)
@@ -46,7 +46,7 @@ def download(machine_id: str, source: str, target: Path | None, url: str | None)
 
     path = target or Path(Path(source).name or "work")
 
-    async def work(client: SandboxClient) -> str:
+    async def work(client: ServiceClient) -> str:
         return await download_here(await client.machine(machine_id), source, path)
 
     try:

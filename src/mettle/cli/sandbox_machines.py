@@ -17,11 +17,12 @@ from mettle.cli.sandbox_options import (
     run_with_client,
     url_option,
 )
-from mettle.cli.terminal import json_option, print_json, print_table, seconds
+from mettle.cli.terminal import json_option, print_json, print_table
 from mettle.errors import UserError
+from mettle.wording import duration
 
 if TYPE_CHECKING:
-    from mettle.sandbox.service.client.client import SandboxClient
+    from mettle.sandbox.service.client.client import ServiceClient
 
 
 @click.command("create")
@@ -33,7 +34,7 @@ def create(url: str | None, is_json: bool, name: str, **asked: Any) -> None:
     """Make a machine and print its id."""
     config = machine_config(**asked)
 
-    async def work(client: SandboxClient) -> dict[str, Any]:
+    async def work(client: ServiceClient) -> dict[str, Any]:
         return await client.show((await client.create(config, name)).id)
 
     made = run_with_client(url, work)
@@ -70,7 +71,7 @@ def list_machines(
             machine["name"] or None,
             machine["status"] if not machine["why_ended"] else f"ended: {machine['why_ended']}",
             f"{machine['memory_mb']} MB",
-            seconds(machine["age_s"]),
+            duration(machine["age_s"]),
             " ".join(f"{key}={value}" if value else key for key, value in machine["labels"].items()) or None,
         )
         for machine in machines
@@ -94,19 +95,19 @@ def list_machines(
 @json_option
 def execute(machine_id: str, url: str | None, background: bool, **asked: Any) -> int:
     """Run a command in a machine, after `--`; a single word is a line for the shell. Exits with the command's code."""
-    from mettle.sandbox.service.client.terminal import Order, execute_here, start_here
+    from mettle.sandbox.service.client.terminal import execute_here, start_here, typed_command
 
     is_json = bool(asked.pop("is_json"))
-    order = Order.read(environment_of(asked.pop("env")), **asked)
+    spec = typed_command(environment_of(asked.pop("env")), **asked)
     if background:
-        job = run_with_client(url, lambda client: start_here(client, machine_id, order))
+        job = run_with_client(url, lambda client: start_here(client, machine_id, spec))
         if is_json:
             print_json({"job": job})
         else:
             click.echo(job)
             print_next_step(url, f"logs {machine_id} {job}", is_aside=True)
         return 0
-    ended = run_with_client(url, lambda client: execute_here(client, machine_id, order, is_quiet=is_json))
+    ended = run_with_client(url, lambda client: execute_here(client, machine_id, spec, is_quiet=is_json))
     if is_json:
         print_json(ended.as_dict())
     return ended.exit_code
@@ -127,11 +128,11 @@ def run(
     command: tuple[str, ...], cwd: str, timeout: float, is_fed: bool, url: str | None, is_json: bool, **asked: Any
 ) -> int:
     """Run a command, after `--`, in a new machine that is deleted afterwards. Exits with the command's code."""
-    from mettle.sandbox.service.client.terminal import Order, run_once
+    from mettle.sandbox.service.client.terminal import run_once, typed_command
 
     config = machine_config(**asked)
-    order = Order.read({}, command=command, cwd=cwd, timeout=timeout, is_fed=is_fed)
-    ended = run_with_client(url, lambda client: run_once(client, config, order, is_quiet=is_json))
+    spec = typed_command({}, command=command, cwd=cwd, timeout=timeout, is_fed=is_fed)
+    ended = run_with_client(url, lambda client: run_once(client, config, spec, is_quiet=is_json))
     if is_json:
         print_json(ended.as_dict())
     return ended.exit_code
@@ -145,7 +146,7 @@ def shell(machine_id: str, command: tuple[str, ...], url: str | None) -> int:
     """Open a shell in a machine, or run COMMAND, with this terminal as its own. Exits with its code."""
     from mettle.sandbox.service.client.shell import shell_here
 
-    async def work(client: SandboxClient) -> int:
+    async def work(client: ServiceClient) -> int:
         return await shell_here(await client.machine(machine_id), command)
 
     return run_with_client(url, work)

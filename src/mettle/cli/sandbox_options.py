@@ -20,7 +20,7 @@ from mettle.errors import UserError
 
 if TYPE_CHECKING:
     from mettle.sandbox.machines.config import MachineConfig
-    from mettle.sandbox.service.client.client import SandboxClient
+    from mettle.sandbox.service.client.client import ServiceClient
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,15 +135,15 @@ def machine_options(command: F) -> F:
     return command
 
 
-def run_with_client(url: str | None, work: Callable[[SandboxClient], Awaitable[T]]) -> T:
+def run_with_client(url: str | None, work: Callable[[ServiceClient], Awaitable[T]]) -> T:
     """Do the work with a client of the service at `url`, or of this user's own."""
-    from mettle.sandbox.service.client.client import SandboxClient
+    from mettle.sandbox.service.client.client import ServiceClient
     from mettle.sandbox.service.local import local_service
 
     found, access = url or local_service(), access_given()
 
     async def main() -> T:
-        async with SandboxClient(found, **access) as client:
+        async with ServiceClient(found, **access) as client:
             return await work(client)
 
     return asyncio.run(main())

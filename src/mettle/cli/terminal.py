@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mettle.runs.program import program
+from mettle.wording import figure
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN_WIDTH = 200
 """Columns to write when nobody is looking: wide enough that nothing is cut from a pipe or a file."""
-
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 _go_on: ContextVar[str | None] = ContextVar("go_on", default=None)
 
@@ -76,32 +75,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
     with screen.capture() as capture:
         screen.print(table)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-def figure(value: Any) -> str:
-    """A cell as text: a short number, a dash for what is not there."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return printable(str(value))
-
-
-def seconds(value: float | None) -> str:
-    """A duration for people."""
-    if value is None:
-        return "-"
-    if value < 60:
-        return f"{value:.3g} s"
-    minutes, rest = divmod(int(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def printable(text: str) -> str:
-    """What a model or an environment said, without the control characters that would drive the terminal."""
-    return text.translate(_CONTROLS)
 
 
 @contextmanager

@@ -17,57 +17,91 @@ key = "LAB_KEY"
 input_usd_per_mtok = 0.25
 output_usd_per_mtok = 2.0
 
-Parts: `NamedEndpoint`, `Provider`, `Registry`, `read_registry`. Invariant: no key is ever in the file, only its name.
+Parts: `Provider`, `NamedEndpoint`, `EndpointsFile` (the file), `Registry` (the file on top of what is built in),
+`read_registry`. Invariant: no key is ever in the file, only its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from mettle.clients.factory import client_type_named
 from mettle.clients.prices import Price, price_from
+from mettle.config import load_config, nearest
 from mettle.errors import UserError
 
 ENDPOINTS_FILE = Path("configs/endpoints.toml")
-CHAT = "openai_chat_completions"
-TABLES = ("endpoint", "providers", "prices")
-ENDPOINT_KEYS = ("endpoint_id", "model", "url", "key", "type", "api_client_type", "headers", "price")
-PROVIDER_KEYS = ("url", "key", "type", "api_client_type", "headers")
 
 
-@dataclass(frozen=True, slots=True)
-class Provider:
+def _client_type(name: str) -> str:
+    try:
+        return client_type_named(name)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+PriceTable = Annotated[Price, BeforeValidator(price_from)]
+
+
+class Provider(BaseModel):
     """Where a company or a server answers, and the name of the variable that holds its key."""
 
-    base_url: str
-    api_key_var: str | None = None
-    client_type: str = CHAT
-    headers: dict[str, str] = field(default_factory=dict)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    url: str
+    """Base URL, as http://127.0.0.1:8000/v1."""
+    key: str | None = None
+    """Environment variable that holds the key; none is sent without it."""
+    type: Annotated[str, AfterValidator(_client_type)] = Field(
+        default="openai_chat_completions", validation_alias=AliasChoices("type", "api_client_type")
+    )
+    """Kind of client: chat, completions, responses, anthropic or tokens, or the long name of one. Also
+    `api_client_type`."""
+    headers: dict[str, str] = {}
+    """Headers of each request."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedEndpoint:
-    """A model at a provider."""
+class NamedEndpoint(Provider):
+    """A model at a provider, under a name of its own."""
 
+    endpoint_id: str
+    """What `-m` calls it; several tables of one name take turns, rollout by rollout."""
     model: str
-    provider: Provider
-    price: Price | None = None
+    """The name of the model in requests."""
+    price: PriceTable | None = None
+    """US dollars for a million tokens read and written: `{input_usd_per_mtok = 0.4, output_usd_per_mtok = 1.6}`."""
+
+
+class EndpointsFile(BaseModel):
+    """What `configs/endpoints.toml` may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    IS_FILE_ONLY: ClassVar[bool] = True
+
+    endpoint: list[NamedEndpoint] = []
+    """Endpoints by name, as `[[endpoint]]` tables."""
+    providers: dict[str, Provider] = {}
+    """More providers for `-p`, as `[providers.NAME]`; a built-in name is replaced."""
+    prices: dict[str, PriceTable] = {}
+    """Prices by model, wherever it is served, as `[prices."MODEL"]`."""
 
 
 PROVIDERS: Mapping[str, Provider] = {
-    "openai": Provider("https://api.openai.com/v1", "OPENAI_API_KEY"),
-    "anthropic": Provider("https://api.anthropic.com", "ANTHROPIC_API_KEY", "anthropic_messages"),
-    "openrouter": Provider("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
-    "prime": Provider("https://api.pinference.ai/api/v1", "PRIME_API_KEY"),
-    "deepseek": Provider("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
-    "minimax": Provider("https://api.minimax.chat/v1", "MINIMAX_API_KEY"),
-    "glm": Provider("https://open.bigmodel.cn/api/paas/v4", "GLM_API_KEY"),
-    "local": Provider("http://127.0.0.1:8000/v1"),
-    "vllm": Provider("http://127.0.0.1:8000/v1", "VLLM_API_KEY"),
-    "ollama": Provider("http://127.0.0.1:11434/v1"),
+    "openai": Provider(url="https://api.openai.com/v1", key="OPENAI_API_KEY"),
+    "anthropic": Provider(url="https://api.anthropic.com", key="ANTHROPIC_API_KEY", type="anthropic_messages"),
+    "openrouter": Provider(url="https://openrouter.ai/api/v1", key="OPENROUTER_API_KEY"),
+    "prime": Provider(url="https://api.pinference.ai/api/v1", key="PRIME_API_KEY"),
+    "deepseek": Provider(url="https://api.deepseek.com/v1", key="DEEPSEEK_API_KEY"),
+    "minimax": Provider(url="https://api.minimax.chat/v1", key="MINIMAX_API_KEY"),
+    "glm": Provider(url="https://open.bigmodel.cn/api/paas/v4", key="GLM_API_KEY"),
+    "local": Provider(url="http://127.0.0.1:8000/v1"),
+    "vllm": Provider(url="http://127.0.0.1:8000/v1", key="VLLM_API_KEY"),
+    "ollama": Provider(url="http://127.0.0.1:11434/v1"),
 }
 
 
@@ -83,7 +117,9 @@ class Registry:
     def provider(self, name: str) -> Provider:
         """The provider of that name. Raises: UserError naming the nearest one."""
         if name not in self.providers:
-            raise UserError(f"no provider {name!r}; {_hint(name, list(self.providers))}")
+            close = nearest(name, list(self.providers))
+            hint = f"did you mean {close!r}?" if close else f"there are {', '.join(self.providers)}"
+            raise UserError(f"no provider {name!r}; {hint}")
         return self.providers[name]
 
     def price(self, model: str, *others: str) -> Price | None:
@@ -96,72 +132,10 @@ def read_registry(path: Path = ENDPOINTS_FILE, *, is_needed: bool = False) -> Re
 
     Raises: UserError, one line with file and line, for a file that is not as above.
     """
-    from mettle.config.layers import read_layer
-
     if not path.exists() and not is_needed:
         return Registry(path)
-    layer = read_layer(path)
-
-    def at(*place: str | int) -> str:
-        return layer.source_of(place) or str(path)
-
-    _check_keys(layer.tree, TABLES, at, ())
-    registry = Registry(path)
-    for name, table in _tables(layer.tree, "providers", at):
-        registry.providers[name] = _provider(table, PROVIDER_KEYS, at, ("providers", name))
-    for name, table in _tables(layer.tree, "prices", at):
-        registry.prices[name] = price_from(table, at("prices", name))
-    rows = layer.tree.get("endpoint", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{at('endpoint')}: endpoints are [[endpoint]] tables")
-    for number, row in enumerate(rows):
-        place = ("endpoint", number)
-        provider = _provider(row, ENDPOINT_KEYS, at, place)
-        missing = [key for key in ("endpoint_id", "model") if key not in row]
-        if missing:
-            raise UserError(f"{at(*place)}: endpoint.{number} lacks {missing[0]}")
-        price = price_from(row["price"], at(*place, "price")) if "price" in row else None
-        registry.endpoints.setdefault(str(row["endpoint_id"]), []).append(
-            NamedEndpoint(str(row["model"]), provider, price)
-        )
+    file = load_config(EndpointsFile, [path]).config
+    registry = Registry(path, providers={**PROVIDERS, **file.providers}, prices=dict(file.prices))
+    for endpoint in file.endpoint:
+        registry.endpoints.setdefault(endpoint.endpoint_id, []).append(endpoint)
     return registry
-
-
-def _tables(tree: Mapping[str, Any], name: str, at: Any) -> Sequence[tuple[str, Any]]:
-    value = tree.get(name, {})
-    if not isinstance(value, dict):
-        raise UserError(f"{at(name)}: {name} are tables, as [{name}.NAME]")
-    return list(value.items())
-
-
-def _provider(table: Any, known: Sequence[str], at: Any, place: tuple[str | int, ...]) -> Provider:
-    named = ".".join(map(str, place))
-    if not isinstance(table, dict):
-        raise UserError(f"{at(*place)}: {named} is a table with url and key")
-    _check_keys(table, known, at, place)
-    if not isinstance(table.get("url"), str):
-        raise UserError(f"{at(*place)}: {named} lacks url")
-    headers = table.get("headers", {})
-    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-        raise UserError(f"{at(*place, 'headers')}: {named}.headers are names and texts")
-    kind = table.get("type", table.get("api_client_type", CHAT))
-    try:
-        client_type = client_type_named(str(kind))
-    except UserError as error:
-        raise UserError(f"{at(*place, 'type')}: {named}: {error}") from None
-    key = table.get("key")
-    return Provider(table["url"], str(key) if key else None, client_type, dict(headers))
-
-
-def _check_keys(table: Mapping[str, Any], known: Sequence[str], at: Any, place: tuple[str | int, ...]) -> None:
-    for key in table:
-        if key not in known:
-            named = ".".join(map(str, (*place, key)))
-            raise UserError(f"{at(*place, key)}: unknown key {named!r}; {_hint(key, known)}")
-
-
-def _hint(word: str, known: Sequence[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from mettle.clients.base import Client
-from mettle.clients.chat import OpenAIChatCompletionsClient
 from mettle.clients.config import ClientConfig
+from mettle.clients.endpoint_clients import OpenAIChatCompletionsClient
 from mettle.errors import UserError
 
 CLIENT_TYPES: Mapping[str, str] = {
-    "openai_chat_completions": "mettle.clients.chat:OpenAIChatCompletionsClient",
-    "openai_completions": "mettle.clients.completions:OpenAICompletionsClient",
-    "openai_responses": "mettle.clients.responses:OpenAIResponsesClient",
-    "anthropic_messages": "mettle.clients.anthropic_messages:AnthropicMessagesClient",
+    "openai_chat_completions": "mettle.clients.endpoint_clients:OpenAIChatCompletionsClient",
+    "openai_completions": "mettle.clients.endpoint_clients:OpenAICompletionsClient",
+    "openai_responses": "mettle.clients.endpoint_clients:OpenAIResponsesClient",
+    "anthropic_messages": "mettle.clients.endpoint_clients:AnthropicMessagesClient",
     "renderer": "mettle.clients.tokens:TokenClient",
 }
 SHORT_NAMES: Mapping[str, str] = {

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.errors import UserError
-
 PER_MILLION = 1e6
 PRICE_KEYS = ("input_usd_per_mtok", "output_usd_per_mtok")
 
@@ -30,15 +28,17 @@ class Price:
         return {"input_usd": read, "output_usd": written, "total_usd": read + written}
 
 
-def price_from(table: Any, where: str) -> Price:
+def price_from(value: Any) -> Price:
     """A price as it is written in TOML: `{input_usd_per_mtok = 0.4, output_usd_per_mtok = 1.6}`.
 
-    Raises: UserError, beginning with `where`, when it is anything else.
+    Raises: ValueError when it is anything else.
     """
-    shape = f"a price is {{{PRICE_KEYS[0]} = 0.4, {PRICE_KEYS[1]} = 1.6}}"
-    if not isinstance(table, Mapping) or set(table) != set(PRICE_KEYS):
-        raise UserError(f"{where}: {table!r} is no price; {shape}")
-    values = [table[key] for key in PRICE_KEYS]
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) and v >= 0 for v in values):
-        raise UserError(f"{where}: {table!r} is no price; {shape}, in US dollars")
-    return Price(*map(float, values))
+    if isinstance(value, Price):
+        return value
+    shape = f"a price is {{{PRICE_KEYS[0]} = 0.4, {PRICE_KEYS[1]} = 1.6}}, in US dollars"
+    if not isinstance(value, Mapping) or set(value) != set(PRICE_KEYS):
+        raise ValueError(f"{value!r} is no price; {shape}")
+    numbers = [value[key] for key in PRICE_KEYS]
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) and each >= 0 for each in numbers):
+        raise ValueError(f"{value!r} is no price; {shape}")
+    return Price(*map(float, numbers))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
 from mettle.config.layers import Layer
+from mettle.config.options import asked_fields, other_names, spelled
 from mettle.config.overrides import dotted
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
@@ -66,16 +67,20 @@ def _complaint(
     if entry["type"] == "extra_forbidden":
         return Complaint(path, source, _unknown_key(path, model, layer))
     if entry["type"] == "missing":
-        return Complaint(path, source, f"{name} is missing and has no default; {_how_to_set(path)}", True)
+        return Complaint(path, source, f"{name} is missing{_how_to_set(path, model)}", True)
     if entry["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return Complaint(path, _place((*path, "type"), layer, files), _bad_type(path, entry, model, layer))
     value = entry.get("input")
+    if entry["type"] == "list_type" and isinstance(value, dict):
+        return Complaint(path, source, f"{name} is a list of tables; write [[{name}]]")
     shown = "" if isinstance(value, _TABLE_TYPES) and entry["type"] != "model_type" else f" = {_shown(value)}"
     return Complaint(path, source, f"{name}{shown}: {_message(entry)}" if name else _message(entry))
 
 
 def _unknown_key(path: KeyPath, model: type[BaseModel], layer: Layer) -> str:
     known = shape.keys_at(model, path[:-1], layer.tree)
+    if len(path) == 1:
+        known += other_names(model)
     guess = nearest(str(path[-1]), known)
     parent = shape.value_at(layer.tree, path[:-1])
     is_variant = isinstance(parent, dict) and isinstance(parent.get("type"), str) and "type" in known
@@ -96,8 +101,11 @@ def _bad_type(path: KeyPath, entry: dict[str, Any], model: type[BaseModel], laye
     return f"{dotted(path)}.type = {_shown(given)}: no such type; {hint}"
 
 
-def _how_to_set(path: KeyPath) -> str:
-    return f"set it in a file or with --{dotted(path).replace('_', '-')}"
+def _how_to_set(path: KeyPath, model: type[BaseModel]) -> str:
+    if getattr(model, "IS_FILE_ONLY", False):
+        return ""
+    flags = next((asked.option.flags for asked in asked_fields(model) if asked.path == path), "")
+    return f" and has no default; set it in a file or with {flags.partition(' ')[0] or spelled(path)}"
 
 
 def _message(entry: dict[str, Any]) -> str:

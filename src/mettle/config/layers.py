@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,30 @@ def tree_layer(tree: Mapping[str, Any], source: str) -> Layer:
     return layer
 
 
+def sub_layer(layer: Layer, path: KeyPath) -> Layer:
+    """The table at `path` as a layer of its own; an empty one where there is no table."""
+    table: Any = layer.tree
+    for key in path:
+        table = table.get(key, {}) if isinstance(table, dict) else table[key]
+    if not isinstance(table, dict):
+        return Layer()
+    depth = len(path)
+    inside = {known[depth:]: words for known, words in layer.sources.items() if known[:depth] == path}
+    return Layer(_copy(table), {known: words for known, words in inside.items() if known})
+
+
 def merge(base: Layer, over: Layer) -> Layer:
     """`over` on top of `base`, as a new layer."""
     result = Layer(_copy(base.tree), dict(base.sources))
     _merge_table(result, over, result.tree, over.tree, ())
+    return result
+
+
+def merge_all(layers: Iterable[Layer]) -> Layer:
+    """Layers composed, the strongest last."""
+    result = Layer()
+    for layer in layers:
+        result = merge(result, layer)
     return result
 
 

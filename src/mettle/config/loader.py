@@ -15,16 +15,19 @@ from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
 from mettle.config.complaints import explain
-from mettle.config.layers import Layer, Tree, merge, read_layer, tree_layer
-from mettle.config.overrides import apply_mapping, apply_overrides, dotted, parse_overrides
+from mettle.config.layers import Layer, Tree, merge_all, read_layer, tree_layer
+from mettle.config.options import Given, own_names
+from mettle.config.overrides import apply_mapping, dotted, parse_overrides
 from mettle.config.positions import KeyPath
 from mettle.config.rendering import leaves, render_sources, render_toml
+from mettle.errors import UserError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 DEFAULT = "default"
 DERIVED = "derived"
 """The source of a value that a rule of the config computed from other values."""
+NOTHING_GIVEN = Given()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +49,55 @@ class Loaded(Generic[ConfigT]):
 def load_config(
     model: type[ConfigT],
     files: Sequence[Path] = (),
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: Given | Sequence[str] | Mapping[str, Any] = (),
     *,
     defaults: Mapping[str, Any] | None = None,
     defaults_name: str = "built-in",
 ) -> Loaded[ConfigT]:
     """Compose and validate a config.
 
-    `overrides` is what stood on the command line (`["--trainer.optim.lr", "3e-6"]`) or typed values by dotted name.
+    `overrides` is what stood on the command line (`["--trainer.optim.lr", "3e-6"]`, or with options) or typed values by
+    dotted name.
     `defaults` lies under the files and is called `defaults_name` in the sources.
     Raises: UserError, one line, for a missing file, bad TOML, an unknown key, a wrong value.
     """
-    layer = tree_layer(defaults or {}, defaults_name)
-    for path in files:
-        layer = merge(layer, read_layer(path))
+    levels = [tree_layer(defaults or {}, defaults_name)]
+    levels += [own_names(model, read_layer(path), path.parent) for path in files]
     if isinstance(overrides, Mapping):
+        layer = merge_all(levels)
         apply_mapping(model, layer, overrides)
-    else:
-        apply_overrides(model, layer, parse_overrides(overrides))
+        return load_layer(model, layer, files)
+    given = overrides if isinstance(overrides, Given) else Given(overrides=tuple(parse_overrides(overrides)))
+    return load_levels(model, levels, given, files)
+
+
+def load_levels(
+    model: type[ConfigT], levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()
+) -> Loaded[ConfigT]:
+    """Validate levels that are in the model's own names, the strongest last, under what a command line says."""
+    layer = merge_all([*levels, own_names(model, given.layer)])
+    given.override(model, layer)
+    return load_layer(model, layer, files)
+
+
+def check_needed(
+    model: type[BaseModel], levels: Sequence[Layer], given: Given, files: Sequence[Path], hows: Mapping[str, str]
+) -> Tree:
+    """What the levels say together, in which nothing of `hows` is missing.
+
+    Raises: UserError with what `hows` says of the first field that is missing; what else is wrong is told before.
+    """
+    said = merge_all([*levels, own_names(model, given.layer)])
+    given.override(model, said)
+    missing = [name for name in hows if name not in said.tree]
+    if missing:
+        load_levels(model, [tree_layer(dict.fromkeys(missing, "?"), DEFAULT), *levels], given, files)
+        raise UserError(hows[missing[0]])
+    return said.tree
+
+
+def load_layer(model: type[ConfigT], layer: Layer, files: Sequence[Path] = ()) -> Loaded[ConfigT]:
+    """Validate one layer. `files` are those that it was read from, in order, for the complaints."""
     given = _read_none(model, layer.tree)
     layer.tree = _complete(model, given, shape.MISSING)
     try:

@@ -71,9 +71,11 @@ def parse_value(text: str, annotation: Any) -> Any:
         value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
         return text
-    if annotation is not shape.MISSING and shape.takes_text_only(annotation) and not isinstance(value, str):
-        return text
-    return value
+    if annotation is shape.MISSING or isinstance(value, str):
+        return value
+    if isinstance(value, bool) and shape.takes_bool(annotation):
+        return value
+    return text if shape.takes_text_only(annotation) else value
 
 
 def _resolve(model: type[BaseModel], layer: Layer, override: Override) -> tuple[KeyPath, Any]:
@@ -135,6 +137,9 @@ def _enter(model: type[BaseModel], layer: Layer, holder: Any, path: KeyPath, key
             holder.append({})
             replace_sources(layer, path, spelled)
     elif not isinstance(holder.get(key), (dict, list)):
+        annotation = shape.annotation_at(model, path, layer.tree)
+        if annotation is not shape.MISSING and not shape.has_inside(annotation):
+            raise UserError(f"{spelled}: {dotted(path)} is one value, which has nothing inside")
         holder[key] = _starting_value(model, layer, path)
         replace_sources(layer, path, "default")
     inner = holder[key]

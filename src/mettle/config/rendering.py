@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -26,8 +27,8 @@ def leaves(config: BaseModel) -> Iterator[tuple[KeyPath, Any]]:
     yield from _leaves((), config)
 
 
-def render_toml(config: BaseModel, sources: Mapping[str, str] | None = None) -> str:
-    """The config as TOML, every value written out; `sources` (of `Loaded`) become comments."""
+def render_toml(config: BaseModel | Mapping[str, Any], sources: Mapping[str, str] | None = None) -> str:
+    """A config, or any table, as TOML, every value written out; `sources` (of `Loaded`) become comments."""
     lines: list[str] = []
     _write_table(lines, (), config, sources or {})
     return "\n".join(lines).strip() + "\n"
@@ -132,6 +133,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, SecretStr):
         return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return value
 
 

@@ -1,6 +1,7 @@
 """What a config model says about a key path: its annotation, the keys beside it, its default.
 
-A table whose field is a union of models becomes the variant whose `type` it names.
+A table whose field is a union of models becomes the variant whose `type` it names, or the first where `type` has a
+default.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from typing_extensions import get_type_hints, is_typeddict
 
 from mettle.config.positions import KeyPath
 
@@ -49,6 +51,9 @@ def model_for(annotation: Any, value: Any) -> type[BaseModel] | None:
     if len(models) == 1:
         return models[0]
     named = value.get("type") if isinstance(value, dict) else None
+    if named is None and models:
+        kind = models[0].model_fields.get("type")
+        return models[0] if kind is not None and not kind.is_required() else None
     return next((model for model in models if named in type_names(model)), None)
 
 
@@ -82,10 +87,18 @@ def value_at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
+def typed_keys(annotation: Any) -> dict[str, Any]:
+    """The keys of a `TypedDict` and their annotations; nothing for anything else."""
+    table = next((member for member in variants(annotation) if is_typeddict(member)), None)
+    return {} if table is None else get_type_hints(table, include_extras=True)
+
+
 def item_annotation(annotation: Any, key: str | int) -> Any:
     """The annotation of one entry of a dict, list or tuple, or MISSING."""
     for member in variants(annotation):
         origin, args = get_origin(member), get_args(member)
+        if is_typeddict(member):
+            return typed_keys(member).get(str(key), Any)
         if member is Any or (member is dict and not args):
             return Any
         if origin is dict and isinstance(key, str):
@@ -108,8 +121,8 @@ def takes_bool(annotation: Any) -> bool:
 
 
 def takes_text_only(annotation: Any) -> bool:
-    """True when the value is text whatever it looks like, so that `--name 42` stays "42"."""
-    members = [v for v in variants(annotation) if v is not None and v is not type(None)]
+    """True when the value is text whatever it looks like, so that `--name 42` stays "42"; or a boolean."""
+    members = [v for v in variants(annotation) if v not in (None, type(None), bool)]
     return bool(members) and all(_is_text(v) for v in members)
 
 
@@ -140,3 +153,26 @@ def entry(tree: Any, key: str | int) -> Any:
     if isinstance(tree, list) and isinstance(key, int) and 0 <= key < len(tree):
         return tree[key]
     return MISSING
+
+
+def is_table(annotation: Any) -> bool:
+    """True for what a table of TOML becomes."""
+    return (
+        annotation is dict or get_origin(annotation) is dict or is_typeddict(annotation) or bool(models_of(annotation))
+    )
+
+
+def has_inside(annotation: Any) -> bool:
+    """True when the value may be a table or a list."""
+    return takes_list(annotation) or any(member is Any or is_table(member) for member in variants(annotation))
+
+
+def limits_of(field: FieldInfo) -> list[str]:
+    """The bounds of a field as people read them: `>= 1`."""
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    return [
+        f"{sign} {getattr(bound, name)}"
+        for bound in field.metadata
+        for name, sign in signs.items()
+        if getattr(bound, name, None) is not None
+    ]

@@ -13,6 +13,7 @@ import importlib
 from typing import Any
 
 from mettle import __version__
+from mettle.envs.definitions import Family, adapt_with
 
 _ROOM = "mettle.envs."
 _MESSAGES = "mettle.records.messages"
@@ -53,7 +54,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "state": ("State", "TrajectoryStep"),
     _ROOM + "timing": ("RolloutTiming", "TimeSpan", "TimeSpans"),
     _ROOM + "rows": ("Rows",),
-    _ROOM + "evaluation.generate": ("GenerateOutputs",),
+    "mettle.evals.generated": ("GenerateOutputs",),
     _ROOM + "decorators": (
         "advantage",
         "cleanup",
@@ -167,17 +168,27 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "Usage",
         "UserMessage",
     ),
-    "mettle.clients.anthropic_messages": ("AnthropicMessagesClient",),
     "mettle.clients.base": ("Client",),
     "mettle.clients.config": ("ClientConfig",),
-    "mettle.clients.chat": ("OpenAIChatCompletionsClient",),
-    "mettle.clients.completions": ("OpenAICompletionsClient",),
-    "mettle.clients.responses": ("OpenAIResponsesClient",),
+    "mettle.clients.endpoint_clients": (
+        "AnthropicMessagesClient",
+        "OpenAIChatCompletionsClient",
+        "OpenAICompletionsClient",
+        "OpenAIResponsesClient",
+    ),
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = ["__version__", *sorted(_MODULE_OF)]
+
+
+def _adapt(kind: type, family: Family) -> None:
+    """What is written for an older release becomes callable; the layer is read when the first class is defined."""
+    importlib.import_module(_ROOM + "legacy.adaptation").adapt(kind, family)
+
+
+adapt_with(_adapt)
 
 
 def __getattr__(name: str) -> Any:

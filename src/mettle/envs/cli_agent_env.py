@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from mettle.envs.decorators import cleanup, stop, teardown
 from mettle.envs.errors import InfraError, SandboxError, attributed
@@ -33,7 +34,7 @@ from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, messages_from
 
 if TYPE_CHECKING:
-    from mettle.envs.proxy.server import Listener, ProxyServer
+    from mettle.envs.proxy.server import ProxyListener, ProxyServer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class _Proxy:
     """The proxy of one event loop, and where it listens on this host, if it does."""
 
     server: ProxyServer
-    listening: asyncio.Future[Listener] | None = None
+    listening: asyncio.Future[ProxyListener] | None = None
     host_port: int | None = None
 
 
@@ -222,7 +223,8 @@ class CliAgentEnv(SandboxMixin, MultiTurnEnv):
         if loop not in self._proxies:
             from mettle.envs.proxy.server import ProxyServer
 
-            self._proxies[loop] = proxy = _Proxy(ProxyServer())
+            name = urlsplit(self.interception_url or "").hostname
+            self._proxies[loop] = proxy = _Proxy(ProxyServer(names=[name] if name else []))
             if self.interception_url is not None or self.sandbox_backend == "unsafe":
                 proxy.listening = asyncio.ensure_future(proxy.server.listen(port=self.interception_port or 0))
         proxy = self._proxies[loop]

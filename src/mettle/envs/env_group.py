@@ -11,10 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mettle.envs.advantages import set_advantages
 from mettle.envs.environment import Environment
 from mettle.envs.errors import EnvironmentFault
 from mettle.envs.rubrics.rubric import Rubric
+from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.state import State
 
 

@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mettle.clients.chat import wire_tool
+from mettle.clients.dialects.chat import wire_tool
 from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
+from mettle.envs.definitions import defined
 from mettle.envs.errors import (
     RETRIED_ERRORS,
     EnvironmentFault,
     ModelError,
     attributed,
 )
-from mettle.envs.legacy.methods import OlderEnvironmentMethods
-from mettle.envs.legacy.overrides import adapt_environment
-from mettle.envs.legacy.parts import model_call_of_parts
-from mettle.envs.limits import bounded_sampling, within
+from mettle.envs.limits import NO_LIMIT, bounded_sampling, within
 from mettle.envs.loops import size_executor
 from mettle.envs.many_rollouts import ManyRollouts
 from mettle.envs.pacing import pacer
@@ -40,22 +37,22 @@ from mettle.envs.rubrics.rubric_group import RubricGroup
 from mettle.envs.rubrics.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.splits import SplitDatasets, Splits
-from mettle.envs.state import State, new_state
-from mettle.envs.usage import UsageTracker
+from mettle.envs.state import State, UsageTracker, new_state
 from mettle.errors import RolloutError
 from mettle.records.messages import Messages, Response, Tool, tool_from
+from mettle.web.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRY_WAIT_S = 60.0
+RETRY_BACKOFF = Backoff(first_s=1.0, max_s=60.0)
 
 
-class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
+class Environment(SplitDatasets, ManyRollouts, ABC):
     """Base of all environments. Keyword arguments that it does not know become attributes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        adapt_environment(cls)
+        defined(cls, "environment")
 
     demonstrate: Callable[[Messages, Mapping[str, Any]], Any] | None = None
     """A policy that shows what is wanted, `(messages, row) -> text or assistant message`; see `demonstrations`."""
@@ -152,7 +149,6 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
     ) -> State:
         """Run one rollout of one row, without scoring it."""
 
-    @model_call_of_parts
     async def get_model_response(
         self,
         state: State,
@@ -167,7 +163,8 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
         client = client if client is not None else state["client"]
         tools = tool_defs if tool_defs is not None else state.get("tool_defs")
         arguments = sampling_args if sampling_args is not None else state["sampling_args"]
-        arguments = bounded_sampling(arguments, self.max_turn_completion_tokens)
+        if self.max_turn_completion_tokens is not None:
+            arguments = bounded_sampling(arguments, self.max_turn_completion_tokens)
         try:
             response: Response = await client.get_response(
                 prompt=prompt, model=model or state["model"], sampling_args=arguments, tools=tools or None, state=state
@@ -178,12 +175,8 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
             raise attributed(error, ModelError, "model call") from error
         return response
 
-    async def is_completed(self, state: State, older_state: State | None = None, **_: Any) -> bool:
-        """Ask the stop conditions in their order; the first that fires names the reason.
-
-        Environments from before 0.1.8 call this with the messages first.
-        """
-        state = state if older_state is None else older_state
+    async def is_completed(self, state: State, **_: Any) -> bool:
+        """Ask the stop conditions in their order; the first that fires names the reason."""
         if state["is_completed"]:
             return True
         available = {"state": state, "env": self}
@@ -197,9 +190,10 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
     async def clean_up(self, state: State) -> None:
         """Run every `@vf.cleanup` method. One that raises is recorded and does not keep the others from running."""
         available = {"state": state, "env": self, "task": state.get("task"), "resources": None}
+        limit_s = self.cleanup_timeout_seconds
         for handler in self._marked("cleanup"):
             try:
-                async with within(self.cleanup_timeout_seconds, handler.__name__):
+                async with within(limit_s, handler.__name__) if limit_s is not None else NO_LIMIT:
                     await call_by_name(handler, self._signatures(handler), available)
             except Exception as error:
                 state["cleanup_error"] = f"{handler.__name__}: {type(error).__name__}: {error}"
@@ -256,8 +250,7 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
         """Run and score one rollout. Its failure is in its state; nothing is raised."""
         if (pace := pacer()).is_spent:
             await pace.turn()
-        client = client_from(client)
-        state = await self._attempt(input, client, model, sampling_args, max_retries)
+        state = await self._attempt(input, client_from(client), model, sampling_args, max_retries)
         await self._score([state], partial(self.rubric.score_rollout, state))
         return state
 
@@ -276,19 +269,10 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
         client = client_from(client)
         make_group = getattr(client, "for_group", None) if len(group_inputs) > 1 else None
         shared = make_group(len(group_inputs)) if make_group else client
-        leave = getattr(shared, "leave", None)
-
-        async def member(row: Mapping[str, Any]) -> State:
-            state = await self._attempt(row, shared, model, sampling_args, max_retries)
-            if leave is not None:
-                leave(state)
+        attempts = [self._attempt(row, shared, model, sampling_args, max_retries) for row in group_inputs]
+        states = [await attempts[0]] if len(attempts) == 1 else list(await asyncio.gather(*attempts))
+        for state in states:
             state["client"] = client
-            return state
-
-        if len(group_inputs) == 1:
-            states = [await member(group_inputs[0])]
-        else:
-            states = list(await asyncio.gather(*(member(row) for row in group_inputs)))
         await self._score(states, partial(self.rubric.score_group, states))
         return states
 
@@ -303,7 +287,9 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
             if not isinstance(state.get("error"), RETRIED_ERRORS) or attempt == max_retries:
                 break
             self.logger.info("rollout failed, trying again", extra={"error": str(state["error"])})
-            await asyncio.sleep(min(MAX_RETRY_WAIT_S, 2.0**attempt) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(RETRY_BACKOFF.wait_s(attempt))
+        if (leave := getattr(client, "leave", None)) is not None:  # a group's client waits for who has not asked yet
+            leave(state)
         return state
 
     async def _failed_state(
@@ -326,7 +312,7 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
         if (pace := pacer()).is_spent:
             await pace.turn()
         chosen = score if self.score_rollouts else None
-        await score_states(states, chosen, self.rubric, timeout_s=self.scoring_timeout_seconds)
+        await score_states(states, chosen, self.rubric.cleanup, timeout_s=self.scoring_timeout_seconds)
 
     # Settings
 
@@ -377,3 +363,6 @@ class Environment(SplitDatasets, ManyRollouts, OlderEnvironmentMethods, ABC):
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
         """End a rollout once it has sampled this many tokens; -1 for no limit."""
         self.max_total_completion_tokens = max_total_completion_tokens
+
+
+defined(Environment, "environment")

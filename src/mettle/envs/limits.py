@@ -1,8 +1,8 @@
 """Limits of a rollout: how long a stage may take, and how much a turn may sample.
 
-Parts: `within` (a stage with a time limit), `bounded_sampling` (a turn's token budget), `call_in_thread` (a function
-that may never return). Invariants: running into a limit of ours is a `RolloutTimeout` that names the stage and the
-limit; a `TimeoutError` of the stage's own code stays what it is.
+Parts: `within` (a stage with a time limit), `NO_LIMIT` (a stage without one, which costs nothing), `bounded_sampling`
+(a turn's token budget), `call_in_thread` (a function that may never return). Invariants: running into a limit of ours
+is a `RolloutTimeout` that names the stage and the limit; a `TimeoutError` of the stage's own code stays what it is.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from mettle.errors import RolloutTimeout
 
+NO_LIMIT = nullcontext()
+
 
 @asynccontextmanager
-async def within(limit_s: float | None, stage: str) -> AsyncIterator[None]:
-    """Run the block for at most `limit_s` seconds (None: as long as it takes).
+async def within(limit_s: float, stage: str) -> AsyncIterator[None]:
+    """Run the block for at most `limit_s` seconds.
 
     Raises: RolloutTimeout when the time is up.
     """
-    if limit_s is None:
-        yield
-        return
     try:
         async with asyncio.timeout(limit_s) as deadline:
             yield

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mettle.clients.factory import client_from
-from mettle.envs.evaluation.generate import Evaluation
+from mettle.envs.generating import Evaluation
 from mettle.envs.loops import quiet_collector, run_sync
 from mettle.envs.pacing import pacer
 from mettle.envs.rows import Rows

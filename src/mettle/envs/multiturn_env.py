@@ -18,9 +18,7 @@ from mettle.envs.context import ContextPolicy
 from mettle.envs.decorators import cleanup, stop
 from mettle.envs.environment import Environment
 from mettle.envs.errors import EnvironmentFault, attributed
-from mettle.envs.legacy.parts import rollout_call_of_parts
-from mettle.envs.legacy.responses import as_response
-from mettle.envs.limits import within
+from mettle.envs.limits import NO_LIMIT, within
 from mettle.envs.pacing import pacer
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State, TrajectoryStep
@@ -152,30 +150,23 @@ class MultiTurnEnv(Environment):
         self.increment_state_usage_from_response(state, response)
         await self.add_trajectory_step(state, step)
 
-    @rollout_call_of_parts
     async def rollout(
         self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
     ) -> State:
         """One rollout: setup, then turns until something stops it, then cleanup."""
         state = await self.init_state(input, client, model, sampling_args)
         try:
-            if self.timeout_seconds is None:
-                state = await self._run(state)
-            else:
-                state = await self._run_within(state, self.timeout_seconds)
-        finally:
-            state["timing"].generation.end = time.time()
-            await self.clean_up(state)
-        return state
-
-    async def _run_within(self, state: State, timeout_seconds: float) -> State:
-        try:
-            async with asyncio.timeout(timeout_seconds) as limit:
-                return await self._run(state)
+            async with asyncio.timeout(self.timeout_seconds) as limit:
+                await self._set_up(state)
+                while not await self._is_over(state):
+                    await self._take_turn(state)
         except TimeoutError:
             if not limit.expired():
                 raise
-        await self.mark_timed_out(state)
+            await self.mark_timed_out(state)
+        finally:
+            state["timing"].generation.end = time.time()
+            await self.clean_up(state)
         return state
 
     async def mark_timed_out(self, state: State) -> None:
@@ -183,20 +174,18 @@ class MultiTurnEnv(Environment):
         state["timed_out"] = True
         state.stop("timeout_reached")
 
-    async def _run(self, state: State) -> State:
+    async def _set_up(self, state: State) -> None:
         timing = state["timing"]
         timing.setup.start = timing.generation.start = time.time()
+        limit_s = self.setup_timeout_seconds
         try:
-            async with within(self.setup_timeout_seconds, "setup_state"):
+            async with within(limit_s, "setup_state") if limit_s is not None else NO_LIMIT:
                 changed = await self.setup_state(state)
             if changed is not None and changed is not state:
                 state.update(changed)
         except Exception as error:
             state["error"] = attributed(error, EnvironmentFault, "setup_state")
         timing.setup.end = time.time()
-        while not await self._is_over(state):
-            await self._take_turn(state)
-        return state
 
     async def _is_over(self, state: State) -> bool:
         try:
@@ -212,9 +201,9 @@ class MultiTurnEnv(Environment):
 
     async def _take_turn(self, state: State) -> None:
         """One turn. Whatever it raises is the rollout's error, or the end of its context."""
-        stage = "env_response"
+        stage, limit_s = "env_response", self.turn_timeout_seconds
         try:
-            async with within(self.turn_timeout_seconds, f"turn {len(state['trajectory']) + 1}"):
+            async with within(limit_s, f"turn {len(state['trajectory']) + 1}") if limit_s is not None else NO_LIMIT:
                 prompt = await self.get_prompt_messages(state)
                 if state.get("final_env_response") is not None:
                     return
@@ -222,25 +211,21 @@ class MultiTurnEnv(Environment):
                 history = None
                 if self.context is not None:
                     prompt, history = self._fitted(self.context, prompt, state)
-                await self.add_model_response(state, prompt, await self._ask(state, prompt))
+                span = TimeSpan(time.time())
+                try:
+                    response = await self.get_model_response(state, prompt)
+                finally:
+                    span.end = time.time()
+                    state["timing"].model.spans.append(span)
+                if (pace := pacer()).is_spent:
+                    await pace.turn()
+                await self.add_model_response(state, prompt, response)
                 if history is not None:
                     state["history"] = history
         except OverlongError:
             state["prompt_too_long"] = state["is_truncated"] = True
         except Exception as error:
             state["error"] = attributed(error, EnvironmentFault, stage)
-
-    async def _ask(self, state: State, prompt: Messages) -> Response:
-        span = TimeSpan(time.time())
-        try:
-            response = as_response(await self.get_model_response(state, prompt))
-        finally:
-            span.end = time.time()
-            state["timing"].model.spans.append(span)
-        pace = pacer()
-        if pace.is_spent:
-            await pace.turn()
-        return response
 
     def _fitted(self, policy: ContextPolicy, prompt: Messages, state: State) -> tuple[Messages, Messages | None]:
         """What the model sees of `prompt`, and the whole conversation where that is more."""

@@ -28,6 +28,7 @@ from mettle.envs.packages.prime_sandboxes.errors import (
 )
 from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
 from mettle.errors import SandboxError, UserError
+from mettle.web.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +91,8 @@ class SandboxMixin:
         )
         self.sandbox_wait_for_creation_max_attempts = sandbox_wait_for_creation_max_attempts
         self.timeouts = timeouts or SandboxTimeouts()
-        self._pauses_s = [
-            min(max_backoff_seconds, base_delay * backoff_factor**attempt) + random.uniform(0, jitter)
-            for attempt in range(max(0, max_retries))
-        ]
+        backoff = Backoff(base_delay, max_backoff_seconds, backoff_factor, jitter=0.0)
+        self._pauses_s = [backoff.wait_s(attempt) + random.uniform(0, jitter) for attempt in range(max(0, max_retries))]
 
     def with_retry(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         """`function`, tried again after a pause that grows, as often as the environment was told.

@@ -1,8 +1,9 @@
 """The state of one rollout: a dict that every part of an environment reads and writes.
 
-Parts: `State`, `TrajectoryStep`, `new_state`. Invariant: `prompt`, `answer`, `info` and `example_id` live in
-`state["input"]` and are read and written through the state; `responses`, `turn` and `oai_tools`,
-which earlier releases kept, are views.
+Parts: `State`, `TrajectoryStep`, `UsageTracker` (tokens counted while it runs), `new_state`. Invariants: `prompt`,
+`answer`, `info` and `example_id` live in `state["input"]` and are read and written through the state; `responses`,
+`turn` and `oai_tools`, which earlier releases kept, are views; `usage` is one read-only mapping for the whole rollout,
+and "nothing was counted" (None) differs from "zero was counted".
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from mettle.clients.chat import wire_tool
+from mettle.clients.dialects.chat import wire_tool
 from mettle.envs.timing import RolloutTiming, TimeSpan
-from mettle.envs.usage import UsageTracker
 from mettle.records.messages import Record, Tool, messages_from, tool_from
 
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
@@ -113,6 +114,33 @@ class State(dict[str, Any]):
         """Mark the rollout as over."""
         self["is_completed"] = True
         return self
+
+
+class UsageTracker:
+    """`input_tokens` and `output_tokens`, summed over a rollout's model calls."""
+
+    __slots__ = ("_is_seen", "_totals", "usage")
+
+    def __init__(self) -> None:
+        self._totals = {"input_tokens": 0.0, "output_tokens": 0.0}
+        self._is_seen = False
+        self.usage: Mapping[str, float] = MappingProxyType(self._totals)
+
+    def increment(self, input_tokens: float = 0, output_tokens: float = 0) -> None:
+        """Add tokens that were used, by the policy or by any other model that the environment asked."""
+        self._is_seen = True
+        self._totals["input_tokens"] += input_tokens
+        self._totals["output_tokens"] += output_tokens
+
+    def increment_from_response(self, response: Any) -> None:
+        """Add what a response says it used; one without counts adds nothing."""
+        usage = getattr(response, "usage", None)
+        if usage is not None:
+            self.increment(usage.prompt_tokens or 0, usage.completion_tokens or 0)
+
+    def snapshot(self) -> dict[str, float] | None:
+        """The counts as they are, or None when no call told any."""
+        return dict(self._totals) if self._is_seen else None
 
 
 def new_state(

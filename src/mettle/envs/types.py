@@ -41,10 +41,10 @@ from mettle.envs.content import (
     TextContentPart,
 )
 from mettle.envs.errors import Error
-from mettle.envs.evaluation.generated import GenerateOutputs
 from mettle.envs.rubrics.rubric import RewardFunc
 from mettle.envs.state import State, TrajectoryStep
 from mettle.envs.timing import RolloutTiming, TimeSpan, TimeSpans
+from mettle.evals.generated import GenerateOutputs
 from mettle.records.messages import (
     AssistantMessage,
     Message,

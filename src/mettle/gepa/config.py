@@ -1,7 +1,7 @@
-"""What is to be optimised, how far, and with which models: settings from a TOML file and from the command line.
+"""What is to be optimised, how far, and with which models.
 
     model = "mine"
-    reflection_model = "writer"      # [default: model]
+    reflection_model = "writer"      # the model without it
 
     [env]
     env_id = "gsm8k"
@@ -12,140 +12,105 @@
     [sampling]
     max_tokens = 512
 
-Parts: `GepaSpec`, `read_config`, `spec_from_settings`. Settings that say where models answer and how an environment is
-loaded are those of evaluations (`mettle.envs.evaluation.spec`). Invariant: whatever is wrong in a file is one line that
-names file, line and the nearest key.
+Parts: `GepaSpec`, `read_file`, `load_spec`. The tables `[env]`, `[gepa]` and `[execution]` only group a file: their
+keys are those of the top level. Settings that say where models answer and how an environment is loaded are those of
+evaluations (`mettle.evals.spec`).
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from mettle.config.layers import Layer, read_layer
+from pydantic import Field
+
+from mettle.config import Loaded
+from mettle.config.layers import Layer, merge_all, read_layer, sub_layer
+from mettle.config.loader import NOTHING_GIVEN, check_needed, load_levels
+from mettle.config.options import Foreign, Given, Option, own_names
 from mettle.config.positions import KeyPath
-from mettle.config.values import flag, number, text, whole
-from mettle.envs.evaluation.spec import EvalSpec, checked, relative_to, spec_from
 from mettle.errors import UserError
+from mettle.evals.spec import RolloutSettings
 
-CONNECTION = (
-    "model", "endpoints_path", "provider", "api_key_var", "api_base_url", "api_client_type", "headers", "env_dir_path",
-    "env_id", "env_args", "extra_env_kwargs", "sampling_args", "max_tokens", "temperature", "max_concurrent",
-    "max_retries", "state_columns", "timeout",
-)  # fmt: skip
-"""Settings that mean here what they mean in an evaluation."""
-SHORT = {"sampling": "sampling_args", "header": "headers", "id": "env_id", "args": "env_args"}
-IGNORED = ("verbose", "tui")
-FILE_PATHS = ("endpoints_path", "env_dir_path")
+GROUPS = ("gepa", "execution", "env")
 
 
-@dataclass(frozen=True, slots=True)
-class GepaSpec:
-    """One optimisation. `connection` holds the environment, the model that is prompted, and its sampling."""
+class GepaSpec(RolloutSettings):
+    """One prompt optimisation."""
 
-    connection: EvalSpec
-    reflection_model: str | None = None
-    max_calls: int = 500
-    num_train: int = 100
-    num_val: int = 50
-    num_test: int = 50
-    test_rollouts: int = 1
-    minibatch_size: int = 3
+    FOREIGN: ClassVar = {"verbose": Foreign(), "tui": Foreign()}
+
+    provider: Annotated[str | None, Option()] = None
+    """Who serves the models: openai, anthropic, openrouter, ollama, ..."""
+    env_dir_path: Annotated[str | None, Option("-p", is_path=True)] = None
+    """Another folder that environments are in."""
+    reflection_model: Annotated[str | None, Option("-M")] = None
+    """Model that rewrites prompts; the model itself without it."""
+    max_calls: Annotated[int, Field(ge=1), Option("-B")] = 500
+    """Rollouts to search with. The round that crosses it is finished, and held-out rollouts come on top."""
+    num_train: Annotated[int, Field(ge=1), Option("-n")] = 100
+    """Rows to learn from."""
+    num_val: Annotated[int, Field(ge=1), Option("-N")] = 50
+    """Rows to choose by."""
+    num_test: Annotated[int, Field(ge=0)] = 50
+    """Held-out rows, measured before and after."""
+    test_rollouts: Annotated[int, Field(ge=1)] = 1
+    """Rollouts of each of those."""
+    minibatch_size: Annotated[int, Field(ge=1)] = 3
+    """Rows of one reflection."""
     perfect_score: float = 1.0
-    seed: int = 0
+    """Reward that needs no reflection."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of rows and search."""
     seed_prompt: str | None = None
+    """Prompt to start from, on the command line also as @FILE; the environment's without it."""
     tool_descriptions: bool = False
-    run_dir: str | None = None
-    save_results: bool = True
+    """Rewrite the tools' descriptions, too."""
+    run_dir: Annotated[str | None, Option("-o")] = None
+    """Where to save; outputs/gepa without it, beside the environment where its source is here."""
+    save_results: Annotated[bool, Option("--save-results/--no-save")] = True
+    """Keep the run on disk."""
 
     def to_dict(self) -> dict[str, Any]:
         """As it is saved, so that `--resume` needs to be told nothing again; headers can hold secrets and are not."""
-        own = {name: value for name, value in asdict(self).items() if name != "connection"}
-        saved = self.connection.to_dict()
-        return own | {name: saved[name] for name in CONNECTION if saved.get(name) not in (None, {}, [])}
+        saved = self.model_dump(exclude={"headers"})
+        shared = RolloutSettings.model_fields
+        return {name: value for name, value in saved.items() if name not in shared or value not in (None, {}, [])}
 
 
-OWN: Mapping[str, Callable[[Any], Any]] = {
-    "reflection_model": text, "max_calls": whole(1), "num_train": whole(1), "num_val": whole(1),
-    "num_test": whole(0), "test_rollouts": whole(1), "minibatch_size": whole(1), "perfect_score": number,
-    "seed": whole(0), "seed_prompt": text, "tool_descriptions": flag, "run_dir": text, "save_results": flag,
-}  # fmt: skip
+def read_file(path: Path) -> Layer:
+    """The settings of a TOML file.
 
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file, by their own names.
-
-    Raises: UserError for a file that cannot be read, an unknown key, a wrong value or several environments.
+    Raises: UserError for a file that cannot be read, or several environments.
     """
     layer = read_layer(path)
-    found: dict[str, Any] = {}
-    for place, table in _tables(layer, path):
-        for key, value in table.items():
-            if key in IGNORED and not place:
-                continue
-            name, setting = _setting(layer, path, (*place, key), value)
-            found[name] = relative_to(setting, path.parent) if name in FILE_PATHS else setting
-    return found
+    top = Layer({key: value for key, value in layer.tree.items() if key not in GROUPS}, layer.sources)
+    return merge_all(own_names(GepaSpec, level, path.parent) for level in (top, *_groups(layer, path)))
 
 
-def spec_from_settings(levels: Sequence[Mapping[str, Any]]) -> GepaSpec:
-    """One spec from levels of settings, the strongest last.
+def load_spec(levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()) -> Loaded[GepaSpec]:
+    """One optimisation from levels of settings, the strongest last, under what was `given`.
 
-    Raises: UserError when there is no environment or no model.
+    Raises: UserError when something is wrong, or when there is no environment or no model.
     """
-    merged = {name: value for level in levels for name, value in level.items() if name in OWN}
-    shared = [{name: value for name, value in level.items() if name not in OWN} for level in levels]
-    given = {name for level in shared for name in level}
-    if "env_id" not in given:
-        raise UserError("say which environment: `mettle gepa run ENV -m MODEL`; `mettle env list` names them")
-    if "model" not in given:
-        raise UserError("say which model with -m: a model directory, an endpoint's id, or a model at -b")
-    known = {entry.name for entry in fields(GepaSpec)}
-    return GepaSpec(spec_from(shared), **{name: value for name, value in merged.items() if name in known})
+    hows = {
+        "env_id": "say which environment: `mettle gepa run ENV -m MODEL`; `mettle env list` names them",
+        "model": "say which model with -m: a model directory, an endpoint's id, or a model at -b",
+    }
+    check_needed(GepaSpec, levels, given, files, hows)
+    return load_levels(GepaSpec, levels, given, files)
 
 
-def own_setting(name: str, value: Any) -> Any:
-    """A checked value of one of the settings in `OWN`. Raises: UserError."""
-    try:
-        return OWN[name](value)
-    except ValueError as error:
-        raise UserError(f"{name} = {value!r}: must be {error}") from None
-
-
-def _tables(layer: Layer, path: Path) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """The tables of a file with their places: the top level, `[gepa]`, `[env]`, `[execution]`."""
-    tree = layer.tree
-    yield (), {key: value for key, value in tree.items() if key not in ("env", "gepa", "execution")}
-    for name in ("gepa", "execution"):
-        if name in tree:
-            yield (name,), _table(layer, path, (name,), tree[name])
-    if "env" in tree:
-        entries = tree["env"] if isinstance(tree["env"], list) else [tree["env"]]
-        if len(entries) != 1:
-            where = layer.source_of(("env",)) or str(path)
-            raise UserError(f"{where}: {len(entries)} environments; one run optimises the prompt of one")
-        place: KeyPath = ("env", 0) if isinstance(tree["env"], list) else ("env",)
-        yield place, _table(layer, path, place, entries[0])
-
-
-def _table(layer: Layer, path: Path, place: KeyPath, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise UserError(f"{layer.source_of(place) or path}: {place[0]} is a table, as [{place[0]}]")
-    return value
-
-
-def _setting(layer: Layer, path: Path, place: KeyPath, value: Any) -> tuple[str, Any]:
-    key = str(place[-1])
-    name = SHORT.get(key, key)
-    where = layer.source_of(place) or str(path)
-    if name not in OWN and name not in CONNECTION:
-        near = difflib.get_close_matches(key, [*OWN, *CONNECTION], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join((*OWN, *CONNECTION))}"
-        raise UserError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")
-    try:
-        return (name, own_setting(name, value)) if name in OWN else checked(name, value)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+def _groups(layer: Layer, path: Path) -> Iterator[Layer]:
+    for name in GROUPS:
+        value = layer.tree.get(name, {})
+        place: KeyPath = (name,)
+        where = layer.source_of(place) or str(path)
+        if name == "env" and isinstance(value, list):
+            if len(value) != 1:
+                raise UserError(f"{where}: {len(value)} environments; one run optimises the prompt of one")
+            place, value = (name, 0), value[0]
+        if not isinstance(value, dict):
+            raise UserError(f"{where}: {name} is a table, as [{name}]")
+        yield sub_layer(layer, place)

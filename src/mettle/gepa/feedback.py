@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mettle.envs.evaluation.facts import content_of, messages_of
+from mettle.evals.output import messages_of
+from mettle.records.tasks import content_of
 
 MAX_TEXT_CHARS = 6000
 MAX_VALUE_CHARS = 1500

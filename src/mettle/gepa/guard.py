@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from mettle.envs.errors import error_data
-from mettle.envs.evaluation.refusals import Refusals
 from mettle.errors import ServiceError, StorageError, UserError
+from mettle.evals.refusals import Refusals
 
 MAX_FAILURES_IN_A_ROW = 3
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mettle.envs.evaluation import stats
+from mettle.evals.estimator import Difference, Estimate, mean_of, mean_over_tasks, paired_difference
 from mettle.gepa.journal import Attempt
 from mettle.gepa.rollouts import Rollouts
 from mettle.gepa.rows import Row
@@ -22,9 +22,9 @@ class Comparison:
     """Mean reward before and after over the same rows, and the paired difference; failed rollouts count neither way."""
 
     num_rows: int
-    before: stats.Estimate | None
-    after: stats.Estimate | None
-    difference: stats.Difference | None
+    before: Estimate | None
+    after: Estimate | None
+    difference: Difference | None
     num_failed: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def compare(before: Mapping[int, Sequence[Attempt]], after: Mapping[int, Sequenc
     """What changed from one prompt to the other."""
     old, new = _rewards(before), _rewards(after)
     both = [index for index in old if index in new]
-    means = [(sum(old[index]) / len(old[index]), sum(new[index]) / len(new[index])) for index in both]
+    means = [(mean_of(old[index]), mean_of(new[index])) for index in both]
     attempts = [attempt for side in (before, after) for found in side.values() for attempt in found]
     return Comparison(
         len(both),
-        stats.clustered_mean([old[index] for index in both]),
-        stats.clustered_mean([new[index] for index in both]),
-        stats.paired_difference([a for a, _ in means], [b for _, b in means]),
+        mean_over_tasks([old[index] for index in both]),
+        mean_over_tasks([new[index] for index in both]),
+        paired_difference([a for a, _ in means], [b for _, b in means]),
         sum(attempt.reward is None for attempt in attempts),
     )
 

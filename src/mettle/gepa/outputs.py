@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mettle.config import render_toml
 from mettle.errors import StorageError, UserError
+from mettle.gepa.config import GepaSpec
 from mettle.gepa.rows import SYSTEM_PROMPT
 
 STATE, SETTINGS, METADATA = "gepa_state.bin", "run.json", "metadata.json"
@@ -139,31 +141,16 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def evaluation_toml(settings: Mapping[str, Any], prompt: str) -> str:
+def evaluation_toml(spec: GepaSpec, prompt: str) -> str:
     """An evaluation of the environment with `prompt`, as `mettle eval run` reads it."""
-    lines = [f"{name} = {json.dumps(settings[name])}" for name in _SHARED if isinstance(settings.get(name), str)]
-    lines += ["", "[[eval]]", f"env_id = {json.dumps(settings['env_id'])}"]
-    if settings.get("env_args"):
-        lines.append(f"env_args = {_inline(settings['env_args'])}")
-    if settings.get("sampling_args"):
-        lines.append(f"sampling_args = {_inline(settings['sampling_args'])}")
-    lines.append(f"extra_env_kwargs = {_inline({**settings.get('extra_env_kwargs', {}), 'system_prompt': prompt})}")
-    return "\n".join(lines) + "\n"
+    shared = {name: getattr(spec, name) for name in _SHARED}
+    text = prompt.encode("utf-8", "replace").decode()  # A lone surrogate has no place in a file of TOML.
+    own = {name: getattr(spec, name) for name in ("env_id", "env_args", "sampling_args")}
+    own["extra_env_kwargs"] = {**spec.extra_env_kwargs, "system_prompt": text}
+    said = {name: value for name, value in shared.items() if value is not None}
+    return render_toml({**said, "eval": [{name: value for name, value in own.items() if value}]})
 
 
 _SHARED = (
     "model", "provider", "api_base_url", "api_key_var", "api_client_type", "endpoints_path", "env_dir_path",
 )  # fmt: skip
-
-
-def _inline(value: Any) -> str:
-    """A value on one line of TOML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(str(k))} = {_inline(v)}" for k, v in value.items() if v is not None) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value) if not isinstance(value, str) else _toml_text(value)
-
-
-def _toml_text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f").encode("utf-8", "replace").decode()

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mettle.clients.base import Client
-from mettle.envs.evaluation.facts import facts_of
-from mettle.envs.evaluation.output import output_of
-from mettle.envs.evaluation.refusals import Refusals
+from mettle.envs.rollout_record import output_of
+from mettle.evals.facts import facts_of_row
+from mettle.evals.refusals import Refusals
 from mettle.gepa.feedback import record_of
 from mettle.gepa.journal import Attempt, Journal, candidate_hash
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt
@@ -116,7 +116,7 @@ class Rollouts:
         )
         output = output_of(states[0], self._state_columns)
         self._refusals.see([output])
-        facts = facts_of(output)
+        facts = facts_of_row(output)
         told = f"{facts.cause}: {facts.error_type}: {facts.error_message or ''}".rstrip(": ")
         return Attempt(
             row=row_id,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.envs.evaluation.output import task_key_of
 from mettle.errors import UserError
+from mettle.evals.output import task_key_of
 from mettle.records.messages import messages_from
 
 Row = dict[str, Any]

@@ -13,19 +13,25 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mettle.clients.factory import client_from
 from mettle.clients.prices import Price
-from mettle.envs.evaluation.run import Prepared, Served, find_target
-from mettle.envs.evaluation.run import prepare as prepare_evaluation
+from mettle.config import Loaded
+from mettle.config.layers import tree_layer
+from mettle.config.loader import NOTHING_GIVEN
+from mettle.config.options import Given
+from mettle.envs.prepared import Prepared
+from mettle.envs.prepared import prepare as prepare_evaluation
 from mettle.errors import ServiceError, UserError
+from mettle.evals.spec import unsaved_evaluation
+from mettle.evals.targets import Served, find_target
 from mettle.gepa.adapter import EnvironmentAdapter
-from mettle.gepa.config import GepaSpec
+from mettle.gepa.config import GepaSpec, load_spec, read_file
 from mettle.gepa.guard import Guard
 from mettle.gepa.held_out import Comparison, compare, measure
 from mettle.gepa.journal import JOURNAL, Attempt, Journal, candidate_hash
@@ -34,6 +40,7 @@ from mettle.gepa.outputs import (
     EVALUATE,
     FRONTIER,
     METADATA,
+    SETTINGS,
     RunFolder,
     Search,
     evaluation_toml,
@@ -83,19 +90,22 @@ def check_library() -> None:
         raise UserError("prompt optimisation needs the gepa library; pip install 'mettle-lab[gepa]'") from None
 
 
-def resumed(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the run in `path`, with what may change taken from `given`.
+def resumed(path: Path, files: Sequence[Path] = (), given: Given = NOTHING_GIVEN) -> Loaded[GepaSpec]:
+    """The settings of the run in `path`, with what may change taken from `files` and from what was `given`.
 
-    Raises: UserError when there is no run, or when `given` would make it another one.
+    Raises: UserError when there is no run, or when they would make it another one.
     """
-    saved = RunFolder(path).read_settings()
-    for name, value in given.items():
-        if name not in MAY_CHANGE and saved.get(name) != value:
+    saved = tree_layer(RunFolder(path).read_settings(), str(path / SETTINGS))
+    before = load_spec([saved]).config
+    loaded = load_spec([saved, *map(read_file, files)], given, files)
+    for name in GepaSpec.model_fields:
+        old, new = getattr(before, name), getattr(loaded.config, name)
+        if name not in MAY_CHANGE and new != old:
             raise UserError(
-                f"cannot resume {path} with another {name}: it has {saved.get(name)!r}, not {value!r}; "
+                f"cannot resume {path} with another {name}: it has {old!r}, not {new!r}; "
                 "leave it out, or start a new run"
             )
-    return {**saved, **given, "run_dir": str(path)}
+    return Loaded(loaded.config.model_copy(update={"run_dir": str(path)}), {**loaded.sources, "run_dir": "--resume"})
 
 
 def prepare(spec: GepaSpec, serve: Callable[[Path], Served]) -> Optimisation:
@@ -106,10 +116,10 @@ def prepare(spec: GepaSpec, serve: Callable[[Path], Served]) -> Optimisation:
     check_library()
     if spec.save_results and spec.run_dir is not None:
         RunFolder(Path(spec.run_dir)).check_state()
-    prepared = prepare_evaluation(replace(spec.connection, save_results=False), serve)
+    prepared = prepare_evaluation(unsaved_evaluation(spec), serve)
     split = split_rows(prepared.env, spec.num_train, spec.num_val, spec.num_test, spec.seed)
     if len(split.train) < spec.minibatch_size:
-        spec = replace(spec, minibatch_size=len(split.train))
+        spec = spec.model_copy(update={"minibatch_size": len(split.train)})
     least = len(split.val) + 2 * spec.minibatch_size
     if spec.max_calls < least:
         raise UserError(
@@ -151,7 +161,7 @@ class Optimisation:
         if self.spec.tool_descriptions:
             tools = self.prepared.env.tool_defs
             if not tools:
-                raise UserError(f"{self.spec.connection.env_id} has no tools whose descriptions could be optimised")
+                raise UserError(f"{self.spec.env_id} has no tools whose descriptions could be optimised")
             texts |= {f"{TOOL_PREFIX}{tool['name']}": tool["description"] or "" for tool in tools}
         return texts
 
@@ -179,9 +189,9 @@ class _Run:
         self.watch = Watch(spec.max_calls, show, say, self._keep_best)
         self.loop = stack.enter_context(LoopThread())
         self.rollouts = Rollouts(
-            prepared.env, prepared.client, prepared.target.model, spec.connection.sampling_args, self.journal,
-            max_concurrent=spec.connection.max_concurrent, max_retries=spec.connection.max_retries,
-            state_columns=spec.connection.state_columns, perfect_score=spec.perfect_score,
+            prepared.env, prepared.client, prepared.target.model, spec.sampling_args, self.journal,
+            max_concurrent=spec.max_concurrent, max_retries=spec.max_retries,
+            state_columns=spec.state_columns, perfect_score=spec.perfect_score,
             on_attempt=self.watch.attempt,
         )  # fmt: skip
         stack.callback(lambda: self.loop.run(self.rollouts.close()))
@@ -271,7 +281,7 @@ class _Run:
         lines = search.frontier(lambda c, row: self.journal.has_reward(candidate_hash(c), f"val:{row}"))
         self.folder.write(FRONTIER, "".join(_json(line) + "\n" for line in lines))
         if outcome.evaluate is not None:
-            self.folder.write(EVALUATE, evaluation_toml(spec.to_dict(), outcome.best_prompt))
+            self.folder.write(EVALUATE, evaluation_toml(spec, outcome.best_prompt))
         self.folder.write(METADATA, _json(_metadata(outcome, plan), indent=2) + "\n")
         return outcome
 
@@ -324,19 +334,19 @@ class _LibraryLog:
 
 def _reflection_target(spec: GepaSpec, serve: Callable[[Path], Served]) -> Any:
     """Where the reflection model answers: an endpoint's id or a model directory by itself, else beside the model."""
-    name = spec.reflection_model or spec.connection.model
-    connection = replace(spec.connection, model=name)
+    name = spec.reflection_model or spec.model
+    here = spec.model_copy(update={"model": name})
     try:
-        return find_target(replace(connection, api_base_url=None, provider=None), serve)
+        return find_target(here.model_copy(update={"api_base_url": None, "provider": None}), serve)
     except UserError:
-        return find_target(connection, serve)
+        return find_target(here, serve)
 
 
 def _path(spec: GepaSpec, prepared: Prepared) -> Path:
     """The folder of the run: as told, else beside the environment's source as its authors expect."""
     if spec.run_dir is not None:
         return Path(spec.run_dir)
-    env_id = spec.connection.env_id
+    env_id = spec.env_id
     home = Path("environments") / env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
     base = (home if home.is_dir() else Path()) / "outputs" / "gepa"
     model = prepared.target.model.replace("/", "--")

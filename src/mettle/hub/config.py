@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from mettle.config.options import Option
 
 
 class HubConfig(BaseModel):
     """What `python -m mettle.hub` is started with."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    runs: Path
+    runs: Path = Path("runs")
     """A folder of run directories, or one run directory."""
 
     host: str = "127.0.0.1"
@@ -21,7 +24,7 @@ class HubConfig(BaseModel):
     port: int = Field(default=7860, ge=0, le=65535)
     """Port; 0 takes any free one."""
 
-    ready_file: Path | None = None
+    ready_file: Annotated[Path | None, Option(is_argument=True)] = None
     """Written when the server answers: {"base_url", "host", "port", "pid"}."""
 
     @property

@@ -8,10 +8,13 @@ from pydantic import BaseModel, Field
 
 
 class Evaluation(BaseModel):
-    """An evaluation on held-out tasks; `mean` and the interval are null when no rollout had a reward."""
+    """An evaluation; `mean` and the interval are null before its end, and when no rollout had a reward.
+
+    The counts are of what is done, beside what was planned (null: not known).
+    """
 
     eval_id: int
-    kind: str = Field(description="baseline, interim or final")
+    kind: str = Field(description="baseline, interim, final, probe, eval, search, held_out or data")
     step: int
     env_id: str
     mean: float | None
@@ -24,6 +27,10 @@ class Evaluation(BaseModel):
     version_max: int
     metrics: dict[str, float]
     created_at: float
+    state: str = Field(default="finished", description="running, finished or interrupted")
+    model: str = ""
+    planned_tasks: int | None = None
+    planned_rollouts: int | None = None
 
 
 class Evaluations(BaseModel):

@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.responses import Response
 
-from mettle.hub import wording
+from mettle.hub import filters
 from mettle.hub.api import Run, catalog_of
 from mettle.hub.conversation import shown_messages
 from mettle.hub.logs import log_names, read_tail
@@ -128,7 +128,7 @@ def rollout_page(run: Run, rollout_id: str) -> HTMLResponse:
         messages=shown_messages(detail),
         previous=next((s for s in detail.siblings if s.position == position - 1), None),
         following=next((s for s in detail.siblings if s.position == position + 1), None),
-        limits=wording.HEAT_LIMITS,
+        limits=filters.HEAT_LIMITS,
     )
 
 
@@ -234,7 +234,7 @@ def error_page(request: Request, status: int, title: str, detail: str) -> Respon
 
 @lru_cache(maxsize=1)
 def templates() -> Environment:
-    """The templates, with the filters of `wording`."""
+    """The templates, with the filters of `filters`."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=select_autoescape(default=True),
@@ -242,9 +242,9 @@ def templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters.update(wording.FILTERS)
+    environment.filters.update(filters.FILTERS)
     environment.filters["part"] = lambda value: quote(str(value), safe="")
-    environment.globals.update(asset=asset, versions=wording.versions)
+    environment.globals.update(asset=asset, versions=filters.versions)
     return environment
 
 

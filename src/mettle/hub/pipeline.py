@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mettle.hub import wording
+from mettle.hub import filters
 from mettle.hub.models import Process, RunSummary, Wait
 
 MAIN = ("inference", "orchestrator", "trainer")
@@ -85,7 +85,7 @@ def owner_process(owner: str) -> str:
 def _tokens(summary: RunSummary) -> str:
     if summary.inference_tokens_per_s is None:
         return "no tokens yet"
-    return f"{wording.compact(summary.inference_tokens_per_s)} tokens/s"
+    return f"{filters.compact(summary.inference_tokens_per_s)} tokens/s"
 
 
 def _weights(summary: RunSummary) -> str:

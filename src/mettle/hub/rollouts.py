@@ -7,7 +7,6 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mettle.errors import StorageError
 from mettle.hub.models import RolloutDetail, RolloutPage, RolloutRow, Sibling, TokenColumns, TurnDetail
 from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
 from mettle.records.tasks import RolloutRecord, Turn
@@ -106,11 +105,7 @@ def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> Rollou
     if row is None:
         return None
     ref = BlockRef(row["shard"], row["offset"], row["length"])
-    try:
-        group = read_group(run_dir.rollouts, ref)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        # RuntimeError is a StopIteration from inside a generator: fewer turns than the header says.
-        raise StorageError(f"{run_dir.rollouts / ref.shard} is damaged at offset {ref.offset}: {error}") from error
+    group = read_group(run_dir.rollouts, ref)
     record = next((r for r in group.rollouts if r.rollout_id == rollout_id), None)
     if record is None:
         return None
@@ -121,7 +116,7 @@ def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> Rollou
         row=opened,
         messages=[dict(message) for message in record.messages],
         turns=[_turn(turn, vocabulary) for turn in record.turns],
-        answer=record.answer,
+        answer=str(record.answer),
         siblings=[_sibling(position, r) for position, r in enumerate(group.rollouts)],
         is_decoded=vocabulary is not None,
     )

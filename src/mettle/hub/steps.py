@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mettle.evals.estimator import mean_of, percentile
 from mettle.storage.database import Database
 
 
@@ -109,8 +109,9 @@ class StepTable:
                 rewards.append(reward)
         if rewards:
             rewards.sort()
-            mean = sum(rewards) / len(rewards)
-            figures.reward = RewardSpread(mean, quantile(rewards, 0.1), quantile(rewards, 0.9), len(rewards))
+            figures.reward = RewardSpread(
+                mean_of(rewards), percentile(rewards, 0.1), percentile(rewards, 0.9), len(rewards)
+            )
         if self._num_closed > 0:
             elapsed = figures.shipped_at - self.steps[self._num_closed - 1].shipped_at
             figures.inference_tokens_per_s = rate(figures.num_sampled, elapsed)
@@ -119,12 +120,3 @@ class StepTable:
 def rate(count: int, elapsed_s: float) -> float | None:
     """`count` a second; None when nothing was counted or no time has passed."""
     return count / elapsed_s if elapsed_s > 0 and count > 0 else None
-
-
-def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Quantile of sorted values with linear interpolation between neighbours."""
-    assert ordered, "a quantile needs a value"
-    place = fraction * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

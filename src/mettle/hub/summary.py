@@ -19,6 +19,7 @@ from mettle.hub.reader import QUIET_S, RunReader, is_alive
 from mettle.hub.series import METRICS
 from mettle.hub.steps import StepFigures
 from mettle.records.tasks import TaskState
+from mettle.storage.evals import read_evals
 
 LIVE_STATES = frozenset({"preparing", "starting", "running", "restarting", "resuming", "stopping"})
 RATE_STEPS = 8
@@ -120,17 +121,17 @@ def waits_of(reader: RunReader) -> list[Wait]:
 
 def evaluations_of(reader: RunReader) -> list[Evaluation]:
     """All evaluations, oldest first."""
-    return [Evaluation(**asdict(row)) for row in reader.journal.evals()]
+    return [Evaluation(**asdict(row)) for row in read_evals(reader.database)]
 
 
 def baselines_of(evals: list[Evaluation]) -> list[Evaluation]:
     """The newest baseline of each environment."""
-    return list({e.env_id: e for e in evals if e.kind == "baseline"}.values())
+    return list({e.env_id: e for e in evals if e.kind == "baseline" and e.state == "finished"}.values())
 
 
 def finals_of(evals: list[Evaluation]) -> list[Evaluation]:
     """The newest evaluation of each environment that is no baseline."""
-    return list({e.env_id: e for e in evals if e.kind != "baseline"}.values())
+    return list({e.env_id: e for e in evals if e.kind in ("interim", "final") and e.state == "finished"}.values())
 
 
 def state_of(reader: RunReader, processes: list[Process]) -> tuple[str, str]:

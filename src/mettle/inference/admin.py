@@ -1,6 +1,7 @@
 """Weights, pausing, health and metrics: what a run's supervisor and orchestrator ask of a server.
 
-These routes have no password: whoever can reach the server may change its weights. It listens on 127.0.0.1 by default.
+These routes have no password: whoever can reach the server may change its weights. It listens on 127.0.0.1 by default,
+and pages in a browser are kept out by the names and origins that are checked on every route.
 """
 
 from __future__ import annotations
@@ -10,30 +11,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import Response
 
-from mettle.inference.api_errors import ApiError, bad_request, error_body, json_response
-from mettle.inference.engine.protocol import PauseMode, WeightsRejected
-from mettle.inference.metrics import prometheus_text
-from mettle.inference.request_body import read_body
-from mettle.inference.service import SERVICE
+from mettle.inference.bodies import PauseBody, WeightsBody
+from mettle.inference.engine.protocol import WeightsRejected
+from mettle.inference.service import service_of
 from mettle.records.versions import CanaryCheck
+from mettle.web.bodies import checked, read_body, read_model
+from mettle.web.figures import metrics_page
+from mettle.web.problems import HttpError, json_response, openai_body
 
 
-async def update_weights(request: web.Request) -> web.Response:
+async def update_weights(request: Request) -> Response:
     """200 once the version is served and proven; 409, and the old weights stay, when it is refused."""
-    service = request.app[SERVICE]
-    body = await read_body(request)
-    version = body.integer("version", low=0)
-    path = body.text("path")
-    if version is None:
-        raise bad_request("version is required: the number of the published weights", "version")
-    if not path:
-        raise bad_request("path is required: the folder of the published weights", "path")
+    engine = service_of(request).engine
+    body = await read_model(request, WeightsBody)
     try:
-        update = await asyncio.to_thread(service.engine.update_weights, Path(path), version)
+        update = await asyncio.to_thread(engine.update_weights, Path(body.path), body.version)
     except WeightsRejected as error:
-        refused = error_body(ApiError(409, str(error), code="weights_rejected"))
+        refused = openai_body(HttpError(409, str(error), code="weights_rejected"))
         return json_response({**refused, "canary": _canary(error.canary)}, status=409)
     return json_response(
         {
@@ -45,27 +42,25 @@ async def update_weights(request: web.Request) -> web.Response:
     )
 
 
-async def pause(request: web.Request) -> web.Response:
+async def pause(request: Request) -> Response:
     """200 once nothing is sampled any more."""
-    service = request.app[SERVICE]
-    body = await read_body(request) if request.can_read_body else None
-    mode = request.query.get("mode") or (body.text("mode") if body is not None else None) or "keep"
+    asked = checked(PauseBody, await read_body(request) or b"{}").mode
+    mode = request.query_params.get("mode") or asked or "keep"
     if mode not in ("keep", "drain"):
-        raise bad_request(f"mode must be 'keep' or 'drain', not {mode!r}", "mode")
-    chosen: PauseMode = "drain" if mode == "drain" else "keep"
-    await asyncio.to_thread(service.engine.pause, chosen)
-    return json_response({"paused": True, "mode": chosen})
+        raise HttpError(400, f"mode must be 'keep' or 'drain', not {mode!r}", param="mode")
+    await asyncio.to_thread(service_of(request).engine.pause, "drain" if mode == "drain" else "keep")
+    return json_response({"paused": True, "mode": mode})
 
 
-async def resume(request: web.Request) -> web.Response:
+async def resume(request: Request) -> Response:
     """Go on sampling."""
-    await asyncio.to_thread(request.app[SERVICE].engine.resume)
+    await asyncio.to_thread(service_of(request).engine.resume)
     return json_response({"paused": False})
 
 
-async def health(request: web.Request) -> web.Response:
+async def health(request: Request) -> Response:
     """200 while requests are taken, 503 when the engine has ended or the server is about to."""
-    service = request.app[SERVICE]
+    service = service_of(request)
     status = service.engine.status()
     is_ok = status.is_alive and not service.is_stopping
     body = {
@@ -79,11 +74,9 @@ async def health(request: web.Request) -> web.Response:
     return json_response(body, status=200 if is_ok else 503)
 
 
-async def metrics(request: web.Request) -> web.Response:
+async def metrics(request: Request) -> Response:
     """Prometheus text."""
-    service = request.app[SERVICE]
-    text = prometheus_text(service.engine.status(), service.metrics)
-    return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    return metrics_page(service_of(request).metrics.registry)
 
 
 def _canary(check: CanaryCheck | None) -> dict[str, Any] | None:
@@ -96,9 +89,9 @@ def _canary(check: CanaryCheck | None) -> dict[str, Any] | None:
 
 
 ROUTES = [
-    web.post("/admin/weights", update_weights),
-    web.post("/admin/pause", pause),
-    web.post("/admin/resume", resume),
-    web.get("/health", health),
-    web.get("/metrics", metrics),
+    ("POST", "/admin/weights", update_weights),
+    ("POST", "/admin/pause", pause),
+    ("POST", "/admin/resume", resume),
+    ("GET", "/health", health),
+    ("GET", "/metrics", metrics),
 ]

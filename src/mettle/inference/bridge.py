@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from mettle.errors import MettleError
-from mettle.inference.engine.protocol import Engine, Generation, GenerationRequest, TokenEvent
+from mettle.inference.engine.protocol import Generation, GenerationRequest, SamplingEngine, TokenEvent
 
 
 class Bridge:
     """Awaitable requests to an engine. Made and used inside a running event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SamplingEngine) -> None:
         self.engine = engine
         self._loop = asyncio.get_running_loop()
         self._news: deque[Callable[[], None]] = deque()
@@ -25,7 +25,7 @@ class Bridge:
     async def generate(self, request: GenerationRequest) -> Generation:
         """All of a request at once.
 
-        Raises: what `Engine.submit` raises, and ServiceError when the engine fails under the request.
+        Raises: what `SamplingEngine.submit` raises, and ServiceError when the engine fails under the request.
         """
         listener = _WholeAnswer(self)
         self.engine.submit(request, listener)

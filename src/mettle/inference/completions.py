@@ -6,141 +6,101 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import Response
 
-from mettle.inference.api_errors import bad_request, json_response
-from mettle.inference.chunks import ChunkWriter, stream
+from mettle.clients.dialects import completions as dialect
+from mettle.inference.bodies import CompletionBody
+from mettle.inference.chat import finite
+from mettle.inference.chunks import Choices, ChunkMaker, stream, usage
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent
-from mettle.inference.openai_fields import finite, token_fields, usage
-from mettle.inference.request_body import MAX_TOP_LOGPROBS, Body, is_token_ids, read_body
-from mettle.inference.service import SERVICE, Service
+from mettle.inference.service import ModelService, service_of
 from mettle.inference.text import cut_at_stop
+from mettle.web.bodies import read_model
+from mettle.web.problems import HttpError, json_response
 
 _DEFAULT_MAX_TOKENS = 16  # the OpenAI API's
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """One generation for each prompt, all alike."""
-
-    generations: tuple[GenerationRequest, ...]
-    num_logprobs: int | None
-    is_echo: bool
-    has_token_ids: bool
-    has_usage: bool
-    is_stream: bool
-
-
-async def completions(request: web.Request) -> web.StreamResponse:
+async def completions(request: Request) -> Response:
     """Continue one or several prompts."""
-    service = request.app[SERVICE]
-    body = await read_body(request)
-    service.check_model(body.get("model"))
-    wanted = read_completion(service, body)
-    if wanted.is_stream:
-        return await stream(
-            request, service, wanted.generations[0], "prompt", lambda response: _TextWriter(service, wanted, response)
-        )
+    service = service_of(request)
+    body = await read_model(request, CompletionBody)
+    service.check_model(body.model)
+    wanted = tokenized(service, body)
+    if body.stream:
+        return await stream(request, _TextChunks(service, wanted[0], body), "prompt")
     generations = await _generate_all(service, wanted)
     choices: list[dict[str, Any]] = []
-    for asked, generation in zip(wanted.generations, generations, strict=True):
-        choices += [_choice(service, wanted, asked, generation, choice) for choice in generation.choices]
+    for asked, generation in zip(wanted, generations, strict=True):
+        choices += [_choice(service, body, asked, generation, choice) for choice in generation.choices]
     return json_response(
-        {
-            "id": f"cmpl-{generations[0].request_id}",
-            "object": "text_completion",
-            "created": int(service.clock()),
-            "model": service.model_name,
-            "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
-            "usage": usage(sum(g.num_prompt_tokens for g in generations), generations),
-        }
+        dialect.completion(
+            f"cmpl-{generations[0].request_id}",
+            int(service.clock()),
+            service.model_name,
+            [{"index": index, **choice} for index, choice in enumerate(choices)],
+            usage(*generations),
+        )
     )
 
 
-def read_completion(service: Service, body: Body) -> CompletionRequest:
-    """Check every field and tokenize the prompts.
-
-    Raises: ApiError naming the field at fault.
-    """
-    num_logprobs = body.integer("logprobs", low=0, high=MAX_TOP_LOGPROBS)
-    is_echo = body.boolean("echo")
-    is_stream = body.boolean("stream")
-    prompts = _read_prompts(service, body)
-    if is_stream and (is_echo or len(prompts) > 1):
-        raise bad_request("stream takes one prompt and no echo", "stream")
-    params = body.sampling(body.integer("max_tokens", _DEFAULT_MAX_TOKENS, low=0))
-    n = body.integer("n", low=1) or 1
-    return CompletionRequest(
-        tuple(
-            GenerationRequest(
-                request_id=service.new_id(),
-                prompt_ids=prompt,
-                params=params,
-                n=n,
-                prompt_logprobs=is_echo and num_logprobs is not None,
-                top_logprobs=num_logprobs or 0,
-                has_token_events=is_stream,
-            )
-            for prompt in prompts
-        ),
-        num_logprobs=num_logprobs,
-        is_echo=is_echo,
-        has_token_ids=body.boolean("return_token_ids"),
-        has_usage=body.wants_usage(),
-        is_stream=is_stream,
-    )
+def tokenized(service: ModelService, body: CompletionBody) -> list[GenerationRequest]:
+    """One generation for each prompt, all alike. Raises: HttpError."""
+    if body.stream and (body.echo or len(body.prompt) > 1):
+        raise HttpError(400, "stream takes one prompt and no echo", param="stream")
+    params = body.params(_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    encode = service.renderer.encode
+    return [
+        GenerationRequest(
+            request_id=service.new_id(),
+            prompt_ids=encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt,
+            params=params,
+            n=body.n or 1,
+            prompt_logprobs=bool(body.echo) and body.logprobs is not None,
+            top_logprobs=body.logprobs or 0,
+            has_token_events=bool(body.stream),
+        )
+        for prompt in body.prompt
+    ]
 
 
-def _read_prompts(service: Service, body: Body) -> list[list[int]]:
-    value = body.get("prompt")
-    if isinstance(value, str) or (is_token_ids(value) and value):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise bad_request("prompt must be a string, a list of token ids, or a list of either", "prompt")
-    prompts: list[list[int]] = []
-    for prompt in value:
-        if isinstance(prompt, str):
-            prompts.append(service.renderer.encode(prompt, add_special_tokens=True))
-        elif is_token_ids(prompt):
-            prompts.append(prompt)
-        else:
-            raise bad_request("prompt must hold strings or lists of token ids", "prompt")
-    return prompts
-
-
-async def _generate_all(service: Service, wanted: CompletionRequest) -> list[Generation]:
+async def _generate_all(service: ModelService, wanted: list[GenerationRequest]) -> list[Generation]:
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service.generate(asked, "prompt")) for asked in wanted.generations]
+            tasks = [group.create_task(service.generate(asked, "prompt")) for asked in wanted]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the prompts are one request, and it has one answer
     return [task.result() for task in tasks]
 
 
 def _choice(
-    service: Service, wanted: CompletionRequest, asked: GenerationRequest, generation: Generation, choice: Choice
+    service: ModelService, body: CompletionBody, asked: GenerationRequest, generation: Generation, choice: Choice
 ) -> dict[str, Any]:
     text = cut_at_stop(service.renderer.visible_text(choice.token_ids), choice.stop)
-    if wanted.is_echo:
+    if body.echo:
         text = service.renderer.decode(asked.prompt_ids) + text
     answer: dict[str, Any] = {"text": text, "logprobs": None, "finish_reason": choice.finish_reason}
-    if wanted.num_logprobs is not None:
-        answer["logprobs"] = _logprobs(service, wanted, asked, generation, choice)
-    if wanted.has_token_ids:
-        answer |= {"prompt_token_ids": list(asked.prompt_ids), **token_fields(choice)}
+    if body.logprobs is not None:
+        answer["logprobs"] = _logprobs(service, body, asked, generation, choice)
+    if body.return_token_ids:
+        answer |= {
+            "prompt_token_ids": list(asked.prompt_ids),
+            "token_ids": choice.token_ids,
+            "versions": choice.versions,
+        }
     return answer
 
 
 def _logprobs(
-    service: Service, wanted: CompletionRequest, asked: GenerationRequest, generation: Generation, choice: Choice
+    service: ModelService, body: CompletionBody, asked: GenerationRequest, generation: Generation, choice: Choice
 ) -> dict[str, Any]:
     ids, values = list(choice.token_ids), list[float | None](choice.logprobs)
     alternatives: list[dict[str, float] | None] = []
-    if wanted.is_echo:
+    if body.echo:
         ids = [*asked.prompt_ids, *ids]
         values = [*(generation.prompt_logprobs or []), *values]
         alternatives = [None] * len(asked.prompt_ids)
@@ -153,7 +113,7 @@ def _logprobs(
     return {
         "tokens": texts,
         "token_logprobs": values,
-        "top_logprobs": alternatives if wanted.num_logprobs else None,
+        "top_logprobs": alternatives if body.logprobs else None,
         "text_offset": _offsets(texts),
     }
 
@@ -166,36 +126,38 @@ def _offsets(texts: Sequence[str]) -> list[int]:
     return offsets
 
 
-class _TextWriter(ChunkWriter):
+class _TextChunks(ChunkMaker):
     """Chunks of one prompt's choices: the text of each token, and how it ended."""
 
-    ID_PREFIX = "cmpl"
-    OBJECT = "text_completion"
+    def __init__(self, service: ModelService, asked: GenerationRequest, body: CompletionBody) -> None:
+        super().__init__(service, asked, has_usage=body.wants_usage)
+        self._body = body
 
-    def __init__(self, service: Service, wanted: CompletionRequest, response: web.StreamResponse) -> None:
-        super().__init__(service, wanted.generations[0], response, has_usage=wanted.has_usage)
-        self._wanted = wanted
+    def chunk(self, choices: Choices, used: Mapping[str, int] | None = None) -> dict[str, Any]:
+        answer_id = f"cmpl-{self.asked.request_id}"
+        return dialect.completion(answer_id, self.created, self.service.model_name, choices, used)
 
-    async def write_token(self, event: TokenEvent) -> None:
+    def of_token(self, event: TokenEvent) -> Iterator[Choices]:
         """The text of a token, once it is whole."""
-        if event.token_id is not None:
-            text = self.texts[event.choice].add(event.token_id)
-            more: dict[str, Any] = {"logprobs": self._logprobs(event)}
-            if self._wanted.has_token_ids:
-                more |= {"token_ids": [event.token_id], "versions": [event.version]}
-            if text or self._wanted.num_logprobs is not None or self._wanted.has_token_ids:
-                await self.send([{"index": event.choice, "text": text, "finish_reason": None, **more}])
+        if event.token_id is None:
+            return
+        text = self.texts[event.choice].add(event.token_id)
+        more: dict[str, Any] = {"logprobs": self._logprobs(event)}
+        if self._body.return_token_ids:
+            more |= {"token_ids": [event.token_id], "versions": [event.version]}
+        if text or self._body.logprobs is not None or self._body.return_token_ids:
+            yield [{"index": event.choice, "text": text, "finish_reason": None, **more}]
 
     def _logprobs(self, event: TokenEvent) -> dict[str, Any] | None:
-        if self._wanted.num_logprobs is None or event.token_id is None:
+        if self._body.logprobs is None or event.token_id is None:
             return None
         alone = Choice(event.choice, [event.token_id], [event.logprob], [event.version], [event.top_logprobs])
-        return _logprobs(self.service, self._wanted, self.asked, Generation("", 0, ()), alone)
+        return _logprobs(self.service, self._body, self.asked, Generation("", 0, ()), alone)
 
-    async def write_end(self, index: int, reason: str, stop: str | None) -> None:
+    def of_end(self, index: int, reason: str, stop: str | None) -> Iterator[Choices]:
         """What was held back, and the reason."""
         text = self.texts[index].finish(stop)
-        await self.send([{"index": index, "text": text, "logprobs": None, "finish_reason": reason}])
+        yield [{"index": index, "text": text, "logprobs": None, "finish_reason": reason}]
 
 
-ROUTES = [web.post("/v1/completions", completions)]
+ROUTES = [("POST", "/v1/completions", completions)]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from mettle.config.options import Option
 
 
 class InferenceConfig(BaseModel):
     """One server with one model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: Path
+    model: Annotated[Path, Option(is_argument=True)]
     """Model directory in Hugging Face layout: config.json, safetensors, tokenizer.json, chat template."""
 
-    served_model_name: str = "policy"
+    served_model_name: Annotated[str, Option("--name")] = "policy"
     """The name that requests put in `model`, and that /v1/models lists."""
 
     host: str = "127.0.0.1"
     """Address to listen on. The admin routes have no password: keep the server on this machine or a private network."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that requests may put in `Host`. A server on 127.0.0.1 answers to the loopback's names alone, so
+    that no page in a browser reaches it by a name of its own; one that is reached from elsewhere answers to any."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one, which the ready file then names."""
@@ -63,3 +69,10 @@ class InferenceConfig(BaseModel):
 
     log_level: str = "INFO"
     """Least severe level that is logged to standard error."""
+
+
+class ServeConfig(InferenceConfig):
+    """A server that a person starts, with `mettle inference serve`."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import Response
 
-from mettle.inference.api_errors import json_response
+from mettle.inference.bodies import GenerateBody
 from mettle.inference.engine.protocol import Choice, GenerationRequest
-from mettle.inference.request_body import read_body
-from mettle.inference.service import SERVICE
+from mettle.inference.service import service_of
+from mettle.web.bodies import read_model
+from mettle.web.problems import json_response
 
 
-async def generate(request: web.Request) -> web.Response:
+async def generate(request: Request) -> Response:
     """Answer with all choices when the last of them has ended."""
-    service = request.app[SERVICE]
-    body = await read_body(request)
-    service.check_model(body.get("model"))
+    service = service_of(request)
+    body = await read_model(request, GenerateBody)
+    service.check_model(body.model)
     wanted = GenerationRequest(
         request_id=service.new_id(),
-        prompt_ids=body.token_ids("prompt_ids"),
-        params=body.sampling(body.integer("max_tokens", low=0)),
-        n=body.integer("n", low=1) or 1,
-        prompt_logprobs=body.boolean("prompt_logprobs"),
+        prompt_ids=body.prompt_ids,
+        params=body.params(body.max_tokens),
+        n=body.n or 1,
+        prompt_logprobs=bool(body.prompt_logprobs),
     )
     generation = await service.generate(wanted, "prompt_ids")
     return json_response(
@@ -49,4 +51,4 @@ def _choice(choice: Choice) -> dict[str, Any]:
     }
 
 
-ROUTES = [web.post("/v1/generate", generate)]
+ROUTES = [("POST", "/v1/generate", generate)]

@@ -23,10 +23,11 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, UserError
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
-from mettle.inference.server import Server, bind
-from mettle.inference.service import Service
+from mettle.inference.server import InferenceServer
+from mettle.inference.service import ModelService
 from mettle.log import setup_logging
 from mettle.storage.files import write_json
+from mettle.web.server import bind
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,8 @@ async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.so
         decode_text=renderer.visible_text,
         on_death=die,
     )
-    server = Server(Service(Bridge(engine), renderer, config.served_model_name), listener)
+    service = ModelService(Bridge(engine), renderer, config.served_model_name)
+    server = InferenceServer(service, listener, config.allowed_hosts)
     await server.start()
     logger.info("serving", extra={"model": config.served_model_name, "version": config.version, "url": server.base_url})
     if ready_file is not None:
@@ -102,7 +104,7 @@ async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.so
     return 0
 
 
-def _write_ready_file(path: Path, server: Server) -> None:
+def _write_ready_file(path: Path, server: InferenceServer) -> None:
     write_json(path, {"base_url": server.base_url, "host": str(server.host), "port": server.port, "pid": os.getpid()})
 
 

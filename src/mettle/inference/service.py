@@ -8,17 +8,26 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
-from aiohttp import web
+from starlette.requests import Request
 
 from mettle.clients.renderer import Renderer
-from mettle.inference.api_errors import ApiError, bad_request
+from mettle.errors import MettleError, UserError
 from mettle.inference.bridge import Bridge
-from mettle.inference.engine.protocol import Engine, Generation, GenerationRequest, RequestRefused, TokenEvent
-from mettle.inference.metrics import RequestMetrics
+from mettle.inference.engine.protocol import (
+    EngineBusy,
+    EngineStopped,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    SamplingEngine,
+    TokenEvent,
+)
+from mettle.inference.metrics import ServingMetrics
+from mettle.web.problems import HttpError
 
 
 @dataclass
-class Service:
+class ModelService:
     """One served model. `is_stopping` turns new requests away while the running ones finish."""
 
     bridge: Bridge
@@ -28,13 +37,13 @@ class Service:
     clock: Callable[[], float] = time.time
     created: int = field(default=0)
     is_stopping: bool = False
-    metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     def __post_init__(self) -> None:
         self.created = self.created or int(self.clock())
+        self.metrics = ServingMetrics(self.engine.status)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> SamplingEngine:
         """The engine itself, for calls that block: use them in a thread."""
         return self.bridge.engine
 
@@ -42,25 +51,47 @@ class Service:
         """Refuse a request for another model; no name means this one."""
         if name is not None and name != self.model_name:
             message = f"model {name!r} is not served here; {self.model_name!r} is"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise HttpError(404, message, param="model", code="model_not_found")
 
     async def generate(self, request: GenerationRequest, prompt_field: str) -> Generation:
         """A whole generation; a complaint about the prompt names `prompt_field`."""
         self._check_open()
-        with _naming(prompt_field), self.metrics.timed():
+        with _naming(prompt_field), self.metrics.request_seconds.time():
             return await self.bridge.generate(request)
 
     async def stream(self, request: GenerationRequest, prompt_field: str) -> AsyncGenerator[TokenEvent | Generation]:
         """A generation token by token. A request that is refused is so before the first item."""
         self._check_open()
-        with _naming(prompt_field), self.metrics.timed():
+        with _naming(prompt_field), self.metrics.request_seconds.time():
             async with aclosing(self.bridge.stream(request)) as items:
                 async for item in items:
                     yield item
 
     def _check_open(self) -> None:
         if self.is_stopping:
-            raise ApiError(503, "the server is shutting down", code="stopping")
+            raise HttpError(503, "the server is shutting down", code="stopping")
+
+
+def service_of(request: Request) -> ModelService:
+    """The service that a request is for."""
+    service: ModelService = request.app.state.service
+    return service
+
+
+def as_http_error(error: Exception) -> HttpError | None:
+    """What an error of ours is as an answer."""
+    match error:
+        case RequestRefused():
+            return HttpError(400, str(error), param=error.parameter, code=error.code)
+        case EngineBusy():
+            return HttpError(429, str(error), code="queue_full")
+        case EngineStopped():
+            return HttpError(503, str(error), code="stopping")
+        case UserError():
+            return HttpError(400, str(error))
+        case MettleError():
+            return HttpError(500, str(error), code="engine_failed")
+    return None
 
 
 @contextmanager
@@ -69,8 +100,4 @@ def _naming(prompt_field: str) -> Iterator[None]:
         yield
     except RequestRefused as error:
         param = prompt_field if error.parameter == "prompt_ids" else error.parameter
-        raise bad_request(str(error), param, error.code) from error
-
-
-SERVICE = web.AppKey("service", Service)
-"""Where a handler finds the service: `request.app[SERVICE]`."""
+        raise HttpError(400, str(error), param=param, code=error.code) from error

@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import Response
 
-from mettle.inference.api_errors import ApiError, bad_request, json_response
-from mettle.inference.request_body import read_body
-from mettle.inference.service import SERVICE, Service
+from mettle.inference.bodies import DetokenizeBody, TokenizeBody
+from mettle.inference.service import ModelService, service_of
+from mettle.web.bodies import read_model
+from mettle.web.problems import HttpError, json_response
 
 
-async def list_models(request: web.Request) -> web.Response:
+async def list_models(request: Request) -> Response:
     """The one model."""
-    return json_response({"object": "list", "data": [_model(request.app[SERVICE])]})
+    return json_response({"object": "list", "data": [_model(service_of(request))]})
 
 
-async def get_model(request: web.Request) -> web.Response:
+async def get_model(request: Request) -> Response:
     """The model by its name."""
-    service = request.app[SERVICE]
-    service.check_model(request.match_info["name"])
+    service = service_of(request)
+    service.check_model(request.path_params["name"])
     return json_response(_model(service))
 
 
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(request: Request) -> Response:
     """Ids of `prompt`, or of `messages` under the chat template."""
-    service = request.app[SERVICE]
-    body = await read_body(request)
-    service.check_model(body.get("model"))
-    messages = body.objects("messages")
-    prompt = body.text("prompt")
-    if messages:
+    service = service_of(request)
+    body = await read_model(request, TokenizeBody)
+    service.check_model(body.model)
+    if body.messages:
         ids = service.renderer.render(
-            messages,
-            body.objects("tools"),
-            add_generation_prompt=body.boolean("add_generation_prompt", True),
+            body.messages, body.tools, add_generation_prompt=body.add_generation_prompt is not False
         )
-    elif prompt is not None:
-        ids = service.renderer.encode(prompt, add_special_tokens=body.boolean("add_special_tokens", True))
+    elif body.prompt is not None:
+        ids = service.renderer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        raise bad_request("give prompt, a string, or messages, a list", "prompt")
+        raise HttpError(400, "give prompt, a string, or messages, a list", param="prompt")
     return json_response({"count": len(ids), "max_model_len": service.engine.status().max_model_len, "tokens": ids})
 
 
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize(request: Request) -> Response:
     """Text of `tokens`, special tokens included."""
-    service = request.app[SERVICE]
-    body = await read_body(request)
-    service.check_model(body.get("model"))
-    ids = body.token_ids("tokens")
+    service = service_of(request)
+    body = await read_model(request, DetokenizeBody)
+    service.check_model(body.model)
     try:
-        text = service.renderer.decode(ids, skip_special_tokens=body.boolean("skip_special_tokens"))
+        text = service.renderer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
     except OverflowError as error:
-        raise ApiError(400, "tokens holds numbers that are no token ids", param="tokens") from error
+        raise HttpError(400, "tokens holds numbers that are no token ids", param="tokens") from error
     return json_response({"prompt": text})
 
 
-def _model(service: Service) -> dict[str, object]:
+def _model(service: ModelService) -> dict[str, object]:
     status = service.engine.status()
     return {
         "id": service.model_name,
@@ -67,8 +64,8 @@ def _model(service: Service) -> dict[str, object]:
 
 
 ROUTES = [
-    web.get("/v1/models", list_models),
-    web.get("/v1/models/{name:.+}", get_model),
-    web.post("/tokenize", tokenize),
-    web.post("/detokenize", detokenize),
+    ("GET", "/v1/models", list_models),
+    ("GET", "/v1/models/{name:path}", get_model),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
 ]

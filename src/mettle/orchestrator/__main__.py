@@ -20,6 +20,7 @@ from mettle.log import setup_logging
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import Endpoint, HttpEngine
 from mettle.orchestrator.loop import Orchestrator
+from mettle.orchestrator.services import HttpModel, HttpServices
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -79,12 +80,14 @@ async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledge
     endpoint = Endpoint(run_dir.endpoint("inference"))
     engine = HttpEngine(endpoint)
     source = EnvironmentSource(config, endpoint, Path(config.model) if config.model else run_dir.model)
+    services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:
-        orchestrator = Orchestrator(config, run_dir, ledger, source, engine)
+        orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services)
         await run_until_signalled(orchestrator, ledger)
     finally:
         await source.close()
         await engine.close()
+        await services.close()
 
 
 async def run_until_signalled(orchestrator: Orchestrator, ledger: Ledger) -> None:

@@ -1,25 +1,34 @@
-"""What becomes of a group that came back: trained, dropped with a reason, or tried again. Pure functions.
+"""What becomes of a group that came back: trained, dropped with a reason, or tried again.
 
-An errored rollout is left out of its siblings' baseline. A group needs at least half of its rollouts (and as many as
-the algorithm compares) to be worth training on; with fewer, its errors decide whether to try it again.
+A group needs at least half of its rollouts (and as many as the algorithm compares) to be worth training on; with fewer,
+its errors decide whether to try it again, as they do when a frozen model that the algorithm asks has failed. Whether a
+group carries a signal is read off its credit.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.errors import MettleError, RolloutError, UserError
+from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms
 from mettle.orchestrator.config import RetryConfig
-from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
+from mettle.orchestrator.credit import checked, has_signal, mean_advantage
+from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.services import Services
+from mettle.records.tasks import Credit, DropReason, GroupRecord, RolloutRecord
+from mettle.records.tokens import Sample
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_KINDS = frozenset({"environment", "judge"})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`group` carries advantages. At most one of `drop` and `is_retried` is set; neither means admitted."""
+    """`group` carries its credit. At most one of `drop` and `is_retried` is set; neither means admitted."""
 
     group: GroupRecord
     drop: DropReason | None = None
@@ -31,29 +40,83 @@ class Verdict:
         return self.drop is None and not self.is_retried
 
 
-def judge_group(
+class Admission:
+    """What a run does with its groups: the algorithms, the models that they ask, and the rules."""
+
+    def __init__(
+        self,
+        algorithms: RunAlgorithms,
+        services: Services,
+        retry: RetryConfig,
+        *,
+        seq_len: int,
+        filter_zero_advantages: bool,
+    ) -> None:
+        self.algorithms = algorithms
+        self.retry = retry
+        self._services = services
+        self._seq_len = seq_len
+        self._filter_zero_advantages = filter_zero_advantages
+
+    async def judge(self, group: GroupRecord, num_failures: int) -> Verdict:
+        """What becomes of a group that came back."""
+        return await judge_group(
+            group,
+            self.algorithms.of(group.draw.env_id),
+            self._services,
+            retry=self.retry,
+            num_failures=num_failures,
+            filter_zero_advantages=self._filter_zero_advantages,
+        )
+
+    def samples_of(self, group: GroupRecord) -> list[Sample]:
+        """What of a scored group trains."""
+        return group_samples(group, seq_len=self._seq_len, keep_zero_advantages=not self._filter_zero_advantages)
+
+
+async def judge_group(
     group: GroupRecord,
     algorithm: Algorithm,
+    services: Services,
     *,
     retry: RetryConfig,
     num_failures: int,
     filter_zero_advantages: bool,
 ) -> Verdict:
-    """`num_failures` counts earlier failed attempts of the same task."""
+    """`num_failures` counts earlier failed attempts of the same task.
+
+    Raises: UserError when the algorithm itself is wrong.
+    """
     survivors = [r for r in group.rollouts if r.reward is not None]
     needed = max(algorithm.min_group_size, (len(group.rollouts) + 1) // 2)
     if len(survivors) < min(needed, len(group.rollouts)):
         kinds = {r.error_kind for r in group.rollouts if r.reward is None}
-        is_worthwhile = bool(kinds & set(retry.retried)) and num_failures + 1 < retry.max_attempts
-        return Verdict(group, None if is_worthwhile else DropReason.ERRORS, is_retried=is_worthwhile)
+        return _failed(group, kinds, retry, num_failures)
     if not any(r.num_completion_tokens for r in survivors):
         return Verdict(group, DropReason.NO_TOKENS)
-    advantages = algorithm.advantages(group.draw.env_id, [r.reward for r in group.rollouts])
-    rollouts = tuple(replace(r, advantage=a) for r, a in zip(group.rollouts, advantages, strict=True))
-    scored = replace(group, rollouts=rollouts)
-    if filter_zero_advantages and not any(advantages):
+    try:
+        credits = checked(await algorithm.credit(group, services), group)
+    except RolloutError as error:
+        logger.warning("group %d has no credit: %s", group.draw.draw_id, error)
+        return _failed(group, {error.kind}, retry, num_failures)
+    except MettleError:
+        raise
+    except Exception as error:
+        name, env = type(algorithm).__name__, group.draw.env_id
+        raise UserError(f"algorithm {name} failed on a group of {env!r}: {type(error).__name__}: {error}") from error
+    scored = replace(group, rollouts=tuple(map(_credited, group.rollouts, credits)))
+    if filter_zero_advantages and not any(r.credit is not None and has_signal(r.credit, r) for r in scored.rollouts):
         return Verdict(scored, DropReason.ZERO_ADVANTAGE)
     return Verdict(scored)
+
+
+def _failed(group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, num_failures: int) -> Verdict:
+    is_worthwhile = bool(set(kinds) & set(retry.retried)) and num_failures + 1 < retry.max_attempts
+    return Verdict(group, None if is_worthwhile else DropReason.ERRORS, is_retried=is_worthwhile)
+
+
+def _credited(rollout: RolloutRecord, credit: Credit | None) -> RolloutRecord:
+    return replace(rollout, credit=credit, advantage=None if credit is None else mean_advantage(credit, rollout))
 
 
 def main_error(rollouts: Sequence[RolloutRecord]) -> tuple[str, str] | None:

@@ -14,42 +14,36 @@ from __future__ import annotations
 import math
 
 
-def room_for_groups(
-    *,
-    step: int,
-    version: int,
-    max_steps: int,
-    groups_per_batch: int,
-    num_ready: int,
-    num_running: int,
-    admitted_share: float,
-    min_share: float,
-    max_lag: int,
-    max_staleness: int,
-) -> int:
-    """Groups that may be opened now; `step` is the next batch to ship, `version` the one acknowledged by the engine.
+class Room:
+    """The room of one run. It keeps a moving average of the share of groups that carry a signal."""
 
-    `min_share` bounds the oversampling: what is opened beyond it could not be shipped with the batch it is meant for.
-    """
-    share = max(min_share, min(1.0, admitted_share))
-    steps_allowed = min(max_lag + version + 2 - step, max_steps - step + 1)
-    aimed = (steps_allowed * groups_per_batch - num_ready) / share - num_running
-    bound = (max_staleness + version + 2 - step) * groups_per_batch - num_ready - num_running
-    return max(0, min(math.ceil(aimed), bound))
-
-
-class AdmittedShare:
-    """A moving average of the share of groups that carry a signal."""
-
-    def __init__(self, *, decay: float = 0.95) -> None:
+    def __init__(
+        self,
+        *,
+        max_steps: int,
+        groups_per_batch: int,
+        max_lag: int,
+        max_staleness: int,
+        max_backfill: float,
+        decay: float = 0.95,
+    ) -> None:
+        self._max_steps = max_steps
+        self._groups_per_batch = groups_per_batch
+        self._max_lag = max_lag
+        self._max_staleness = max_staleness
+        # What is opened beyond this share could not be shipped with the batch it is meant for.
+        self._min_share = 1.0 / (1.0 + max_backfill)
         self._decay = decay
-        self._share = 1.0
+        self.admitted_share = 1.0
 
-    @property
-    def value(self) -> float:
-        """The share, between 0 and 1."""
-        return self._share
+    def for_groups(self, *, step: int, version: int, num_ready: int, num_running: int) -> int:
+        """Groups that may be opened now; `step` is the next batch to ship, `version` the one that the engine serves."""
+        share = max(self._min_share, min(1.0, self.admitted_share))
+        steps_allowed = min(self._max_lag + version + 2 - step, self._max_steps - step + 1)
+        aimed = (steps_allowed * self._groups_per_batch - num_ready) / share - num_running
+        bound = (self._max_staleness + version + 2 - step) * self._groups_per_batch - num_ready - num_running
+        return max(0, min(math.ceil(aimed), bound))
 
     def observe(self, *, is_admitted: bool) -> None:
         """One group was finished."""
-        self._share = self._decay * self._share + (1.0 - self._decay) * float(is_admitted)
+        self.admitted_share = self._decay * self.admitted_share + (1.0 - self._decay) * float(is_admitted)

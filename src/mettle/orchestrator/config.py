@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from mettle.orchestrator.algorithms import check_options
+from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice
 
 
 class _Section(BaseModel):
@@ -48,11 +48,17 @@ class EnvConfig(_Section):
     """Worker processes of this environment; `env_workers` when left out."""
     name: str = ""
     """Name in metrics and in the ledger; the id's last part when left out. Unique in a run."""
+    algorithm: str | None = None
+    """The algorithm of this environment's groups; None: `environment` where it provides advantages, else the run's."""
+    algorithm_args: dict[str, Any] = Field(default_factory=dict)
+    """Options of that algorithm."""
 
     @model_validator(mode="after")
     def _default_name(self) -> EnvConfig:
         if not self.name:
             self.name = self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+        if self.algorithm_args and self.algorithm is None:
+            raise ValueError("algorithm_args of an environment are for an algorithm of its own: name it in `algorithm`")
         return self
 
 
@@ -98,28 +104,19 @@ class CurriculumConfig(_Section):
         return self
 
 
-class PackingConfig(_Section):
-    """How samples are laid into micro batches."""
+class ServiceConfig(_Section):
+    """A frozen model that algorithms ask, such as a teacher. It must have the policy's vocabulary."""
 
-    seq_len: int = Field(default=2048, ge=2)
-    """Longest sample in tokens; longer ones are cut at the end."""
-    layout: Literal["padded", "packed"] = "padded"
-    """How the trainer lays a micro batch out: padded rows cost rows x longest, packed ones the sum of lengths."""
-    micro_batch_tokens: int = Field(default=16_384, ge=2)
-    """Most tokens of a micro batch, padding included under `padded`."""
-    micro_batch_rows: int = Field(default=128, ge=1)
-    """Most sequences of a micro batch."""
-    num_ranks: int = Field(default=1, ge=1)
-    """Data-parallel ranks of the trainer."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> PackingConfig:
-        if self.micro_batch_tokens < self.seq_len:
-            raise ValueError(
-                f"micro_batch_tokens ({self.micro_batch_tokens}) must hold one sample of seq_len ({self.seq_len}): "
-                "raise the first or lower the second"
-            )
-        return self
+    base_url: str
+    """OpenAI-compatible address, ending in /v1, whose `/completions` knows `echo` (Mettle's own engine and vLLM do)."""
+    model: str
+    """The model's name in requests."""
+    api_key_var: str | None = None
+    """Environment variable that holds the key."""
+    max_concurrency: int = Field(default=32, ge=1)
+    """Most requests at a time."""
+    timeout_s: float = Field(default=120.0, gt=0.0)
+    """A request that takes longer has failed."""
 
 
 class RetryConfig(_Section):
@@ -162,9 +159,11 @@ class OrchestratorConfig(_Section):
     group_size: int = Field(default=8, ge=1)
     """Rollouts of one task that are compared with each other."""
     algorithm: str = "grpo"
-    """Rewards to advantages: `grpo`, `max_rl`, `rae`, or one registered under `mettle.algorithms`."""
+    """What tokens are credited with: a name registered under `mettle.algorithms`, or `module:attribute`."""
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the algorithm."""
+    services: dict[str, ServiceConfig] = Field(default_factory=dict)
+    """Frozen models that algorithms ask, by name."""
     max_lag: int = Field(default=1, ge=0)
     """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""
     max_staleness: int = Field(default=2, ge=0)
@@ -193,8 +192,8 @@ class OrchestratorConfig(_Section):
     """Evaluation on held-out tasks."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Which task comes next."""
-    packing: PackingConfig = Field(default_factory=PackingConfig)
-    """How samples are laid into micro batches."""
+    seq_len: int = Field(default=2048, ge=2)
+    """Longest sample in tokens; longer ones are cut at the end."""
     budgets: BudgetConfig = Field(default_factory=BudgetConfig)
     """How long each wait may last."""
     canary_tolerance: float = Field(1e-3, gt=0.0)
@@ -207,6 +206,23 @@ class OrchestratorConfig(_Section):
     """Go through each epoch in a new seeded order."""
     seed: int = 0
     """Seed of the task order."""
+
+    def choice_for(self, env: EnvConfig, *, provides_advantages: bool) -> tuple[str, dict[str, Any]]:
+        """Name and options of the algorithm of an environment's groups."""
+        if env.algorithm is not None:
+            return env.algorithm, env.algorithm_args
+        return (ENVIRONMENT, {}) if provides_advantages else (self.algorithm, self.algorithm_args)
+
+    def _check_algorithms(self) -> None:
+        for env in self.envs:
+            name, options = self.choice_for(env, provides_advantages=False)
+            check_choice(
+                name,
+                options,
+                group_size=self.group_size,
+                temperature=self.sampling.temperature,
+                services=self.services,
+            )
 
     @property
     def groups_per_batch(self) -> int:
@@ -239,7 +255,7 @@ class OrchestratorConfig(_Section):
 
     @model_validator(mode="after")
     def _can_train(self) -> OrchestratorConfig:
-        check_options(self.algorithm, self.algorithm_args, self.group_size)
+        self._check_algorithms()
         if self.batch_size % self.group_size:
             lower = max(self.group_size, self.batch_size // self.group_size * self.group_size)
             raise ValueError(

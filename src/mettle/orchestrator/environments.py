@@ -10,23 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs import load_environment
+from mettle.envs.rollout_record import record_of_state
 from mettle.envs.workers.endpoints import token_spec
 from mettle.envs.workers.environment import WorkerEnvironment
 from mettle.envs.workers.pool import WorkerPool
 from mettle.envs.workers.spawn import WorkerSpec
-from mettle.errors import InfraError, RolloutTimeout, UserError
+from mettle.errors import EnvironmentFault, InfraError, RolloutTimeout, UserError
+from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.engine import Endpoint
-from mettle.orchestrator.rollouts import rollout_record
-from mettle.orchestrator.source import GroupRequest
 from mettle.records.sampling import SamplingParams
-from mettle.records.tasks import RolloutRecord
+from mettle.records.tasks import UNSCORED, RolloutRecord
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -63,6 +64,10 @@ class EnvironmentSource:
         rows = self._train_rows if env in self._train_rows else self._eval_rows
         return row_uid(rows[env][example_id])
 
+    def provides_advantages(self, env: str) -> bool:
+        """What the environment says of itself."""
+        return bool(getattr(self._train[env], "provides_advantages", False))
+
     def figures(self) -> dict[str, float]:
         """For each environment in worker processes: the worst lag of their event loops, their memory, their deaths."""
         found: dict[str, float] = {}
@@ -84,10 +89,15 @@ class EnvironmentSource:
         states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
         if id(env) in self._limited:
             _blame_time(states)
-        return tuple(
-            rollout_record(state, f"{request.prefix}-{position}", request.sampling.temperature)
-            for position, state in enumerate(states)
+        uid, temperature = self.uid(request.env, request.example_id), request.sampling.temperature
+        has_advantages = bool(getattr(env, "provides_advantages", False))
+        records = (
+            record_of_state(
+                state, rollout_id, uid=uid, position=position, temperature=temperature, has_advantages=has_advantages
+            )
+            for state, (rollout_id, position) in zip(states, request.rollouts, strict=True)
         )
+        return tuple(map(_scored, records))
 
     async def close(self) -> None:
         """Close the connections and tear the environments down."""
@@ -109,6 +119,14 @@ class EnvironmentSource:
             self._client = TokenClient(url, self._renderer)
             self._client_url = url
         return self._client
+
+
+def _scored(record: RolloutRecord) -> RolloutRecord:
+    """A rollout that ends without a reward and an error is the environment's fault, and is tried again as such."""
+    if record.error_kind != UNSCORED:
+        return record
+    why = "the rollout ended without a reward and an error"
+    return replace(record, error_kind=EnvironmentFault.kind, error_type=EnvironmentFault.__name__, error=why)
 
 
 def sampling_args(sampling: SamplingParams) -> dict[str, Any]:

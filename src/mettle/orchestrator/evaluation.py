@@ -14,16 +14,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from mettle.errors import RolloutTimeout
+from mettle.evals.estimator import RunningMean, mean_of, mean_over_tasks, pass_at_k
+from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.policy import Policy
-from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
-from mettle.orchestrator.source import GroupRequest, RolloutSource
-from mettle.orchestrator.statistics import clustered_mean, pass_at_k
+from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
-from mettle.storage.shards import BlockRef, ShardWriter
+from mettle.storage.shards import ShardWriter
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ class Evaluator:
         config: OrchestratorConfig,
         ledger: Ledger,
         shards: ShardWriter,
-        source: RolloutSource,
+        source: TaskSource,
         schedule: EvalSchedule,
         policy: Policy,
         updater: Updater,
@@ -218,31 +220,30 @@ class Evaluator:
             await self._pulse.wait()
 
     def _record(self, env: EnvConfig, kind: str, version: int, groups: list[GroupRecord]) -> None:
-        blocks: list[tuple[GroupRecord, BlockRef]] = [(group, self._shards.append(group)) for group in groups]
-        estimate = clustered_mean([group.rewards for group in groups])
-        self._ledger.record_eval(
-            kind=kind,
-            step=version,
-            env_id=env.name,
-            groups=blocks,
-            mean=estimate.mean,
-            interval=estimate.interval,
-            metrics=eval_metrics(groups),
-        )
-        mean = "none" if estimate.mean is None else f"{estimate.mean:.4g}"
+        estimate = mean_over_tasks([group.rewards for group in groups])
+        reward, interval = (estimate.mean, estimate.interval) if estimate is not None else (None, None)
+        store = EvalStore(self._ledger.database, self._shards)
+        size = sum(len(group.rollouts) for group in groups)
+        with self._ledger.database.transaction():
+            eval_id = store.begin(EvalPlan(kind, env.name, len(groups), size, version))
+            store.add(eval_id, groups)
+            store.end(eval_id, mean=reward, interval=interval, metrics=eval_metrics(groups))
+        mean = "none" if reward is None else f"{reward:.4g}"
         text = f"{kind} evaluation of v{version} on {env.name}: mean reward {mean} over {len(groups)} tasks"
-        logger.info("evaluated", extra={"kind": kind, "version": version, "env": env.name, "mean": estimate.mean})
-        self._ledger.journal.event("orchestrator", "eval_finished", text, version=version, mean=estimate.mean)
+        logger.info("evaluated", extra={"kind": kind, "version": version, "env": env.name, "mean": reward})
+        self._ledger.journal.event("orchestrator", "eval_finished", text, version=version, mean=reward)
 
 
 def eval_metrics(groups: list[GroupRecord]) -> dict[str, float]:
     """Means of the rubric's metrics, shares of errors and truncation, and pass@k where rewards are 0 or 1."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    parts: defaultdict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        for name, value in rollout.metrics.items():
-            parts[name].append(value)
-    found = {f"reward_parts/{name}": sum(values) / len(values) for name, values in parts.items()}
+    parts: defaultdict[str, RunningMean] = defaultdict(RunningMean)
+    for index, group in enumerate(groups):
+        for rollout in group.rollouts:
+            if rollout.reward is not None:
+                for name, value in rollout.metrics.items():
+                    parts[name].add(index, value)
+    found = {f"reward_parts/{name}": running.mean for name, running in parts.items() if running.mean is not None}
     total = max(1, len(rollouts))
     found["error_rate"] = sum(r.error_kind is not None for r in rollouts) / total
     found["truncated_rate"] = sum(r.is_truncated for r in rollouts) / total
@@ -253,6 +254,6 @@ def eval_metrics(groups: list[GroupRecord]) -> dict[str, float]:
         k = 1
         while k <= len(complete[0]):
             rates = [pass_at_k(len(scores), sum(value >= SOLVED for value in scores), k) for scores in complete]
-            found[f"pass@{k}"] = sum(rates) / len(rates)
+            found[f"pass@{k}"] = mean_of(rates)
             k *= 2
     return found

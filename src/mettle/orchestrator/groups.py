@@ -12,22 +12,19 @@ import logging
 from collections.abc import Callable
 
 from mettle.errors import RolloutTimeout, UserError
-from mettle.orchestrator.admission import FailureStreak, Verdict, judge_group, main_error
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.evals.source import GroupRequest, failed_rollouts
+from mettle.orchestrator.admission import Admission, FailureStreak, Verdict, main_error
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
-from mettle.orchestrator.capacity import AdmittedShare, room_for_groups
-from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.curriculum import Curriculum
 from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import Policy
-from mettle.orchestrator.rollouts import failed_rollouts, sampling_params
-from mettle.orchestrator.samples import group_samples
-from mettle.orchestrator.source import GroupRequest, RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
+from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
-from mettle.records.tokens import Sample
 from mettle.storage.ledger import Ledger
 from mettle.storage.shards import ShardWriter
 
@@ -42,12 +39,16 @@ class GroupRunner:
 
     def __init__(
         self,
-        config: OrchestratorConfig,
         ledger: Ledger,
         shards: ShardWriter,
-        source: RolloutSource,
+        source: TaskSource,
         *,
-        algorithm: Algorithm,
+        sampling: SamplingParams,
+        group_size: int,
+        rollout_timeout_s: float,
+        room: Room,
+        admission: Admission,
+        starvation: Starvation,
         curriculum: Curriculum,
         dispatcher: Dispatcher,
         batcher: Batcher,
@@ -56,11 +57,15 @@ class GroupRunner:
         pulse: Pulse,
         is_held: Callable[[], bool],
     ) -> None:
-        self._config = config
         self._ledger = ledger
         self._shards = shards
         self._source = source
-        self._algorithm = algorithm
+        self._sampling = sampling
+        self._group_size = group_size
+        self._rollout_timeout_s = rollout_timeout_s
+        self._room = room
+        self._admission = admission
+        self._starvation = starvation
         self._curriculum = curriculum
         self._dispatcher = dispatcher
         self._batcher = batcher
@@ -68,12 +73,7 @@ class GroupRunner:
         self._updater = updater
         self._pulse = pulse
         self._is_held = is_held
-        self._sampling = sampling_params(config.sampling)
-        self._starvation = Starvation(
-            config.groups_per_batch, config.max_empty_batches, solved_reward=config.solved_reward
-        )
         self._streak = FailureStreak()
-        self._share = AdmittedShare()
         self.next_step = 1
         self.num_finished = 0
         self.stats = StepStats(0.0)
@@ -90,7 +90,13 @@ class GroupRunner:
 
     def _open_groups(self) -> list[OpenGroup]:
         """Take waiting tasks, then new ones, and commit all of them as in flight."""
-        room = min(self._dispatcher.num_permits, self._room())
+        room = self._room.for_groups(
+            step=self.next_step,
+            version=self._policy.version,
+            num_ready=self._batcher.num_ready,
+            num_running=self._dispatcher.num_open,
+        )
+        room = min(self._dispatcher.num_permits, room)
         if room <= 0 or not self._policy.is_serving or self._is_held():
             return []
         now = asyncio.get_running_loop().time()
@@ -102,20 +108,6 @@ class GroupRunner:
                 self._ledger.dispatch(draw.draw_id)
         return [self._dispatcher.open(draw, self._policy.version, now) for draw in draws]
 
-    def _room(self) -> int:
-        return room_for_groups(
-            step=self.next_step,
-            version=self._policy.version,
-            max_steps=self._config.max_steps,
-            groups_per_batch=self._config.groups_per_batch,
-            num_ready=self._batcher.num_ready,
-            num_running=self._dispatcher.num_open,
-            admitted_share=self._share.value,
-            min_share=1.0 / (1.0 + self._config.max_backfill),
-            max_lag=self._config.max_lag,
-            max_staleness=self._config.max_staleness,
-        )
-
     async def _run_group(self, group: OpenGroup) -> None:
         incarnation = self._policy.incarnation
         rollouts = await self._roll_out(group)
@@ -123,13 +115,7 @@ class GroupRunner:
         if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
             self._put_back(record, is_counted=False)
             return
-        verdict = judge_group(
-            record,
-            self._algorithm,
-            retry=self._config.retry,
-            num_failures=self._dispatcher.num_failures(group.draw.draw_id),
-            filter_zero_advantages=self._config.filter_zero_advantages,
-        )
+        verdict = await self._admission.judge(record, self._dispatcher.num_failures(group.draw.draw_id))
         if verdict.is_retried:
             self._put_back(verdict.group, is_counted=True)
         else:
@@ -138,16 +124,14 @@ class GroupRunner:
     async def _roll_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...]:
         """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""
         draw = group.draw
-        request = GroupRequest(
-            draw.env_id, draw.example_id, f"t{draw.draw_id}", self._config.group_size, self._sampling
-        )
+        request = GroupRequest(draw.env_id, draw.example_id, f"t{draw.draw_id}", self._group_size, self._sampling)
         try:
-            async with asyncio.timeout(self._config.rollout_timeout_s) as deadline:
+            async with asyncio.timeout(self._rollout_timeout_s) as deadline:
                 return await self._source.run_group(request)
         except TimeoutError as error:
             if not deadline.expired():
                 return failed_rollouts(request, error)
-            late = RolloutTimeout(f"the group took longer than rollout_timeout_s ({self._config.rollout_timeout_s:g})")
+            late = RolloutTimeout(f"the group took longer than rollout_timeout_s ({self._rollout_timeout_s:g})")
             return failed_rollouts(request, late)
         except Exception as error:
             return failed_rollouts(request, error)
@@ -160,7 +144,7 @@ class GroupRunner:
     def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
         draw = group.draw
         failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
-        delay = min(MAX_BACKOFF_S, self._config.retry.backoff_s * 2 ** max(0, failures - 1))
+        delay = min(MAX_BACKOFF_S, self._admission.retry.backoff_s * 2 ** max(0, failures - 1))
         self._ledger.put_back([draw.draw_id])
         self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
         self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
@@ -176,7 +160,7 @@ class GroupRunner:
     def _settle(self, verdict: Verdict) -> None:
         """Write a finished group down and hand it on."""
         group, drop = verdict.group, verdict.drop
-        samples = [] if drop is not None else self.samples_of(group)
+        samples = [] if drop is not None else self._admission.samples_of(group)
         if drop is None and not samples:
             drop = DropReason.NO_TOKENS
         self._record(group, drop)
@@ -184,7 +168,7 @@ class GroupRunner:
             mean = sum(group.rewards) / len(group.rewards)
             self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
         self.stats.observe(group, drop)
-        self._share.observe(is_admitted=drop is None)
+        self._room.observe(is_admitted=drop is None)
         self._dispatcher.end(group.draw.draw_id, Ending.SCORED)
         if samples:
             self._batcher.add(ReadyGroup.of(group.draw.draw_id, samples))
@@ -199,24 +183,16 @@ class GroupRunner:
         """True when the policy has nothing more to learn from these tasks because it solves them."""
         return self._starvation.is_solved
 
-    def samples_of(self, group: GroupRecord) -> list[Sample]:
-        """What of a scored group trains."""
-        return group_samples(
-            group,
-            seq_len=self._config.packing.seq_len,
-            keep_zero_advantages=not self._config.filter_zero_advantages,
-        )
-
     def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
         ref = self._shards.append(group)
-        state = self._algorithm.state()
+        state = self._admission.algorithms.state()
         with self._ledger.database.transaction():
             self._ledger.record_scored(group, ref, drop=drop)
             if state:
                 self._ledger.journal.set_fact(ALGORITHM_STATE, state)
 
     def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
-        if self._streak.observe(group) >= self._config.retry.max_failed_groups:
+        if self._streak.observe(group) >= self._admission.retry.max_failed_groups:
             raise UserError(
                 f"environment {group.draw.env_id!r} failed every rollout of {self._streak.length} groups in a row; "
                 f"the first error was {self._streak.first_error}"

@@ -1,9 +1,9 @@
 """The orchestrator: tasks in, batches out, step by step.
 
-Parts: `Orchestrator` wires the others together and is the only one that knows the order of a run. Five tasks run side
-by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, the measure of the event
-loop's lag, and the steps. Nobody waits for anybody but at the edges named here: a batch waits for its groups
-and for v{step-1-max_lag}; the end waits for v{max_steps} and its evaluation.
+Parts: `Orchestrator` wires the others together: it alone knows the whole configuration and the order of a run. Five
+tasks run side by side: groups (open, roll out, score), updater (newest weights to the engine), evaluator, the measure
+of the event loop's lag, and the steps. Nobody waits for anybody but at the edges named here: a batch waits for its
+groups and for v{step-1-max_lag}; the end waits for v{max_steps} and its evaluation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from mettle.orchestrator.algorithms import make_algorithm
-from mettle.orchestrator.batcher import Batcher, ReadyGroup
+from mettle.orchestrator.admission import Admission
+from mettle.orchestrator.algorithms import RunAlgorithms
+from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
+from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
 from mettle.orchestrator.engine import Engine
@@ -23,12 +25,15 @@ from mettle.orchestrator.groups import GroupRunner
 from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
+from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.services import InMemoryServices, Services
 from mettle.orchestrator.shipping import assemble, ship
-from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
 from mettle.records.tasks import DropReason
 from mettle.records.tokens import Batch
+from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
@@ -44,35 +49,67 @@ class Orchestrator:
         config: OrchestratorConfig,
         run_dir: RunDir,
         ledger: Ledger,
-        source: RolloutSource,
+        source: TaskSource,
         engine: Engine,
         *,
+        services: Services | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        check_fits(config, ledger, source)
+        ratios = {env.name: env.ratio for env in config.envs}
+        check_fits(ratios, ledger, source)
         self._config = config
         self._run_dir = run_dir
         self._ledger = ledger
-        self._algorithm = make_algorithm(config.algorithm, config.algorithm_args)
-        self._curriculum = make_curriculum(config, ledger, source)
-        self._dispatcher = Dispatcher(config.inflight_groups)
-        self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
-        pulse = Pulse()
+        self._source = source
+        self._pulse = pulse = Pulse()
         self._policy = Policy(pulse)
         self._waits = Waits(ledger.journal, pulse, clock=clock)
         self._lag = LoopLag()
-        self._source = source
+        self._admission = Admission(
+            self._algorithms(),
+            services or InMemoryServices(),
+            config.retry,
+            seq_len=config.seq_len,
+            filter_zero_advantages=config.filter_zero_advantages,
+        )
+        self._curriculum = make_curriculum(
+            config.curriculum, ratios, ledger, source, shuffle=config.shuffle, seed=config.seed
+        )
+        self._dispatcher = Dispatcher(config.inflight_groups)
+        self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
         shards = ShardWriter(run_dir.rollouts)
-        recorded = [(row.kind, row.step, row.env_id) for row in ledger.journal.evals()]
+        recorded = [(row.kind, row.step, row.env_id) for row in read_evals(ledger.database) if row.is_finished]
         schedule = self._schedule = EvalSchedule(config, recorded)
-        self._updater = Updater(config, engine, ledger, self._policy, self._waits, schedule)
+        self._updater = Updater(
+            engine,
+            ledger,
+            self._policy,
+            self._waits,
+            schedule,
+            poll_s=config.poll_s,
+            health_s=config.health_s,
+            canary_tolerance=config.canary_tolerance,
+            inference_budget_s=config.budgets.inference_s,
+        )
         self._evaluator = Evaluator(config, ledger, shards, source, schedule, self._policy, self._updater, pulse)
         self._groups = GroupRunner(
-            config,
             ledger,
             shards,
             source,
-            algorithm=self._algorithm,
+            sampling=sampling_params(config.sampling),
+            group_size=config.group_size,
+            rollout_timeout_s=config.rollout_timeout_s,
+            room=Room(
+                max_steps=config.max_steps,
+                groups_per_batch=config.groups_per_batch,
+                max_lag=config.max_lag,
+                max_staleness=config.max_staleness,
+                max_backfill=config.max_backfill,
+            ),
+            admission=self._admission,
+            starvation=Starvation(
+                config.groups_per_batch, config.max_empty_batches, solved_reward=config.solved_reward
+            ),
             curriculum=self._curriculum,
             dispatcher=self._dispatcher,
             batcher=self._batcher,
@@ -81,16 +118,22 @@ class Orchestrator:
             pulse=pulse,
             is_held=lambda: self._evaluator.has_priority,
         )
-        self._pulse = pulse
         self._recovered = recover(
-            config,
             run_dir,
             ledger,
-            algorithm=self._algorithm,
+            names=ratios,
+            admission=self._admission,
             dispatcher=self._dispatcher,
             batcher=self._batcher,
             source=source,
             observe=lambda group: self._groups.stats.observe(group, None),
+        )
+
+    def _algorithms(self) -> RunAlgorithms:
+        provides = self._source.provides_advantages
+        envs = self._config.envs
+        return RunAlgorithms(
+            {env.name: self._config.choice_for(env, provides_advantages=provides(env.name)) for env in envs}
         )
 
     async def run(self) -> None:
@@ -185,11 +228,10 @@ class Orchestrator:
         stats, self._groups.stats = self._groups.stats, StepStats(now)
         figures = stats.figures(now)
         started = time.perf_counter()
-        batch = assemble(step, groups, self._config.packing, figures)
+        batch = assemble(step, groups, figures)
         pack_s = time.perf_counter() - started
-        num_sequences = sum(len(group.samples) for group in groups)
         figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
-        await ship(self._ledger, self._run_dir, batch, num_sequences, state=self._state(), figures=figures)
+        await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures)
         logger.info(
             "shipped batch",
             extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},
@@ -197,7 +239,11 @@ class Orchestrator:
 
     def _state(self) -> dict[str, object]:
         """The orchestrator's half of a checkpoint. The ledger holds the same in its rows; this is for its readers."""
-        return {"drawn": self._curriculum.state(), "algorithm": self._algorithm.state(), "seed": self._config.seed}
+        return {
+            "drawn": self._curriculum.state(),
+            "algorithm": self._admission.algorithms.state(),
+            "seed": self._config.seed,
+        }
 
     def _gauges(self, batch: Batch) -> dict[str, float]:
         """Figures of the moment of shipping."""

@@ -10,8 +10,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
+from mettle.evals.estimator import mean_of, percentile, spread
 from mettle.orchestrator.engine import EngineUpdate
 from mettle.records.tasks import DropReason, GroupRecord
 
@@ -83,16 +82,16 @@ class StepStats:
         for kind, count in self._error_kinds.items():
             found[f"errors/{kind}"] = count / num_rollouts
         if self._rewards:
-            rewards = np.array(self._rewards)
-            low, high = np.percentile(rewards, (10, 90))
+            ordered = sorted(self._rewards)
+            seen = spread(ordered)
             found |= {
-                "reward/mean": float(rewards.mean()),
-                "reward/std": float(rewards.std()),
-                "reward/p10": float(low),
-                "reward/p90": float(high),
+                "reward/mean": mean_of(ordered),
+                "reward/std": seen.std if seen is not None and seen.std is not None else 0.0,
+                "reward/p10": percentile(ordered, 0.1),
+                "reward/p90": percentile(ordered, 0.9),
             }
-        found |= {f"reward/{name}": sum(values) / len(values) for name, values in self._by_env.items() if values}
-        found |= {f"reward_parts/{name}": sum(values) / len(values) for name, values in self._parts.items()}
+        found |= {f"reward/{name}": mean_of(values) for name, values in self._by_env.items() if values}
+        found |= {f"reward_parts/{name}": mean_of(values) for name, values in self._parts.items()}
         return found
 
 

@@ -8,18 +8,17 @@ before anything is changed: a configuration that does not fit the run ends as a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from mettle.errors import UserError
-from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.batcher import Batcher, ReadyGroup
-from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.config import CurriculumConfig
 from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, Sampler, StandardSampler
 from mettle.orchestrator.dispatcher import Dispatcher
 from mettle.orchestrator.groups import ALGORITHM_STATE
-from mettle.orchestrator.samples import group_samples
-from mettle.orchestrator.source import RolloutSource
+from mettle.orchestrator.source import TaskSource
 from mettle.records.tasks import DropReason, GroupRecord, TaskState
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -39,12 +38,11 @@ class Recovered:
     num_ready: int
 
 
-def check_fits(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource) -> None:
-    """Raise UserError when the run's tasks are not those of the configured environments."""
-    names = {env.name for env in config.envs}
-    for env in config.envs:
-        if source.num_tasks(env.name) < 1:
-            raise UserError(f"environment {env.name!r} has no tasks to train on; check its arguments")
+def check_fits(names: Collection[str], ledger: Ledger, source: TaskSource) -> None:
+    """Raise UserError when the run's tasks are not those of the configured environments, which have these names."""
+    for name in names:
+        if source.num_tasks(name) < 1:
+            raise UserError(f"environment {name!r} has no tasks to train on; check its arguments")
     waiting = ledger.tasks_in(TaskState.PENDING) + ledger.tasks_in(TaskState.IN_FLIGHT)
     for draw in waiting:
         if draw.env_id not in names:
@@ -66,48 +64,56 @@ def check_fits(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource
             )
 
 
-def make_curriculum(config: OrchestratorConfig, ledger: Ledger, source: RolloutSource) -> Curriculum:
-    """A curriculum that goes on after the draws in the ledger."""
+def make_curriculum(
+    config: CurriculumConfig,
+    ratios: Mapping[str, float],
+    ledger: Ledger,
+    source: TaskSource,
+    *,
+    shuffle: bool,
+    seed: int,
+) -> Curriculum:
+    """A curriculum over the environments in `ratios` that goes on after the draws in the ledger."""
     samplers: dict[str, Sampler] = {}
-    for env in config.envs:
-        size = source.num_tasks(env.name)
-        past = [PastDraw(*row) for row in ledger.past_draws(env.name)]
-        if config.curriculum.sampler == "difficulty_pool":
-            samplers[env.name] = DifficultyPool(env.name, size, past, config.curriculum, seed=config.seed)
+    for name in ratios:
+        size = source.num_tasks(name)
+        past = [PastDraw(*row) for row in ledger.past_draws(name)]
+        if config.sampler == "difficulty_pool":
+            samplers[name] = DifficultyPool(name, size, past, config, seed=seed)
         else:
-            samplers[env.name] = StandardSampler(env.name, size, past, seed=config.seed, shuffle=config.shuffle)
-    ratios = {env.name: env.ratio for env in config.envs}
+            samplers[name] = StandardSampler(name, size, past, seed=seed, shuffle=shuffle)
     return Curriculum(samplers, ratios, source.uid)
 
 
 def recover(
-    config: OrchestratorConfig,
     run_dir: RunDir,
     ledger: Ledger,
     *,
-    algorithm: Algorithm,
+    names: Collection[str],
+    admission: Admission,
     dispatcher: Dispatcher,
     batcher: Batcher,
-    source: RolloutSource,
+    source: TaskSource,
     observe: Callable[[GroupRecord], None],
 ) -> Recovered:
-    """Bring the state machines to where the ledger says the run is; `observe` is told each group read back."""
+    """Bring the state machines to where the ledger says the run is.
+
+    `names` are the run's environments; `observe` is told each group read back.
+    """
     in_flight = ledger.tasks_in(TaskState.IN_FLIGHT)
     ledger.put_back([draw.draw_id for draw in in_flight])
     dispatcher.wait(ledger.tasks_in(TaskState.PENDING))
-    algorithm.restore(ledger.journal.fact(ALGORITHM_STATE, {}))
+    admission.algorithms.restore(ledger.journal.fact(ALGORITHM_STATE, {}))
     for draw_id, ref in ledger.scored_groups():
         group = read_group(run_dir.rollouts, ref)
-        samples = group_samples(
-            group, seq_len=config.packing.seq_len, keep_zero_advantages=not config.filter_zero_advantages
-        )
+        samples = admission.samples_of(group)
         if samples:
             batcher.add(ReadyGroup.of(draw_id, samples))
             observe(group)
         else:
             ledger.drop(draw_id, DropReason.NO_TOKENS)
     last = ledger.last_batch()
-    sizes = ledger.journal.fact(DATASETS, {}) | {env.name: source.num_tasks(env.name) for env in config.envs}
+    sizes = ledger.journal.fact(DATASETS, {}) | {name: source.num_tasks(name) for name in names}
     ledger.journal.set_fact(DATASETS, sizes)
     recovered = Recovered(1 if last is None else last.step + 1, len(in_flight), batcher.num_ready)
     if last is not None or in_flight or batcher.num_ready:

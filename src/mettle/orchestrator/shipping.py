@@ -1,4 +1,4 @@
-"""From ready groups to a shipped batch: sweep, take, pack, write, and one transaction.
+"""From ready groups to a shipped batch: lay end to end, write, and one transaction. Who trains it cuts it.
 
 Invariant: the file is complete before the ledger names it, and the ledger moves the tasks and stores the orchestrator's
 state in the same transaction, so a batch exists wholly or not at all.
@@ -13,26 +13,23 @@ from typing import Any
 import numpy as np
 
 from mettle.orchestrator.batcher import ReadyGroup
-from mettle.orchestrator.config import PackingConfig
-from mettle.orchestrator.packing import pack
-from mettle.records.tokens import Batch, Sample
+from mettle.records.tokens import Batch, Sample, end_to_end
 from mettle.storage.batches import write_batch
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
 
-def assemble(step: int, groups: Sequence[ReadyGroup], config: PackingConfig, metrics: Mapping[str, float]) -> Batch:
-    """Pack whole groups into the batch of `step`."""
+def assemble(step: int, groups: Sequence[ReadyGroup], metrics: Mapping[str, float]) -> Batch:
+    """Whole groups, one after the other, as the batch of `step`."""
     samples = [sample for group in groups for sample in group.samples]
-    ranks = pack(
-        samples,
-        layout=config.layout,
-        max_tokens=config.micro_batch_tokens,
-        max_rows=config.micro_batch_rows,
-        num_ranks=config.num_ranks,
+    return Batch(
+        sequence_lengths=np.array([len(sample) for sample in samples], np.int32),
+        step=step,
+        draw_ids=tuple(sorted(group.draw_id for group in groups)),
+        staleness=token_staleness(step, samples),
+        metrics=dict(metrics),
+        **end_to_end(samples),
     )
-    draw_ids = tuple(sorted(group.draw_id for group in groups))
-    return Batch(step, ranks, draw_ids, token_staleness(step, samples), dict(metrics))
 
 
 def token_staleness(step: int, samples: Sequence[Sample]) -> tuple[float, int]:
@@ -45,7 +42,6 @@ async def ship(
     ledger: Ledger,
     run_dir: RunDir,
     batch: Batch,
-    num_sequences: int,
     *,
     state: dict[str, Any],
     figures: Mapping[str, float],
@@ -57,8 +53,8 @@ async def ship(
             batch.step,
             digest,
             batch.draw_ids,
-            num_sequences=num_sequences,
-            num_tokens=sum(len(micro.token_ids) for rank in batch.ranks for micro in rank),
+            num_sequences=len(batch.sequence_lengths),
+            num_tokens=len(batch.token_ids),
             staleness=batch.staleness,
             orchestrator_state=state,
         )

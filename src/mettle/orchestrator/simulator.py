@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mettle.errors import ProviderError
+from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.loop import Orchestrator
-from mettle.orchestrator.source import GroupRequest
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.records.tokens import Batch
 from mettle.records.versions import CanaryCheck, WeightVersion
@@ -154,6 +154,10 @@ class SimulatedSource:
     def uid(self, env: str, example_id: int) -> str:
         """Its number."""
         return f"{env}-{example_id}"
+
+    def provides_advantages(self, env: str) -> bool:
+        """They have rewards alone."""
+        return False
 
     def figures(self) -> dict[str, float]:
         """None: they run here."""

@@ -12,7 +12,6 @@ import logging
 from typing import Protocol
 
 from mettle.errors import ProviderError, ServiceError
-from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import Engine, EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.policy import Policy
 from mettle.orchestrator.waits import Waits
@@ -41,19 +40,26 @@ class Updater:
 
     def __init__(
         self,
-        config: OrchestratorConfig,
         engine: Engine,
         ledger: Ledger,
         policy: Policy,
         waits: Waits,
         order: UpdateOrder,
+        *,
+        poll_s: float,
+        health_s: float,
+        canary_tolerance: float,
+        inference_budget_s: float,
     ) -> None:
-        self._config = config
         self._engine = engine
         self._ledger = ledger
         self._policy = policy
         self._waits = waits
         self._order = order
+        self._poll_s = poll_s
+        self._health_s = health_s
+        self._canary_tolerance = canary_tolerance
+        self._inference_budget_s = inference_budget_s
         self._probing: asyncio.Lock = asyncio.Lock()
         self._next_probe = 0.0
         self._num_refused = 0
@@ -65,12 +71,12 @@ class Updater:
         while True:
             await self._keep_in_touch()
             await self._push_what_is_due()
-            await asyncio.sleep(self._config.poll_s)
+            await asyncio.sleep(self._poll_s)
 
     async def probe(self) -> EngineHealth | None:
         """Ask for the engine's health now; None when it does not answer (and the policy is marked as lost)."""
         async with self._probing:
-            self._next_probe = asyncio.get_running_loop().time() + self._config.health_s
+            self._next_probe = asyncio.get_running_loop().time() + self._health_s
             try:
                 health = await self._engine.health()
             except ProviderError as error:
@@ -96,7 +102,7 @@ class Updater:
             return
         if await self.probe() is not None:
             return
-        budget_s = self._config.budgets.inference_s
+        budget_s = self._inference_budget_s
         started = asyncio.get_running_loop().time()
         with self._ledger.journal.waiting(OWNER, "inference", "engine answers /health", budget_s=budget_s):
             while await self.probe() is None:
@@ -139,10 +145,10 @@ class Updater:
 
     def _check(self, weights: WeightVersion, update: EngineUpdate) -> None:
         canary = update.canary
-        if canary is not None and not canary.mean_abs_diff <= self._config.canary_tolerance:
+        if canary is not None and not canary.mean_abs_diff <= self._canary_tolerance:
             raise UpdateRefused(
                 f"the engine took v{weights.version}, but its canary differs by {canary.mean_abs_diff:.3g} on average "
-                f"(at most {self._config.canary_tolerance:.3g}): it serves other weights"
+                f"(at most {self._canary_tolerance:.3g}): it serves other weights"
             )
 
     async def _refused(self, error: UpdateRefused) -> None:

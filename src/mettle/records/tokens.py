@@ -1,13 +1,19 @@
-"""Token arrays that train: samples, micro batches, batches.
+"""What is known of a token, declared once; everything that carries tokens is a view of the declaration.
 
-Legend: N tokens of a micro batch laid end to end, S sequences. Everything is flat (no padding); how the arrays are
-laid out for a device (padded rows on a CPU, packed rows under a variable-length kernel) is the trainer's business.
-Invariant: all per-token arrays of one object have the same length, and `sequence_lengths` sums to it.
+Parts: `TokenColumns` (the columns, each with type, fill value and meaning), `Sample` (one sequence of a rollout),
+`Batch` (the sequences of one optimiser step, end to end). The trainer's targets derive from `TokenColumns` too, first
+as arrays and then as tensors, and batch files hold one array a column. So a new column is one line here, whoever fills
+it (an algorithm, or `orchestrator/samples.py`) and whoever reads it (a loss).
+
+Everything is flat, without padding: how sequences are laid out for a device is the trainer's business. Invariant: all
+columns of one object have the same length. Legend: N tokens, S sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,32 +22,59 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 
+Ints = TypeVar("Ints")
+Floats = TypeVar("Floats")
+Bools = TypeVar("Bools")
+
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One token sequence: prompt and sampled tokens interleaved as they were seen by the model.
+class Column:
+    """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it."""
 
-    `loss_mask` is True on policy-sampled tokens. `logprobs` are the sampler's natural-log probabilities of those
-    tokens (0 elsewhere), `versions` the policy version that sampled each (-1 elsewhere). A loss component's
-    weight is 0 where the token is no member of it. `ref_logprobs` are a
-    reference model's, 0 where there is none.
-    """
+    dtype: type[np.generic]
+    fill: float
+    meaning: str
+    is_credit: bool = False
 
-    token_ids: IntArray
-    loss_mask: BoolArray
-    logprobs: FloatArray
-    versions: IntArray
-    temperatures: FloatArray
-    advantages: FloatArray
-    rl_weights: FloatArray
-    ce_weights: FloatArray
-    ref_kl_weights: FloatArray
-    ref_logprobs: FloatArray
+
+def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, Column]:
+    return {"column": Column(dtype, fill, meaning)}
+
+
+def _credit(meaning: str) -> dict[str, Column]:
+    return {"column": Column(np.float32, 0.0, meaning, is_credit=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns(Generic[Ints, Floats, Bools]):
+    """The columns, held as whatever arrays or tensors a view uses. A weight of 0: no member of that loss component."""
+
+    token_ids: Ints = field(metadata=_known(np.int32, 0, "the token"))
+    loss_mask: Bools = field(metadata=_known(np.bool_, 0, "True where the policy sampled it"))
+    logprobs: Floats = field(metadata=_known(np.float32, 0, "the sampler's natural-log probability of it"))
+    versions: Ints = field(metadata=_known(np.int32, -1, "the policy version that sampled it; -1 where none did"))
+    temperatures: Floats = field(metadata=_known(np.float32, 1, "the temperature that it was sampled at"))
+    advantages: Floats = field(metadata=_credit("how much better than expected it was; > 0 makes it likelier"))
+    rl_weights: Floats = field(metadata=_credit("weight in the policy-gradient component"))
+    ce_weights: Floats = field(metadata=_credit("weight in the cross-entropy component"))
+    ref_kl_weights: Floats = field(metadata=_credit("weight in the component that pulls towards a reference"))
+    ref_logprobs: Floats = field(metadata=_credit("the reference model's natural-log probability of it"))
+
+
+COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(TokenColumns)}
+CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_credit)
+"""What an algorithm may say of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(TokenColumns[IntArray, FloatArray, BoolArray]):
+    """One token sequence: prompt and sampled tokens interleaved as they were seen by the model."""
+
     draw_id: int = -1
     rollout_id: str = ""
 
     def __post_init__(self) -> None:
-        _check_lengths(self, len(self.token_ids))
+        _check_lengths(self)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -54,66 +87,45 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Sequences that go through the model together on one rank, laid end to end."""
-
-    token_ids: IntArray
-    position_ids: IntArray
-    sequence_lengths: IntArray
-    loss_mask: BoolArray
-    logprobs: FloatArray
-    versions: IntArray
-    temperatures: FloatArray
-    advantages: FloatArray
-    rl_weights: FloatArray
-    ce_weights: FloatArray
-    ref_kl_weights: FloatArray
-    ref_logprobs: FloatArray
-
-    def __post_init__(self) -> None:
-        _check_lengths(self, len(self.token_ids))
-        if int(self.sequence_lengths.sum()) != len(self.token_ids):
-            raise ValueError(f"sequence_lengths sum to {int(self.sequence_lengths.sum())}, not {len(self.token_ids)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One optimiser step: for each data rank the same number of micro batches.
+class Batch(TokenColumns[IntArray, FloatArray, BoolArray]):
+    """One optimiser step: S sequences laid end to end.
 
     Step n trains on v{n-1} and makes v{n}; steps count from 1. `draw_ids` are the task draws inside, `staleness` the
     (mean, max) over sampled tokens of (step - 1) - version.
     """
 
+    sequence_lengths: IntArray
     step: int
-    ranks: tuple[tuple[MicroBatch, ...], ...]
     draw_ids: tuple[int, ...]
     staleness: tuple[float, int] = (0.0, 0)
     metrics: dict[str, float] = field(default_factory=dict)
 
-
-PER_TOKEN_FIELDS = tuple(f.name for f in fields(MicroBatch) if f.name != "sequence_lengths")
-"""Names of the arrays of a micro batch that have one entry a token."""
-
-DTYPES: dict[str, type[np.generic]] = {
-    "token_ids": np.int32,
-    "position_ids": np.int32,
-    "sequence_lengths": np.int32,
-    "loss_mask": np.bool_,
-    "logprobs": np.float32,
-    "versions": np.int32,
-    "temperatures": np.float32,
-    "advantages": np.float32,
-    "rl_weights": np.float32,
-    "ce_weights": np.float32,
-    "ref_kl_weights": np.float32,
-    "ref_logprobs": np.float32,
-}
+    def __post_init__(self) -> None:
+        _check_lengths(self)
+        if int(self.sequence_lengths.sum()) != len(self.token_ids):
+            raise ValueError(f"sequence_lengths sum to {int(self.sequence_lengths.sum())}, not {len(self.token_ids)}")
 
 
-def _check_lengths(record: Sample | MicroBatch, length: int) -> None:
-    for f in fields(record):
-        value = getattr(record, f.name)
-        if f.name == "sequence_lengths" or not isinstance(value, np.ndarray):
-            continue
-        if value.shape != (length,):
-            raise ValueError(f"{type(record).__name__}.{f.name} has shape {value.shape}, token_ids has ({length},)")
+def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Every column over `length` tokens: as given, in its declared type, and its fill value where nothing is given."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, column in COLUMNS.items():
+        if name in given:
+            found[name] = np.asarray(given[name], column.dtype)
+        else:  # zeros cost a seventh of what `full` does
+            found[name] = np.full(length, column.fill, column.dtype) if column.fill else np.zeros(length, column.dtype)
+    return found
+
+
+def end_to_end(rows: Iterable[TokenColumns[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
+    """Every column of the rows, one row after the other."""
+    found = list(rows)
+    return {name: np.concatenate([getattr(row, name) for row in found]) for name in COLUMNS}
+
+
+def _check_lengths(record: Sample | Batch) -> None:
+    length = len(record.token_ids)
+    for name in COLUMNS:
+        shape = getattr(record, name).shape
+        if shape != (length,):
+            raise ValueError(f"{type(record).__name__}.{name} has shape {shape}, token_ids has ({length},)")

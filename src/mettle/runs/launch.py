@@ -14,12 +14,12 @@ from typing import Any
 from mettle.config import Loaded, load_config
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.log import setup_logging
+from mettle.processes.managed import ProcessSpec
 from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.ports import free_port, is_port_free
-from mettle.runs.process import ProcessSpec
 from mettle.runs.progress import RunProgress
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor

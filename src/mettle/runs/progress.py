@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,10 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mettle.storage.journal import EvalRow, Event
+from mettle.storage.evals import EvalRow, read_evals
+from mettle.storage.journal import Event
 from mettle.storage.ledger import Ledger
+from mettle.wording import count, format_interval, format_reward, sparkline
 
-SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 LINE_EVERY_S = 10.0
 
 
@@ -44,7 +44,7 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
     latest = {name: value for name, (_, value) in journal.latest().items()}
     newest = ledger.newest_version()
     step = newest.weights.version if newest is not None else 0
-    evals = journal.evals()
+    evals = [row for row in read_evals(ledger.database) if row.is_finished]
     running = {p.name for p in journal.processes() if p.state in ("starting", "running")}
     return Snapshot(
         stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
@@ -179,16 +179,7 @@ def describe_eval(row: EvalRow) -> str:
     """`0.531 [0.512, 0.550] on 512 tasks, v0`."""
     if row.mean is None:
         return f"no rollout has a reward ({row.num_errors} errors)"
-    interval = "" if row.ci_low is None or row.ci_high is None else f" [{row.ci_low:.3f}, {row.ci_high:.3f}]"
-    return f"{row.mean:.3f}{interval} on {row.num_tasks} tasks, v{row.version_max}"
-
-
-def sparkline(values: Sequence[float], width: int, *, low: float = 0.0, high: float = 1.0) -> str:
-    """The newest history as a line of block characters, `width` columns, between `low` and `high` (widened to fit)."""
-    if not values:
-        return ""
-    low, high = min(low, *values), max(high, *values)
-    per_column = max(1, -(-len(values) // width))
-    columns = [values[i : i + per_column] for i in range(0, len(values), per_column)]
-    top = len(SPARKS) - 1
-    return "".join(SPARKS[round(top * (sum(c) / len(c) - low) / (high - low or 1.0))] for c in columns)
+    interval = format_interval((row.ci_low, row.ci_high))
+    return (
+        f"{format_reward(row.mean)}{interval and ' '}{interval} on {count(row.num_tasks, 'task')}, v{row.version_max}"
+    )

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from mettle.errors import ServiceError
+from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
 from mettle.runs.create import create_run
 from mettle.runs.launch import RUNS_FOLDER, Outcome, drive, load_run_config
-from mettle.runs.process import ManagedProcess, ProcessSpec, wait_ready
 from mettle.runs.program import program
 from mettle.runs.summary import summary_lines
 from mettle.storage.ledger import Ledger

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
-from mettle.runs.progress import describe_eval, sparkline
-from mettle.storage.journal import EvalRow
+from mettle.evals.estimator import mean_of, median
+from mettle.runs.progress import describe_eval
+from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
+from mettle.wording import sparkline
 
 CANARY_TOLERANCE = 1e-5
 """In fp32 the trainer's and the engine's logprobs of the same tokens agree on average to this."""
@@ -17,8 +18,8 @@ CANARY_TOLERANCE = 1e-5
 def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
     """The figures of a run; what has not happened yet is None."""
     journal = ledger.journal
-    baseline = _eval_of(journal.evals(), "baseline")
-    final = _eval_of(journal.evals(), "final")
+    evals = read_evals(ledger.database)
+    baseline, final = _eval_of(evals, "baseline"), _eval_of(evals, "final")
     batches = ledger.batches()
     canaries = [v for _, v in journal.metric("canary/mean_abs_diff")]
     newest = ledger.newest_version()
@@ -36,7 +37,7 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
         "train_reward": [round(v, 4) for _, v in journal.metric("reward/mean")],
         "inference_tokens_per_s": _median(journal.metric("throughput/inference_tokens_per_s")),
         "trainer_tokens_per_s": _median(journal.metric("throughput/trainer_tokens_per_s")),
-        "staleness_mean": statistics.fmean(b.staleness_mean for b in batches) if batches else None,
+        "staleness_mean": mean_of([b.staleness_mean for b in batches]) if batches else None,
         "staleness_max": max((b.staleness_max for b in batches), default=None),
         "mismatch_kl_max": max((v for _, v in journal.metric("mismatch_kl/mean")), default=None),
         "canary_mean_abs_diff": max(canaries, default=None),
@@ -53,7 +54,7 @@ def summary_lines(summary: dict[str, Any], ledger: Ledger) -> list[str]:
     """The summary in a dozen lines."""
     lines = []
     for name in ("baseline", "final"):
-        row = _row_of(ledger.journal.evals(), name)
+        row = _row_of(read_evals(ledger.database), name)
         lines.append(f"{name:<10} {describe_eval(row) if row else 'not evaluated'}")
     if summary["gain"] is not None:
         lines.append(f"{'gain':<10} {summary['gain']:+.3f}   {sparkline(summary['train_reward'], 40)}")
@@ -99,7 +100,7 @@ def _trained_more_than_once(ledger: Ledger) -> int:
 
 
 def _row_of(rows: list[EvalRow], kind: str) -> EvalRow | None:
-    return next((row for row in reversed(rows) if row.kind == kind), None)
+    return next((row for row in reversed(rows) if row.kind == kind and row.is_finished), None)
 
 
 def _eval_of(rows: list[EvalRow], kind: str) -> dict[str, Any] | None:
@@ -117,4 +118,4 @@ def _eval_of(rows: list[EvalRow], kind: str) -> dict[str, Any] | None:
 
 
 def _median(series: list[tuple[int, float]]) -> float | None:
-    return statistics.median(v for _, v in series) if series else None
+    return median(v for _, v in series) if series else None

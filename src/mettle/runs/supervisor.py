@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from mettle.errors import StorageError
-from mettle.runs.process import ManagedProcess, ProcessSpec, explain_exit, process_memory_bytes
+from mettle.processes.child import explain_exit, process_memory_bytes
+from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.watchdog import Watchdog, wait_graph
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir

@@ -41,13 +41,12 @@ from mettle.sandbox.judge.verdicts import (
     Verdict,
 )
 from mettle.sandbox.languages import LanguageReport
-from mettle.sandbox.machines.channel import MachineLost
+from mettle.sandbox.machines.commands import Chunk, ExecResult, Output
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
+from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.machines.files import Entry, Snapshot
-from mettle.sandbox.machines.jobs import Job, Stream
-from mettle.sandbox.machines.machine import Machine
 from mettle.sandbox.machines.pool import MachinePool
+from mettle.sandbox.protocols import Job, Machine, Stream
 
 __all__ = [
     "CallTest",

@@ -11,9 +11,9 @@ from typing import Final, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mettle.errors import UserError
-from mettle.sandbox.backends import BUILT_IN, backend_names
 from mettle.sandbox.containers.docker.config import DockerConfig
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
+from mettle.sandbox.plugins import BUILT_IN, backend_names
 
 Backend = str
 Grade = Literal["none", "landlock-only", "ns-noseccomp", "ns", "kernel"]

@@ -14,7 +14,7 @@ from mettle.errors import SandboxError, UserError
 from mettle.sandbox import hosts, isolation
 from mettle.sandbox.backends import open_machines
 from mettle.sandbox.config import Grade, SandboxConfig
-from mettle.sandbox.hosts import Host
+from mettle.sandbox.hosts import HostKind
 from mettle.sandbox.isolation import IsolationReport, Layer
 from mettle.sandbox.judge.pool import SandboxPool
 from mettle.sandbox.machines.pool import MachinePool
@@ -29,7 +29,7 @@ class HostReport:
     judge: IsolationReport
     machines: IsolationReport
     unmet: tuple[str, ...]
-    host: Host
+    host: HostKind
 
     @property
     def grade(self) -> Grade:
@@ -97,7 +97,7 @@ def examine_host(config: SandboxConfig | None = None) -> HostReport:
     return HostReport(judge, machines, tuple(unmet), _host(machines))
 
 
-def _host(machines: IsolationReport) -> Host:
+def _host(machines: IsolationReport) -> HostKind:
     """What kind of host this is, by what it refused."""
     if machines.grade == "ns" and not machines.layer("own-proc").is_in_force:
         return hosts.MASKED

@@ -1,6 +1,6 @@
 """Hosts that give less than namespaces: what kind one is, told by what it refused, and what exactly would help there.
 
-Parts: `Host`, `recognise`, the second way (`landlock-only`). A fix names the smallest permission that is enough;
+Parts: `HostKind`, `recognise`, the second way (`landlock-only`). A fix names the smallest permission that is enough;
 taking all protection from a container is never one.
 Invariant: what is denied and why comes from the attempt itself; files of the host only say which kind of host it is.
 """
@@ -36,7 +36,7 @@ _DEBIAN: Final = "on the host, set sysctl kernel.unprivileged_userns_clone=1"
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostKind:
     """One kind of host: its name, what it denied (with the error of the attempt), and what would help."""
 
     kind: str
@@ -63,16 +63,16 @@ class Host:
         return {"kind": self.kind, "denied": list(self.denied), "fix": self.fix, "second_way": second}
 
 
-MASKED: Final = Host("a container that masks parts of /proc", ("mount proc: a fresh /proc [EPERM]",), _MASKED)
+MASKED: Final = HostKind("a container that masks parts of /proc", ("mount proc: a fresh /proc [EPERM]",), _MASKED)
 
 
-def recognise(refusals: Mapping[str, str]) -> Host:
+def recognise(refusals: Mapping[str, str]) -> HostKind:
     """The kind of host that refused these stages of the set-up, each for its reason."""
     if not refusals:
-        return Host("nothing is denied")
+        return HostKind("nothing is denied")
     denied = tuple(f"{stage}: {why}" for stage, why in refusals.items())
     kind, fix = _kind(" ".join(refusals.values()))
-    return Host(kind, denied, fix, why_no_landlock_only())
+    return HostKind(kind, denied, fix, why_no_landlock_only())
 
 
 def _kind(why: str) -> tuple[str, str]:

@@ -287,7 +287,7 @@ def _proc_layer(findings: dict[str, Any]) -> Layer:
     seen, told = findings["processes"], findings["host_files"]
     is_private = not told and len(seen) <= (
         3 if findings["is_machine"] else 2
-    )  # process 1, in a machine a hand, itself
+    )  # process 1, in a machine a worker, itself
     detail = f"code sees processes {seen}" if seen else "there is no /proc inside"
     detail += f", and reads {', '.join(told)}" if told else "" if not seen else ", and nothing of the host's kernel"
     return Layer("private /proc", is_private, detail, "" if is_private else _CONTAINER_FIX)

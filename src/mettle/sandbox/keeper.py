@@ -11,7 +11,7 @@ from typing import Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.templates import Template
+from mettle.sandbox.templates import TemplateProcess
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class TemplateKeeper:
         self._on_death = on_death
         self._lock = asyncio.Lock()
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
-        self.template: Template | None = None
+        self.template: TemplateProcess | None = None
         self.num_templates = 0
         self.refusals: dict[str, str] = {}
         self._may_do_alone = can_do_alone and config.allows_landlock_only and config.backend != "unsafe"
 
-    async def living(self) -> Template:
+    async def living(self) -> TemplateProcess:
         """The running template, or a new one; SandboxError if they die as fast as they are made."""
         async with self._lock:
             if self.template is not None and self.template.is_alive:
@@ -55,9 +55,9 @@ class TemplateKeeper:
                 started = await self._start(is_landlocked=True)
             return started
 
-    async def _start(self, *, is_landlocked: bool) -> Template:
+    async def _start(self, *, is_landlocked: bool) -> TemplateProcess:
         self.num_templates += 1
-        self.template = template = Template(self._config, self.num_templates, is_landlocked=is_landlocked)
+        self.template = template = TemplateProcess(self._config, self.num_templates, is_landlocked=is_landlocked)
         try:
             await template.wait_ready()
         except BaseException:  # whoever waited may have been cancelled; the next one must not find half a start
@@ -82,7 +82,7 @@ class TemplateKeeper:
             await self.template.close()
             self.template = None
 
-    async def _bury(self, template: Template) -> None:
+    async def _bury(self, template: TemplateProcess) -> None:
         logger.warning("the sandbox's template process ended; starting another", extra={"pid": template.pid})
         await template.close()
         self.template = None
@@ -93,6 +93,6 @@ class TemplateKeeper:
             raise SandboxError(f"the sandbox's template process ended {MAX_DEATHS} times in a few seconds")
 
 
-def why_not_ready(template: Template) -> str:
+def why_not_ready(template: TemplateProcess) -> str:
     """Which stage of a template's set-up failed."""
     return "; ".join(f"{stage}: {why}" for stage, why in template.layers.items() if why)

@@ -12,66 +12,22 @@ from __future__ import annotations
 
 import builtins
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
-if TYPE_CHECKING:
-    from mettle.sandbox.config import SandboxConfig
-    from mettle.sandbox.isolation import IsolationReport
-    from mettle.sandbox.judge.verdicts import Checker, JudgeResult, Test
-    from mettle.sandbox.machines.config import MachineConfig
-    from mettle.sandbox.machines.execution import Chunk, ExecResult, Output
-    from mettle.sandbox.machines.files import Content, Entry, Snapshot
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.isolation import IsolationReport
+from mettle.sandbox.judge.request import CodeJudge
+from mettle.sandbox.machines.commands import CommandRunner, Job, Stream
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.files import Content, Entry, Snapshot
 
-
-class Job(Protocol):
-    """A command in the background; it ends by itself, by its time limit, by `kill`, or with its machine."""
-
-    id: str
-
-    def poll(self) -> ExecResult | None:
-        """The result, or None while it runs."""
-        ...
-
-    async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
-        """Wait for the result; None when it still runs after `timeout_s`."""
-        ...
-
-    async def output(self) -> Output:
-        """What it has written so far."""
-        ...
-
-    async def kill(self) -> ExecResult:
-        """End it, and everything that it has started. Doing it twice gives the same result."""
-        ...
-
-
-class Stream(Protocol):
-    """The output of a command as it comes; whoever reads slowly makes the command wait, and leaving ends it."""
-
-    @property
-    def result(self) -> ExecResult | None:
-        """How the command ended; None while it runs."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def __aiter__(self) -> AsyncIterator[Chunk]: ...
-
-    async def __anext__(self) -> Chunk: ...
-
-    async def aclose(self) -> None:
-        """End the command if it still runs."""
-        ...
+__all__ = ["Backend", "Job", "Judge", "Machine", "Machines", "Stream"]
 
 
 @runtime_checkable
-class Machine(Protocol):
+class Machine(CommandRunner, Protocol):
     """A machine to work in. After `delete`, or after the end of its owner, nothing of it is left."""
 
     id: str
@@ -83,48 +39,6 @@ class Machine(Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether an order can still be given, as far as is known here."""
-        ...
-
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = 30.0,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
-        """Run a command (a string by `sh -c`) and wait for its first process to end.
-
-        What it leaves in the background lives on; at the time limit, or when the caller is cancelled, all is ended.
-        """
-        ...
-
-    def stream(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = 30.0,
-        max_output_bytes: int = 1 << 20,
-    ) -> Stream:
-        """Like `exec`, with the output as it comes; the limit is only of what the result keeps."""
-        ...
-
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> Job:
-        """Run a command in the background."""
         ...
 
     async def upload(self, path: str, data: Content) -> None:
@@ -201,7 +115,7 @@ class Machines(Protocol):
     ) -> None: ...
 
 
-class Judge(Protocol):
+class Judge(CodeJudge, Protocol):
     """Judges code against tests, used as `async with`."""
 
     config: SandboxConfig
@@ -209,25 +123,6 @@ class Judge(Protocol):
     @property
     def isolation(self) -> IsolationReport:
         """What was measured to be in force when the pool started. Raises: UserError before that."""
-        ...
-
-    async def judge(
-        self,
-        code: str,
-        tests: Sequence[Test],
-        *,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        language: str = "python",
-        checker: Checker | None = None,
-        stop_at_first_failure: bool = False,
-        num_parallel: int = 1,
-    ) -> JudgeResult:
-        """The verdict of the code on each test, each run in a process and file system of its own.
-
-        Raises: UserError for what the caller got wrong; SandboxError if the sandbox itself failed, CheckerError if the
-        checker did.
-        """
         ...
 
     async def close(self) -> None:

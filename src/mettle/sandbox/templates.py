@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
-from mettle.sandbox.judge.cells import Cell
 from mettle.sandbox.packages import distributions_of, package_paths
 from mettle.sandbox.toolchains import known_languages, shown_paths
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
@@ -68,7 +67,7 @@ class Clone(NamedTuple):
     channel: socket.socket
 
 
-class Template:
+class TemplateProcess:
     """One running template process."""
 
     def __init__(self, config: SandboxConfig, generation: int, *, is_landlocked: bool = False) -> None:
@@ -128,10 +127,9 @@ class Template:
         self.layers = hello["layers"]
         self.is_ready = bool(hello["is_ready"])
 
-    async def spawn(self, limits: CellLimits | None = None) -> Cell:
+    async def spawn_cell(self, limits: CellLimits | None = None) -> Clone:
         """A new cell, not yet ready; with the usual limits, or these."""
-        clone = await self._clone({} if limits is None else {"cell": limits._asdict()})
-        return await Cell.connect(clone.number, self.generation, limits, clone.channel)
+        return await self._clone({} if limits is None else {"cell": limits._asdict()})
 
     async def spawn_machine(self, limits: MachineLimits, entrance: int | None = None) -> Clone:
         """A new machine, not yet ready. `entrance` is the `cgroup.procs` that it is to enter, opened for writing."""

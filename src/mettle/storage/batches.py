@@ -1,7 +1,7 @@
 """Batches on disk: immutable, content-addressed, readable without torch.
 
-One `.npz` (uncompressed) a batch: arrays named `r{rank}.m{micro}.{field}` and one JSON header. The file's name is the
-sha256 of its bytes, so that a batch read after a crash is the batch that was shipped or an error.
+One `.npz` (uncompressed) a batch: an array for each column of a token, `sequence_lengths`, and one JSON header. The
+file's name is the sha256 of its bytes, so that a batch read after a crash is the batch that was shipped or an error.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from mettle.errors import StorageError
-from mettle.records.tokens import DTYPES, Batch, MicroBatch
+from mettle.records.tokens import COLUMNS, Batch
 from mettle.storage.files import storage_errors, write_atomic
 
 
 def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     """Write `batch` and return its digest and path. Writing the same batch twice is one file."""
-    arrays: dict[str, np.ndarray] = {}
-    for rank, micro_batches in enumerate(batch.ranks):
-        for index, micro in enumerate(micro_batches):
-            for name, dtype in DTYPES.items():
-                arrays[f"r{rank}.m{index}.{name}"] = np.ascontiguousarray(getattr(micro, name), dtype=dtype)
+    arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
+    arrays["sequence_lengths"] = np.ascontiguousarray(batch.sequence_lengths, dtype=np.int32)
     header = {
         "step": batch.step,
-        "ranks": [len(micro_batches) for micro_batches in batch.ranks],
         "draw_ids": list(batch.draw_ids),
         "staleness": list(batch.staleness),
         "metrics": batch.metrics,
@@ -46,7 +42,7 @@ def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
 def read_batch(folder: Path, digest: str) -> Batch:
     """Read a batch back and check that its bytes are those that were shipped.
 
-    Raises: StorageError if the file is missing, or cut short, or changed.
+    Raises: StorageError if the file is missing, or cut short, or changed, or of another version of this format.
     """
     path = folder / f"{digest}.npz"
     with storage_errors(path, "reading batch"):
@@ -55,10 +51,17 @@ def read_batch(folder: Path, digest: str) -> Batch:
     if found != digest:
         raise StorageError(f"batch {path} is damaged: its bytes hash to {found[:12]}, not {digest[:12]}")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        missing = {*COLUMNS, "sequence_lengths", "header"} - set(arrays.files)
+        if missing:
+            raise StorageError(f"batch {path} was written by another version: it has no {', '.join(sorted(missing))}")
         header = json.loads(arrays["header"].tobytes())
-        ranks = tuple(
-            tuple(MicroBatch(**{name: arrays[f"r{rank}.m{index}.{name}"] for name in DTYPES}) for index in range(count))
-            for rank, count in enumerate(header["ranks"])
+        columns = {name: arrays[name] for name in COLUMNS}
+        mean, largest = header["staleness"]
+        return Batch(
+            sequence_lengths=arrays["sequence_lengths"],
+            step=header["step"],
+            draw_ids=tuple(header["draw_ids"]),
+            staleness=(float(mean), int(largest)),
+            metrics=header["metrics"],
+            **columns,
         )
-    mean, largest = header["staleness"]
-    return Batch(header["step"], ranks, tuple(header["draw_ids"]), (float(mean), int(largest)), header["metrics"])

@@ -58,26 +58,6 @@ class ProcessRow:
     updated_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class EvalRow:
-    """An evaluation's figures; `mean` and the interval are None when no rollout had a reward."""
-
-    eval_id: int
-    kind: str
-    step: int
-    env_id: str
-    version_min: int
-    version_max: int
-    num_tasks: int
-    num_rollouts: int
-    num_errors: int
-    mean: float | None
-    ci_low: float | None
-    ci_high: float | None
-    metrics: dict[str, float]
-    created_at: float
-
-
 class Journal:
     """Reads and writes what is worth telling about a run."""
 
@@ -173,8 +153,3 @@ class Journal:
     def processes(self) -> list[ProcessRow]:
         """The processes of the run, by name."""
         return [ProcessRow(**dict(row)) for row in self._database.rows("SELECT * FROM processes ORDER BY name")]
-
-    def evals(self) -> list[EvalRow]:
-        """Evaluations, oldest first."""
-        rows = self._database.rows("SELECT * FROM evals ORDER BY eval_id")
-        return [EvalRow(**{**dict(row), "metrics": json.loads(row["metrics"])}) for row in rows]

@@ -1,8 +1,8 @@
 """The ledger: what became of each task, batch and policy version of a run.
 
 Parts: task draws and their transitions, scored groups, shipped and trained batches, published and acknowledged
-versions. Metrics, events, evals and waits are in `journal`. Invariants: a task draw changes state only along
-`TRANSITIONS`; a task belongs to at most one batch; a batch is trained at most once in the lineage of the weights
+versions. Metrics, events and waits are in `journal`, evaluations in `evals`. Invariants: a task draw changes state only
+along `TRANSITIONS`; a task belongs to at most one batch; a batch is trained at most once in the lineage of the weights
 (a replay after a crash rebuilds the same version from the same bytes, and is counted in `trainings`).
 """
 
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError
-from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, TaskState
+from mettle.records.tasks import DropReason, GroupRecord, TaskDraw, TaskState
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.database import Database
 from mettle.storage.journal import Journal
+from mettle.storage.rollouts import insert_rollouts
 from mettle.storage.schema import MIGRATIONS
 from mettle.storage.shards import BlockRef
 
@@ -134,9 +135,7 @@ class Ledger:
                     self._clock(),
                 ),
             )  # fmt: skip
-            self._insert_rollouts(
-                connection, group.rollouts, ref, "train", group.draw.env_id, draw_id=group.draw.draw_id
-            )
+            insert_rollouts(connection, [(group, ref)], "train", self._clock(), draw_id=group.draw.draw_id)
             if drop is not None:
                 self._move(connection, group.draw.draw_id, TaskState.DROPPED, reason=drop.value)
 
@@ -259,42 +258,6 @@ class Ledger:
                 ),
             )  # fmt: skip
 
-    # Evaluations
-
-    def record_eval(
-        self,
-        *,
-        kind: str,
-        step: int,
-        env_id: str,
-        groups: Sequence[tuple[GroupRecord, BlockRef]],
-        mean: float | None,
-        interval: tuple[float, float] | None,
-        metrics: dict[str, float],
-    ) -> int:
-        """Store an evaluation ('baseline', 'interim' or 'final') with its rollouts; returns its id."""
-        rollouts = [rollout for group, _ in groups for rollout in group.rollouts]
-        ranges = [rollout.version_range for rollout in rollouts if rollout.version_range[0] >= 0]
-        low, high = interval if interval is not None else (None, None)
-        with self.database.transaction() as connection:
-            cursor = connection.execute(
-                "INSERT INTO evals (kind, step, env_id, version_min, version_max, num_tasks, num_rollouts, num_errors,"
-                " mean, ci_low, ci_high, metrics, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    kind, step, env_id,
-                    min((r[0] for r in ranges), default=-1), max((r[1] for r in ranges), default=-1),
-                    len(groups), len(rollouts), sum(r.error_kind is not None for r in rollouts), mean, low, high,
-                    json.dumps(metrics), self._clock(),
-                ),
-            )  # fmt: skip
-            eval_id = cursor.lastrowid
-            assert eval_id is not None, "an insert gives a row id"
-            for group, ref in groups:
-                self._insert_rollouts(
-                    connection, group.rollouts, ref, "eval", env_id, draw_id=None, eval_id=eval_id, step=step
-                )
-        return eval_id
-
     # Inside
 
     def _move(
@@ -324,31 +287,6 @@ class Ledger:
             " kind = excluded.kind, published_at = excluded.published_at",
             (weights.version, weights.path, weights.digest, weights.kind, self._clock()),
         )
-
-    def _insert_rollouts(
-        self,
-        connection: sqlite3.Connection,
-        rollouts: Sequence[RolloutRecord],
-        ref: BlockRef,
-        kind: str,
-        env_id: str,
-        *,
-        draw_id: int | None,
-        eval_id: int | None = None,
-        step: int | None = None,
-    ) -> None:
-        now = self._clock()
-        connection.executemany(
-            f"INSERT OR REPLACE INTO rollouts VALUES ({', '.join('?' * 23)})",
-            [
-                (
-                    r.rollout_id, kind, env_id, draw_id, eval_id, step, position, r.reward, r.advantage,
-                    json.dumps(r.metrics), len(r.turns), r.num_completion_tokens, *r.version_range, r.stop_condition,
-                    r.is_truncated, r.error_kind, r.error, r.duration_s, ref.shard, ref.offset, ref.length, now,
-                )
-                for position, r in enumerate(rollouts)
-            ],
-        )  # fmt: skip
 
 
 def _batch_row(row: sqlite3.Row) -> BatchRow:

@@ -141,4 +141,22 @@ MIGRATIONS = (
         updated_at REAL NOT NULL
     )
     """,
+    """
+    ALTER TABLE evals ADD COLUMN state TEXT NOT NULL DEFAULT 'finished';
+    ALTER TABLE evals ADD COLUMN model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE evals ADD COLUMN planned_tasks INTEGER;
+    ALTER TABLE evals ADD COLUMN planned_rollouts INTEGER;
+    ALTER TABLE evals ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE evals ADD COLUMN updated_at REAL;
+
+    ALTER TABLE rollouts ADD COLUMN example_id TEXT;
+    ALTER TABLE rollouts ADD COLUMN uid TEXT;
+    ALTER TABLE rollouts ADD COLUMN error_type TEXT;
+    ALTER TABLE rollouts ADD COLUMN input_tokens REAL;
+    ALTER TABLE rollouts ADD COLUMN output_tokens REAL;
+    ALTER TABLE rollouts ADD COLUMN model_s REAL;
+    ALTER TABLE rollouts ADD COLUMN env_s REAL;
+    ALTER TABLE rollouts ADD COLUMN scoring_s REAL;
+    ALTER TABLE rollouts ADD COLUMN excerpt TEXT
+    """,
 )

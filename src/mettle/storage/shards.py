@@ -1,23 +1,26 @@
 """Rollouts with their tokens, appended to shard files.
 
-A block is one group: an 8-byte length, a JSON header (everything but token arrays), then the arrays of all turns laid
-end to end, column by column: new prompt ids, completion ids, logprobs, versions. A block counts only once the ledger
-names it, so a write that was cut short leaves unreferenced bytes and nothing else.
+A block is one group, or those of its rollouts that ended together: an 8-byte length, a JSON header (everything but
+token arrays), then the arrays of all turns laid end to end, column by column: new prompt ids, completion ids, logprobs,
+versions; last the arrays of the credit, where it is not in numbers, which stand in the header. A block counts only once
+the ledger names it, so a write that was cut short leaves unreferenced bytes and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mettle.errors import StorageError
-from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.storage.files import storage_errors
+from mettle.storage.plain_json import json_text
 
 SHARD_BYTES = 64 * 2**20
 """A shard is closed when it is larger than this."""
@@ -33,17 +36,23 @@ class BlockRef:
 
 
 class ShardWriter:
-    """Appends blocks to `shard-{k}.bin`. One writer a folder."""
+    """Appends blocks to `{prefix}-{k}.bin`. One writer a folder and prefix."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str = "shard") -> None:
         self._folder = folder
+        self._prefix = prefix
         with storage_errors(folder, "making"):
             folder.mkdir(parents=True, exist_ok=True)
-        self._index = max((int(p.stem.split("-")[1]) for p in folder.glob("shard-*.bin")), default=0)
+        self._index = max((int(p.stem.rpartition("-")[2]) for p in folder.glob(f"{prefix}-*.bin")), default=0)
 
     def append(self, group: GroupRecord) -> BlockRef:
         """Write one group and return where it lies. Bytes are with the operating system when this returns."""
-        data = encode_group(group)
+        return self.append_all([group])[0]
+
+    def append_all(self, groups: Sequence[GroupRecord]) -> list[BlockRef]:
+        """Write groups one after the other into one shard; where each lies."""
+        blocks = [encode_group(group) for group in groups]
+        data = b"".join(blocks)
         path = self._path()
         if path.exists() and path.stat().st_size + len(data) > SHARD_BYTES:
             self._index += 1
@@ -57,37 +66,47 @@ class ShardWriter:
                     written += os.write(handle, data[written:])
             finally:
                 os.close(handle)
-        return BlockRef(path.name, offset, len(data))
+        refs = []
+        for block in blocks:
+            refs.append(BlockRef(path.name, offset, len(block)))
+            offset += len(block)
+        return refs
 
     def _path(self) -> Path:
-        return self._folder / f"shard-{self._index:05d}.bin"
+        return self._folder / f"{self._prefix}-{self._index:05d}.bin"
 
 
 def read_group(folder: Path, ref: BlockRef) -> GroupRecord:
-    """Read one group back. Raises: StorageError when the shard is missing or shorter than the reference."""
+    """Read one group back. Raises: StorageError when the shard is missing, cut short or damaged."""
     path = folder / ref.shard
     with storage_errors(path, "reading"), path.open("rb") as file:
         file.seek(ref.offset)
         data = file.read(ref.length)
     if len(data) != ref.length:
         raise StorageError(f"{path} is cut short: {len(data)} of {ref.length} bytes at offset {ref.offset}")
-    return decode_group(data)
+    try:
+        return decode_group(data)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        # RuntimeError is a StopIteration from inside a generator: fewer turns than the header says.
+        raise StorageError(f"{path} is damaged at offset {ref.offset}: {error}") from error
 
 
 def encode_group(group: GroupRecord) -> bytes:
     """The bytes of one block."""
     turns = [turn for rollout in group.rollouts for turn in rollout.turns]
+    arrays: list[np.ndarray] = []
     header: dict[str, Any] = {
         "draw": [group.draw.draw_id, group.draw.env_id, group.draw.uid, group.draw.epoch, group.draw.example_id],
         "version_at_start": group.version_at_start,
-        "rollouts": [_rollout_header(rollout) for rollout in group.rollouts],
+        "rollouts": [_rollout_header(rollout, arrays) for rollout in group.rollouts],
     }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True, default=str).encode()
+    text = json_text(header, is_compact=True).encode()
     columns = [
         *(np.asarray(t.new_prompt_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.completion_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.logprobs, np.float32).tobytes() for t in turns),
         *(np.asarray(t.versions, np.int32).tobytes() for t in turns),
+        *(array.tobytes() for array in arrays),
     ]
     return b"".join([len(text).to_bytes(8, "little"), text, *columns])
 
@@ -105,34 +124,74 @@ def decode_group(data: bytes) -> GroupRecord:
         flat = np.frombuffer(data, dtype=dtype, count=sum(sizes), offset=offset)
         offset += flat.nbytes
         columns.append(np.split(flat, np.cumsum(sizes)[:-1]) if sizes else [])
+    tail = np.frombuffer(data, dtype=np.float32, offset=offset)
     turns = iter(
-        Turn(shape[0], prompt, ids, logprobs, versions, shape[3])
+        Turn(shape[0], prompt, ids, logprobs, versions, *shape[3:])
         for shape, prompt, ids, logprobs, versions in zip(shapes, *columns, strict=True)
     )
     rollouts = tuple(
         RolloutRecord(
-            **{key: value for key, value in entry.items() if key != "turns"},
+            **{key: value for key, value in entry.items() if key not in ("turns", "credit")},
             turns=tuple(next(turns) for _ in entry["turns"]),
+            credit=_credit(entry.get("credit"), tail),
         )
         for entry in header["rollouts"]
     )
     return GroupRecord(TaskDraw(*header["draw"]), header["version_at_start"], rollouts)
 
 
-def _rollout_header(rollout: RolloutRecord) -> dict[str, Any]:
+def _credit_header(credit: Credit, arrays: list[np.ndarray]) -> dict[str, Any]:
+    """Numbers as they are; an array as `[start, length]`, in float32, in the last column of the block."""
+
+    def entry(value: float | np.ndarray) -> float | list[int]:
+        if isinstance(value, float):
+            return value
+        start = sum(len(array) for array in arrays)
+        arrays.append(np.ascontiguousarray(value, np.float32))
+        return [start, len(value)]
+
     return {
-        "rollout_id": rollout.rollout_id,
-        "reward": rollout.reward,
-        "metrics": rollout.metrics,
-        "messages": rollout.messages,
-        "stop_condition": rollout.stop_condition,
-        "is_truncated": rollout.is_truncated,
-        "duration_s": rollout.duration_s,
-        "error_kind": rollout.error_kind,
-        "error": rollout.error,
-        "advantage": rollout.advantage,
-        "answer": rollout.answer,
-        "turns": [
-            [t.prefix_length, len(t.new_prompt_ids), len(t.completion_ids), t.temperature] for t in rollout.turns
-        ],
+        name: value if isinstance(value, float) else [entry(part) for part in value] for name, value in credit.items()
     }
+
+
+def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
+    """The inverse of `_credit_header`."""
+    if header is None:
+        return None
+    return {
+        name: value
+        if isinstance(value, float)
+        else tuple(part if isinstance(part, float) else tail[part[0] : part[0] + part[1]] for part in value)
+        for name, value in header.items()
+    }
+
+
+def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:
+    """The fields of a rollout that differ from their defaults; turns as shapes, whose tokens are in the columns."""
+    header: dict[str, Any] = {"turns": [_turn_header(turn) for turn in rollout.turns]}
+    for name, default in _DEFAULTS.items():
+        value = getattr(rollout, name)
+        if value is default or (type(value) is type(default) and value == default):
+            continue  # Of another type nothing is asked: an author's value may be an array.
+        header[name] = _credit_header(value, arrays) if name == "credit" else value
+    return header
+
+
+def _turn_header(turn: Turn) -> list[float | None]:
+    shape: list[float | None] = [
+        turn.prefix_length,
+        len(turn.new_prompt_ids),
+        len(turn.completion_ids),
+        turn.temperature,
+    ]
+    if turn.reward is None and turn.advantage is None:
+        return shape
+    return [*shape, turn.reward, turn.advantage]
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+_DEFAULTS = {field.name: _default(field) for field in fields(RolloutRecord) if field.name != "turns"}

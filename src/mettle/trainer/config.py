@@ -1,18 +1,25 @@
 """What a trainer can be told. Importable without torch.
 
-Parts: `TrainerConfig` with its optimiser, scheduler, loss, micro batch, checkpoint and wait tables, `SftConfig`, and
-how they are read from a run directory. Defaults of the trainer suit a real model, those of the warm-up the tiny preset.
+Parts: `TrainerConfig` with its optimiser, scheduler, loss (one of `losses/`), micro batch, checkpoint and wait tables,
+`SftConfig`, and how they are read from a run directory. Defaults of the trainer suit a real model, those of the warm-up
+the tiny preset.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from mettle.errors import UserError
+from mettle.trainer.losses import LOSSES, PolicyLoss, make_loss
+from mettle.trainer.losses.cispo import CispoLoss
+from mettle.trainer.losses.default import DefaultLoss
+from mettle.trainer.losses.gspo import GspoLoss
+from mettle.trainer.losses.ipo import IpoLoss
+from mettle.trainer.losses.ppo_clip import PpoClipLoss
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -51,43 +58,44 @@ class SchedulerConfig(BaseModel):
     """Where the decay ends, as a share of the peak."""
 
 
-class LossConfig(BaseModel):
-    """The policy-gradient component; `ce` and `ref_kl` need no choice of form."""
+class PluginLoss(BaseModel):
+    """A loss that is not Mettle's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: Literal["default", "ipo", "ppo_clip"] = "default"
-    """default: mask tokens whose probability moved too far; ipo: the same, symmetric; ppo_clip: clip the ratio."""
-    ratio: Literal["token", "none"] = "token"
-    """token: importance ratio against the sampler's logprobs; none: plain policy gradient (right only without lag)."""
-    mask_low: float = Field(default=0.2, gt=0)
-    """default and ref_kl: drop a token whose probability fell by more than this (where its advantage is not > 0)."""
-    mask_high: float = Field(default=0.2, gt=0)
-    """default: drop a token with positive advantage whose probability rose by more than this."""
-    ipo_threshold: float = Field(default=0.1, gt=0)
-    """ipo: drop a token whose probability moved by more than this either way."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """ppo_clip: the ratio counts down to 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """ppo_clip: the ratio counts up to 1 + clip_high."""
-    adv_tau: float = Field(default=1.0, ge=0)
-    """Weight of the advantage term."""
-    kl_tau: float = Field(default=1e-3, ge=0)
-    """Weight of the squared log-ratio, which holds the policy near the sampler. The tiny recipe uses 0."""
-    ref_kl_tau: float = Field(default=1e-3, ge=0)
-    """The same inside the ref_kl component."""
-    log_ratio_clamp: float = Field(default=20.0, gt=0, le=80)
-    """Log-ratios beyond this are cut (their gradient is 0) and counted, so that exp() stays finite."""
+    type: str
+    """A name registered under `mettle.losses`, or `module:attribute`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its options; one that it does not know is refused."""
 
     @model_validator(mode="after")
-    def _no_idle_setting(self) -> LossConfig:
-        used = {"default": {"mask_high"}, "ipo": {"ipo_threshold"}, "ppo_clip": {"clip_low", "clip_high"}}
-        for other, names in used.items():
-            # A resolved config states every field, so only one that differs from its default is a mistake.
-            idle = sorted(n for n in names if getattr(self, n) != type(self).model_fields[n].default)
-            if other != self.type and idle:
-                raise ValueError(f"{idle[0]} belongs to type {other!r}, but type is {self.type!r}")
+    def _exists(self) -> PluginLoss:
+        try:
+            self.build()
+        except ValueError as error:
+            raise ValueError(f"type {self.type!r}: {error}") from error
         return self
+
+    def build(self) -> PolicyLoss:
+        """The loss that this configures."""
+        return make_loss(self.type, self.options)
+
+
+def _loss_tag(value: Any) -> str:
+    kind = value.get("type", "default") if isinstance(value, dict) else getattr(value, "type", "default")
+    return kind if kind in LOSSES.built_in else "plugin"
+
+
+LossConfig = Annotated[
+    Annotated[DefaultLoss, Tag("default")]
+    | Annotated[IpoLoss, Tag("ipo")]
+    | Annotated[PpoClipLoss, Tag("ppo_clip")]
+    | Annotated[GspoLoss, Tag("gspo")]
+    | Annotated[CispoLoss, Tag("cispo")]
+    | Annotated[PluginLoss, Tag("plugin")],
+    Discriminator(_loss_tag),
+]
+"""`[trainer.loss]`: `type` says which, and so which other keys there are; `default` when it is left out."""
 
 
 class MicroBatchConfig(BaseModel):
@@ -138,7 +146,8 @@ class TrainerConfig(BaseModel):
     """Seed of the process's random state (nothing random happens in a step unless the model has dropout)."""
     optim: OptimConfig = OptimConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = DefaultLoss()
+    """The loss of the `rl` component, by `type`: one of those below, or another by name or import path."""
     micro_batch: MicroBatchConfig = MicroBatchConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wait: WaitConfig = WaitConfig()

@@ -17,7 +17,7 @@ import numpy as np
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
-from mettle.records.tokens import DTYPES, Batch, BoolArray, IntArray, MicroBatch
+from mettle.records.tokens import Batch, BoolArray, IntArray, filled
 from mettle.storage.files import storage_errors
 
 
@@ -79,19 +79,13 @@ def encode_demonstration(
 
 def batch_of(demonstrations: Sequence[Demonstration], step: int) -> Batch:
     """A batch whose only loss component is `ce`, on the trained tokens."""
-    lengths = np.array([len(d.token_ids) for d in demonstrations], np.int32)
-    number = int(lengths.sum())
     is_trained = np.concatenate([d.is_trained for d in demonstrations])
-    arrays: dict[str, Any] = {name: np.zeros(number, dtype) for name, dtype in DTYPES.items()}
-    arrays |= {
-        "token_ids": np.concatenate([d.token_ids for d in demonstrations]),
-        "position_ids": np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-        "sequence_lengths": lengths,
-        "temperatures": np.ones(number, np.float32),
-        "versions": np.full(number, -1, np.int32),
-        "ce_weights": is_trained.astype(np.float32),
-    }
-    return Batch(step, ((MicroBatch(**arrays),),), ())
+    columns = filled(
+        len(is_trained),
+        {"token_ids": np.concatenate([d.token_ids for d in demonstrations]), "ce_weights": is_trained},
+    )
+    lengths = np.array([len(d.token_ids) for d in demonstrations], np.int32)
+    return Batch(sequence_lengths=lengths, step=step, draw_ids=(), **columns)
 
 
 def shuffled_batches(demonstrations: Sequence[Demonstration], size: int, seed: int) -> Iterator[list[Demonstration]]:

@@ -212,7 +212,7 @@ class Trainer:
 
 
 def _recipe(config: TrainerConfig) -> Recipe:
-    return Recipe(config.optim, config.scheduler, config.loss, config.micro_batch, config.max_steps)
+    return Recipe(config.optim, config.scheduler, config.loss.build(), config.micro_batch, config.max_steps)
 
 
 def remove_leftovers(run_dir: RunDir) -> None:

@@ -19,7 +19,7 @@ from mettle.records.tokens import Batch
 from mettle.records.versions import WeightVersion
 from mettle.storage.files import sha256_file, storage_errors
 from mettle.storage.weights import Canary, publish_weights, read_version
-from mettle.trainer.layout import Index, Layout, Targets
+from mettle.trainer.layout import Index, Layout, bare_targets
 from mettle.trainer.model import Policy, full_state
 from mettle.trainer.world import World
 
@@ -49,13 +49,9 @@ def publish_version(root: Path, version: int, policy: Policy, world: World, sequ
 
 def canary_sequences(batch: Batch, number: int) -> list[Index]:
     """Sequences of a batch for its canary: from all over the batch, cut to `CANARY_TOKENS`."""
-    found: list[Index] = []
-    for micro in (m for rank in batch.ranks for m in rank):
-        ends = np.cumsum(micro.sequence_lengths)
-        pairs = zip(ends - micro.sequence_lengths, ends, strict=True)
-        found += [
-            micro.token_ids[start:end][:CANARY_TOKENS].astype(np.int64) for start, end in pairs if end - start > 1
-        ]
+    ends = np.cumsum(batch.sequence_lengths)
+    pairs = zip(ends - batch.sequence_lengths, ends, strict=True)
+    found = [batch.token_ids[start:end][:CANARY_TOKENS].astype(np.int64) for start, end in pairs if end - start > 1]
     return found[:: max(1, len(found) // number)][:number]
 
 
@@ -75,7 +71,7 @@ def compute_canary(policy: Policy, sequences: Sequence[Index], world: World) -> 
         token_ids[row, : len(sequence)] = sequence
     rows, columns = np.nonzero(np.arange(shape[1])[None] < (lengths - 1)[:, None])
     layout = _scoring_layout(token_ids, rows, columns)
-    labels_K = torch.from_numpy(layout.targets.labels).to(world.device)
+    labels_K = torch.from_numpy(layout.targets.token_ids).to(world.device)
     temperatures_K = torch.ones(len(rows), device=world.device)
     scored_K, _ = policy(layout, labels_K, temperatures_K, is_exact=True)
     logprobs[rows, columns + 1] = scored_K.cpu().numpy()
@@ -83,12 +79,7 @@ def compute_canary(policy: Policy, sequences: Sequence[Index], world: World) -> 
 
 
 def _scoring_layout(token_ids: Index, rows: Index, columns: Index) -> Layout:
-    nothing = np.zeros(len(rows), np.float32)
-    targets = Targets(
-        labels=token_ids[rows, columns + 1], temperatures=nothing + 1, logprobs=nothing, advantages=nothing,
-        is_sampled=np.zeros(len(rows), bool), rl_weights=nothing, ce_weights=nothing, ref_kl_weights=nothing,
-        ref_logprobs=nothing,
-    )  # fmt: skip
+    targets = bare_targets(token_ids[rows, columns + 1])
     positions = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
     return Layout("padded", token_ids, positions, None, rows * token_ids.shape[1] + columns, targets)
 

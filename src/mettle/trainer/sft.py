@@ -28,10 +28,11 @@ from mettle.storage.files import folder_aside, write_json
 from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
-from mettle.trainer.config import LossConfig, ProbeConfig, SftConfig, read_config
+from mettle.trainer.config import ProbeConfig, SftConfig, read_config
 from mettle.trainer.demonstrations import Demonstration, batch_of, read_demonstrations, shuffled_batches
 from mettle.trainer.initial import ensure_initial_policy
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import full_state, load_policy
 from mettle.trainer.probe import EnvironmentProbe, Reading, RewardProbe
 from mettle.trainer.process import guarded, setup_torch
@@ -118,7 +119,7 @@ def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, journal: Jour
         run_dir.path / "sft" / "demonstrations.jsonl", Renderer.from_directory(run_dir.model)
     )
     policy = load_policy(run_dir.model, world, dtype=torch.float32)
-    recipe = Recipe(config.optim, config.scheduler, LossConfig(), config.micro_batch, config.max_steps)
+    recipe = Recipe(config.optim, config.scheduler, DefaultLoss(), config.micro_batch, config.max_steps)
     learner = Learner(policy, recipe, world)
     probe = EnvironmentProbe.load(run_dir.model, resolve_probe(run_dir, config.probe), world.device)
     done = warm_up(learner, demonstrations, probe, config, journal)

@@ -16,9 +16,8 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from mettle.envs.evaluation.results import evaluation_folder
+from mettle.evals.reader import evaluation_folder
 from mettle.tui.catalog import Catalog
-from mettle.tui.figures import short
 from mettle.tui.opened import OpenRun
 from mettle.tui.screens.choices import EnvironmentsScreen, ModelsScreen
 from mettle.tui.screens.compare import CompareScreen
@@ -27,8 +26,9 @@ from mettle.tui.screens.rollout import RolloutScreen
 from mettle.tui.screens.run import RunScreen
 from mettle.tui.screens.runs import RunsScreen
 from mettle.tui.screens.task import TaskScreen
-from mettle.tui.text import one_line, sendable
+from mettle.tui.text import sendable
 from mettle.tui.theme import DARK, LIGHT, first_theme
+from mettle.wording import compact, one_line
 
 CLIPBOARD_CHARS = 1_000_000
 """Terminals drop a longer text without a word."""
@@ -121,7 +121,7 @@ class EvaluationBrowser(App[None]):
         text = sendable(text)
         if len(text) <= CLIPBOARD_CHARS:
             self.copy_to_clipboard(text)
-            self.notify(f"copied {what}, {short(len(text))} characters", markup=False, timeout=2)
+            self.notify(f"copied {what}, {compact(len(text))} characters", markup=False, timeout=2)
             return
         target = Path(f"{re.sub('[^A-Za-z0-9_-]+', '-', source).strip('-')}.txt")
         try:

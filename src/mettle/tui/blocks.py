@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.envs.evaluation.facts import content_of, messages_of
+from mettle.evals.output import messages_of
+from mettle.records.tasks import content_of
 from mettle.tui.search import call_of
-from mettle.tui.text import one_line, printable
+from mettle.wording import one_line, printable
 
 BODY_CHARS = 1_000_000
 """A longer text is cut where it is shown until more is asked for."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.reader import EvaluationEntry, list_evaluations
+from mettle.evals.reader import EvaluationEntry, list_evaluations
 
 
 @dataclass(slots=True)

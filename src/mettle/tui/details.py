@@ -12,11 +12,10 @@ from typing import Any
 
 from textual.content import Content
 
-from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.evals.facts import RolloutFacts
 from mettle.tui.catalog import number
-from mettle.tui.figures import bar, figure, seconds, whole
 from mettle.tui.overview import MUTED, Paragraphs, Part
-from mettle.tui.text import one_line, printable
+from mettle.wording import bar, duration, format_reward, one_line, printable, whole
 
 VALUE_CHARS = 4_000
 SHOWN = frozenset((
@@ -36,13 +35,13 @@ def tone_of(facts: RolloutFacts, threshold: float) -> str:
 def facts_line(facts: RolloutFacts, threshold: float) -> Content:
     """The rollout in one line."""
     colour = {"good": "$success", "middling": "$warning", "bad": "$error", "dim": MUTED}[tone_of(facts, threshold)]
-    parts: list[Part] = [("reward ", MUTED), (figure(facts.reward), f"bold {colour}")]
+    parts: list[Part] = [("reward ", MUTED), (format_reward(facts.reward), f"bold {colour}")]
     if facts.reward is not None:
         parts += [" ", (bar(max(0.0, min(1.0, facts.reward)), 8), colour)]
     if facts.cause is not None:
         parts += ["  ", (f"{one_line(facts.error_type, 40)} ({one_line(facts.cause, 20)})", "bold $error")]
     parts += [("   task ", MUTED), one_line(facts.example_id, 40), ("   turns ", MUTED), str(facts.num_turns)]
-    parts += [("   tokens ", MUTED), whole(facts.output_tokens), ("   time ", MUTED), seconds(facts.total_s)]
+    parts += [("   tokens ", MUTED), whole(facts.output_tokens), ("   time ", MUTED), duration(facts.total_s)]
     if facts.stop_condition:
         parts += [("   stop ", MUTED), one_line(facts.stop_condition, 60)]
     if facts.is_truncated:
@@ -58,11 +57,11 @@ def details(row: Mapping[str, Any], facts: RolloutFacts, threshold: float, width
     if facts.reward is None:
         page.line(("none: the rollout failed", MUTED))
     else:
-        page.bar_row(figure(facts.reward), max(0.0, min(1.0, facts.reward)), "", colour)
+        page.bar_row(format_reward(facts.reward), max(0.0, min(1.0, facts.reward)), "", colour)
     if facts.metrics:
         page.head("Metrics")
         for name, value in facts.metrics.items():
-            page.row(one_line(name, 60), figure(value))
+            page.row(one_line(name, 60), format_reward(value))
     if row.get("answer"):
         page.head("Expected")
         _value(page, row["answer"])
@@ -82,11 +81,11 @@ def details(row: Mapping[str, Any], facts: RolloutFacts, threshold: float, width
 def _timing(page: Paragraphs, facts: RolloutFacts) -> None:
     if facts.total_s is None:
         return
-    page.head("Time", seconds(facts.total_s))
+    page.head("Time", duration(facts.total_s))
     for title, value in (("model", facts.model_s), ("environment", facts.env_s), ("scoring", facts.scoring_s)):
         if value is not None:
             share = value / facts.total_s if facts.total_s > 0 else 0.0
-            page.bar_row(title, min(1.0, share), seconds(value).rjust(8), "$accent")
+            page.bar_row(title, min(1.0, share), duration(value).rjust(8), "$accent")
 
 
 def _tokens(page: Paragraphs, row: Mapping[str, Any], facts: RolloutFacts) -> None:

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mettle.envs.evaluation.facts import RolloutFacts
 from mettle.errors import UserError
+from mettle.evals.facts import RolloutFacts
 
 Predicate = Callable[[RolloutFacts], bool]
 

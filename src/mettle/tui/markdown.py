@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.style import Style
 
-from mettle.tui.text import printable
+from mettle.wording import printable
 
 MAX_MARKDOWN_CHARS = 60_000
 """A longer text is shown plain: Markdown costs a hundred times as much."""

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.facts import RolloutFacts
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.envs.evaluation.report import plain
-from mettle.envs.evaluation.results import METADATA
 from mettle.errors import UserError
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.reader import EvaluationReader
+from mettle.evals.report import plain
+from mettle.evals.results import METADATA
 from mettle.tui.catalog import planned_of
-from mettle.tui.figures import ago, whole
 from mettle.tui.search import Needle
 from mettle.tui.selection import Selection
+from mettle.wording import ago, whole
 
 
 @contextmanager

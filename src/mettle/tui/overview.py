@@ -12,23 +12,23 @@ from typing import Any
 
 from textual.content import Content
 
-from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.catalog import number, took_of
-from mettle.tui.figures import (
+from mettle.tui.text import cut, pad
+from mettle.wording import (
     bar,
-    between,
     bins,
+    compact,
     count,
-    figure,
+    duration,
+    format_interval,
+    format_reward,
     histogram,
+    one_line,
     percent,
-    seconds,
-    short,
-    sparkline,
     usd,
     whole,
 )
-from mettle.tui.text import cut, one_line, pad
 
 MUTED, STRONG = "$muted", "bold"
 HEIGHT = 6
@@ -80,11 +80,11 @@ def headline(reader: EvaluationReader, stats: Mapping[str, Any], *, is_short: bo
     """The evaluation in one line, or in half of one."""
     reward, errors = stats.get("reward"), stats["errors"]
     rewards = [facts.reward for facts in reader.facts if facts.reward is not None]
-    parts: list[Part] = [("reward ", MUTED), (figure(reward["mean"]) if reward else "-", "bold")]
+    parts: list[Part] = [("reward ", MUTED), (format_reward(reward["mean"]) if reward else "-", "bold")]
     if reward and reward["interval"] and not is_short:
-        parts.append((f" {between(reward['interval'])}", MUTED))
+        parts.append((f" {format_interval(reward['interval'])}", MUTED))
     if rewards and not is_short:
-        parts += ["  ", (sparkline(bins(rewards, 12)[2]), "$accent")]
+        parts += ["  ", (histogram(bins(rewards, 12)[2])[0], "$accent")]
     parts += [("   n ", MUTED), whole(stats["num_rollouts"])]
     if not is_short:
         parts.append((f" of {count(stats['num_tasks'], 'task')}", MUTED))
@@ -114,9 +114,11 @@ def _reward(page: Paragraphs, reader: EvaluationReader, stats: Mapping[str, Any]
     if not reward:
         page.line(("no rollout has a reward yet", MUTED))
         return
-    page.row("mean", figure(reward["mean"]), between(reward["interval"]), tone=STRONG)
+    page.row("mean", format_reward(reward["mean"]), format_interval(reward["interval"]), tone=STRONG)
     if reward["std"] is not None:
-        page.row("spread", figure(reward["std"]), f"{figure(reward['min'])} to {figure(reward['max'])}")
+        page.row(
+            "spread", format_reward(reward["std"]), f"{format_reward(reward['min'])} to {format_reward(reward['max'])}"
+        )
     groups = stats["groups"]
     if groups["num_groups"]:
         share = groups["share_without_variance"]
@@ -137,12 +139,12 @@ def _histogram(page: Paragraphs, rewards: list[float], threshold: float) -> None
     passed = [low + (i + 0.5) * (high - low) / num_bins >= threshold for i in range(num_bins)]
     page.line("")
     for place, line in enumerate(histogram(counts, HEIGHT)):
-        scale = short(max(counts)) if place == 0 else "0" if place == HEIGHT - 1 else ""
+        scale = compact(max(counts)) if place == 0 else "0" if place == HEIGHT - 1 else ""
         blocks: list[Part] = [
             (char * wide, "$success" if is_pass else "$warning") for char, is_pass in zip(line, passed, strict=True)
         ]
         page.line((pad(scale, 5, is_right=True), MUTED), ("▕", MUTED), *blocks)
-    axis = f"{figure(low, 1)}{figure(high, 1).rjust(num_bins * wide - len(figure(low, 1)))}"
+    axis = f"{format_reward(low, 1)}{format_reward(high, 1).rjust(num_bins * wide - len(format_reward(low, 1)))}"
     page.line(" " * 6, (axis, MUTED))
 
 
@@ -151,10 +153,10 @@ def _passes(page: Paragraphs, stats: Mapping[str, Any]) -> None:
         return
     page.head("pass@k", f"unbiased; a reward from {stats['pass_threshold']:g} passes")
     for k, found in stats["pass_at_k"].items():
-        page.row(f"pass@{k}", figure(found["mean"]), between(found["interval"]))
+        page.row(f"pass@{k}", format_reward(found["mean"]), format_interval(found["interval"]))
     for k, found in stats["pass_all_k"].items():
         if k != "1":
-            page.row(f"pass^{k}", figure(found["mean"]), between(found["interval"]))
+            page.row(f"pass^{k}", format_reward(found["mean"]), format_interval(found["interval"]))
 
 
 def _metrics(page: Paragraphs, stats: Mapping[str, Any]) -> None:
@@ -163,7 +165,7 @@ def _metrics(page: Paragraphs, stats: Mapping[str, Any]) -> None:
     page.head("Metrics")
     for name, found in stats["metrics"].items():
         if found:
-            page.row(one_line(name, 60), figure(found["mean"]), between(found["interval"]))
+            page.row(one_line(name, 60), format_reward(found["mean"]), format_interval(found["interval"]))
 
 
 def _errors(page: Paragraphs, stats: Mapping[str, Any]) -> None:
@@ -194,11 +196,11 @@ def _spreads(page: Paragraphs, stats: Mapping[str, Any]) -> None:
     rows: list[tuple[str, Any, Callable[[float], str]]] = [("turns", stats.get("turns"), "{:.1f}".format)]
     if tokens:
         rows += [
-            ("tokens out", tokens["output_per_rollout"], short),
-            ("tokens in", tokens["input_per_rollout"], short),
+            ("tokens out", tokens["output_per_rollout"], compact),
+            ("tokens in", tokens["input_per_rollout"], compact),
         ]
     names = (("total_s", "time"), ("model_s", "of the model"), ("env_s", "of the env"), ("scoring_s", "of scoring"))
-    rows += [(title, timing.get(name), seconds) for name, title in names]
+    rows += [(title, timing.get(name), duration) for name, title in names]
     known = [(title, spread, show) for title, spread, show in rows if spread]
     if not known:
         return
@@ -210,7 +212,7 @@ def _spreads(page: Paragraphs, stats: Mapping[str, Any]) -> None:
         values = "".join(pad(show(spread[name]), each, is_right=True) for name in ("mean", "p50", "p90", "max"))
         page.line((pad(title, room), MUTED), values)
     if tokens:
-        page.row("tokens, all", f"{short(tokens['output'])} out", f"{short(tokens['input'])} in")
+        page.row("tokens, all", f"{compact(tokens['output'])} out", f"{compact(tokens['input'])} in")
     if stats.get("cost"):
         page.row("cost", usd(number(stats["cost"].get("total_usd"))))
 
@@ -223,7 +225,7 @@ def _settings(page: Paragraphs, reader: EvaluationReader) -> None:
         if metadata.get(name) is not None:
             page.row(name.replace("_", " "), one_line(metadata[name], 200))
     if metadata.get("time") is not None:
-        page.row("took", seconds(took_of(reader.entry)))
+        page.row("took", duration(took_of(reader.entry)))
     for title in ("sampling_args", "env_args"):
         values = metadata.get(title)
         for name, value in values.items() if isinstance(values, dict) else ():

@@ -22,7 +22,8 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
 from mettle.tui.browser import Browser
-from mettle.tui.text import ELLIPSIS, cut, one_line
+from mettle.tui.text import ELLIPSIS, cut
+from mettle.wording import one_line
 
 WIDE = 110
 """Columns from which on there is room for two panes."""

@@ -22,7 +22,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from mettle.tui.text import one_line, pad
+from mettle.tui.text import pad
+from mettle.wording import one_line
 
 GAP = 2
 TONES = ("header", "dim", "good", "middling", "bad", "strong", "accent", "mark")

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mettle.envs.evaluation.facts import content_of, messages_of
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import MettleError
+from mettle.evals.output import messages_of
+from mettle.evals.reader import EvaluationReader
+from mettle.records.tasks import content_of
 
 REPORT_INTERVAL_S = 0.1
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mettle.envs.evaluation.facts import RolloutFacts
-from mettle.envs.evaluation.reader import EvaluationReader
+from mettle.evals.facts import RolloutFacts
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.filters import Filter
 
 Key = Callable[[RolloutFacts], Any]

@@ -22,10 +22,10 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from mettle.tui.blocks import Block
-from mettle.tui.figures import whole
 from mettle.tui.markdown import MAX_MARKDOWN_CHARS, markdown_lines
 from mettle.tui.search import Needle
-from mettle.tui.text import one_line, pad, wrap
+from mettle.tui.text import pad, wrap
+from mettle.wording import one_line, whole
 
 INDENT = 2
 KINDS = ("system", "user", "assistant", "tool", "call", "reasoning", "error", "json", "text")

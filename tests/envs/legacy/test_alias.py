@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "src"
 
 def in_fresh_process(code: str) -> str:
     """What a new interpreter prints, with the alias installed."""
-    prelude = "from mettle.envs.packages.aliases import install_verifiers_alias\ninstall_verifiers_alias()\n"
+    prelude = "from mettle.envs.legacy.aliases import install_verifiers_alias\ninstall_verifiers_alias()\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code)],
         capture_output=True,
@@ -50,7 +50,7 @@ def test_the_alias_imports_nothing_before_it_is_used():
     said = in_fresh_process(
         """
         import verifiers, sys
-        heavy = {"openai", "datasets", "pydantic", "aiohttp", "mettle.envs.environment", "mettle.clients.chat"}
+        heavy = {"openai", "datasets", "pydantic", "aiohttp", "mettle.envs.environment", "mettle.clients.endpoint_clients"}
         print(sorted(heavy & set(sys.modules)))
         """
     )
@@ -192,7 +192,7 @@ def test_a_verifiers_that_is_imported_already_is_not_replaced(tmp_path):
     (tmp_path / "verifiers.py").write_text("mine = True\n", encoding="utf-8")
     code = """
     import verifiers
-    from mettle.envs.packages.aliases import install_verifiers_alias
+    from mettle.envs.legacy.aliases import install_verifiers_alias
     try:
         install_verifiers_alias()
     except Exception as error:
@@ -211,7 +211,7 @@ def test_a_verifiers_that_is_imported_already_is_not_replaced(tmp_path):
 def test_an_installed_verifiers_is_left_unread(tmp_path):
     (tmp_path / "verifiers.py").write_text("raise RuntimeError('read')\n", encoding="utf-8")
     code = """
-    from mettle.envs.packages.aliases import install_verifiers_alias
+    from mettle.envs.legacy.aliases import install_verifiers_alias
     install_verifiers_alias()
     install_verifiers_alias()
     import verifiers

@@ -12,10 +12,12 @@ import pytest
 
 from mettle.cli import main
 from mettle.clients.endpoints import read_registry
-from mettle.envs.evaluation.plan import read_plan
+from mettle.config.options import Given
+from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.envs.packages.workspace import SKILL_FOLDERS, set_up
 from mettle.errors import StorageError, UserError
-from mettle.gepa.config import read_config, spec_from_settings
+from mettle.evals.plan import read_plan
+from mettle.gepa.config import load_spec, read_file
 from mettle.runs.launch import load_run_config
 
 
@@ -29,7 +31,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_config_loads(lab):
     registry = read_registry(lab / "configs/endpoints.toml", is_needed=True)
-    assert registry.endpoints["local"][0].provider.base_url == "http://127.0.0.1:8000/v1"
+    assert registry.endpoints["local"][0].url == "http://127.0.0.1:8000/v1"
     evals = sorted((lab / "configs/eval").glob("*.toml"))
     runs = sorted((lab / "configs/rl").glob("*.toml"))
     searches = sorted((lab / "configs/gepa").glob("*.toml"))
@@ -37,15 +39,15 @@ def test_every_config_loads(lab):
     assert runs
     assert searches
     for path in evals:
-        for spec in read_plan(path, {}):
-            assert spec.env_id == "my-task"
-            assert spec.model in registry.endpoints
+        for loaded in read_plan([path], Given(), package_defaults):
+            assert loaded.config.env_id == "my-task"
+            assert loaded.config.model in registry.endpoints
     for path in runs:
         config = load_run_config([path]).config
         assert config.orchestrator.envs[0].id == "my-task"
     for path in searches:
-        spec = spec_from_settings([read_config(path)])
-        assert {spec.connection.model, spec.reflection_model} <= set(registry.endpoints)
+        spec = load_spec([read_file(path)]).config
+        assert {spec.model, spec.reflection_model} <= set(registry.endpoints)
 
 
 def test_the_environment_passes_its_reward_test(lab, capsys):

@@ -16,8 +16,8 @@ import pytest
 import mettle.envs as vf
 from mettle.envs.cli_agent_env import CliAgentEnv
 from mettle.envs.proxy.recorder import Recorder
-from mettle.envs.proxy.server import Listener, ProxyServer
-from mettle.envs.proxy.sessions import Session
+from mettle.envs.proxy.server import ProxyListener, ProxyServer
+from mettle.envs.proxy.sessions import AgentSession
 from mettle.envs.state import State
 
 
@@ -27,7 +27,7 @@ class Rollout:
 
     env: CliAgentEnv
     state: State
-    session: Session
+    session: AgentSession
     recorder: Recorder
     root: str
 
@@ -55,7 +55,7 @@ class Rollout:
 class Proxied:
     """Opens rollouts on one proxy."""
 
-    def __init__(self, proxy: ProxyServer, listener: Listener) -> None:
+    def __init__(self, proxy: ProxyServer, listener: ProxyListener) -> None:
         self.proxy = proxy
         self.root = f"http://127.0.0.1:{listener.port}"
 

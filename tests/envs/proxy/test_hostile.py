@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from mettle.envs.proxy.sessions import Sessions
+from mettle.envs.proxy.sessions import SessionTable
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
@@ -66,6 +66,13 @@ async def test_a_wrong_secret_is_refused_in_the_dialect_of_the_call_and_costs_no
     assert model.calls == []
 
 
+async def test_a_page_in_a_browser_is_refused_though_it_had_the_secret(proxied, scripted):
+    rollout = await proxied.rollout(scripted("yes"))
+    assert (await rollout.post(CHAT, BODY, Host="evil.example"))[0] == 400
+    assert (await rollout.post(CHAT, BODY, Origin="https://evil.example"))[0] == 403
+    assert rollout.steps == []
+
+
 async def test_the_secret_may_stand_in_the_path_or_in_either_header(proxied, scripted):
     rollout = await proxied.rollout(scripted("yes"))
     secret = rollout.session.secret
@@ -84,7 +91,7 @@ async def test_secrets_are_long_differ_and_end_with_their_rollout(proxied, scrip
     proxied.proxy.close_session(first.session, "timeout_reached")
     assert (await first.post(CHAT, BODY))[0] == 401
     assert (await rollouts[1].post(CHAT, BODY))[0] == 200
-    assert Sessions().find(first.session.secret) is None
+    assert SessionTable().find(first.session.secret) is None
 
 
 GARBAGE = [
@@ -240,7 +247,7 @@ async def test_an_answer_that_broke_off_on_its_way_is_taken_back_or_sent_again(p
     for body in bodies:
         _, writer = await asyncio.open_connection("127.0.0.1", int(rollout.root.rpartition(":")[2]), limit=1024)
         raw = json.dumps(body).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-api-key: {rollout.session.secret}\r\nContent-Length: {len(raw)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nx-api-key: {rollout.session.secret}\r\nContent-Length: {len(raw)}\r\n\r\n"
         writer.write(head.encode() + raw)
         count = len(rollout.steps)
         await until(lambda count=count: len(rollout.steps) > count)
@@ -288,7 +295,7 @@ async def test_a_request_that_never_ends_holds_up_nobody_and_ends_with_the_liste
     rollout = await proxied.rollout(scripted("yes"))
     port = int(rollout.root.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {rollout.session.secret}\r\nContent-Length: 99\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {rollout.session.secret}\r\nContent-Length: 99\r\n\r\n"
     writer.write(head.encode() + b'{"a')
     await writer.drain()
     assert (await rollout.post(CHAT, BODY))[0] == 200

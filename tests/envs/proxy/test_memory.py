@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.envs.proxy.chat_dialect import ChatDialect
+from mettle.clients.dialects import chat, messages, responses
 from mettle.envs.proxy.memory import Memory
-from mettle.envs.proxy.messages_dialect import MessagesDialect
-from mettle.envs.proxy.responses_dialect import ResponsesDialect
 from mettle.records.messages import AssistantMessage, Response, ResponseMessage, Usage, messages_from
 
 PROMPT = messages_from([{"role": "user", "content": "q"}])
@@ -98,25 +96,25 @@ def answers(draw):
 
 def echoed(dialect, answer):
     """The answer as an agent of each API puts it into the next request."""
-    if isinstance(dialect, ChatDialect):
+    if dialect is chat:
         return {"messages": [{"role": "user", "content": "q"}, answer["choices"][0]["message"]]}
-    if isinstance(dialect, MessagesDialect):
+    if dialect is messages:
         return {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer["content"]}]}
     return {"input": [{"role": "user", "content": "q"}, *answer["output"]]}
 
 
-@pytest.mark.parametrize("dialect", [ChatDialect(), MessagesDialect(), ResponsesDialect()], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", [chat, messages, responses], ids=lambda d: d.NAME)
 @given(message=answers())
 def test_whatever_is_answered_is_recognised_when_it_comes_back(dialect, message):
     ask = {"messages": [{"role": "user", "content": "q"}], "input": "q"}
-    call = dialect.read(ask)
+    call = dialect.read_call(ask)
     response = Response(id="r", created=0, model="m", usage=Usage(), message=message)
     memory = Memory()
     said = message.to_assistant()
     memory.remember(memory.recognise(call.messages), said, "step")
-    assert b"".join(dialect.events(call, dialect.answer(call, response)))
-    again = memory.recognise(dialect.read(echoed(dialect, dialect.answer(call, response))).messages)
-    if not said.content and not said.tool_calls and dialect.name == "messages" and not message.reasoning_content:
+    assert list(dialect.answer_events(call, dialect.answer_body(call, response)))
+    again = memory.recognise(dialect.read_call(echoed(dialect, dialect.answer_body(call, response))).messages)
+    if not said.content and not said.tool_calls and dialect is messages and not message.reasoning_content:
         return  # Anthropic's API has no way to repeat an answer that says nothing
     assert again[1] is said
     assert memory.step_before(again) == "step"

@@ -13,9 +13,8 @@ import time
 import pytest
 
 import mettle.envs as vf
-from mettle.clients.anthropic_messages import AnthropicMessagesClient
 from mettle.clients.config import ClientConfig
-from mettle.clients.responses import OpenAIResponsesClient
+from mettle.clients.endpoint_clients import AnthropicMessagesClient, OpenAIResponsesClient
 from mettle.envs.rows import Rows
 from mettle.envs.workers.endpoints import ClientCache, client_spec
 from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
@@ -110,7 +109,7 @@ async def test_a_group_that_kills_every_worker_fails_with_a_typed_error_and_othe
         env = WorkerEnvironment(pool)
         states = await env.run_group([{"prompt": "q", "info": {"trouble": "die"}}] * 2, endpoint.url, "m")
         assert [type(state["error"]) for state in states] == [WorkerDied] * 2
-        assert "ended with status 7; the group's 2 workers all died" in str(states[0]["error"])
+        assert "ended with exit code 7; the group's 2 workers all died" in str(states[0]["error"])
         assert (states[0]["reward"], states[0]["stop_condition"]) == (None, "has_error")
         (after,) = await env.run_group([{"prompt": "q"}], endpoint.url, "m")
         assert after["error"] is None
@@ -197,7 +196,7 @@ def test_what_cannot_work_is_said_before_anything_starts():
         Spawned(WorkerSpec("no-such-env"))
     with pytest.raises(UserError, match="cannot be loaded: failed to load environment 'troubled': ValueError: bad"):
         Spawned(WorkerSpec("troubled", {"fails": "bad"}))
-    with pytest.raises(WorkerDied, match="ended with status 3 while it loaded"):
+    with pytest.raises(WorkerDied, match="ended with exit code 3 while it loaded"):
         Spawned(WorkerSpec("troubled", {"fails": "exit"}))
     with pytest.raises(UserError, match="made in code and has none"):
         worker_spec(vf.SingleTurnEnv(dataset=[{"question": "q"}]))

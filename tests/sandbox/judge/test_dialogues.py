@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from serving import Desk
+from serving import ApiCaller
 
 from mettle.errors import UserError
 from mettle.sandbox import (
@@ -172,14 +172,14 @@ async def test_mistakes_in_interactive_tests_are_refused(pool: SandboxPool) -> N
         await pool.judge("1", [InteractiveTest(GUESS, stdin=3)])  # type: ignore[arg-type]
 
 
-async def test_an_interactive_test_travels_to_a_service(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METTLE_SANDBOX_TOKEN", desk.token)
-    async with open_judge(SandboxConfig(backend="remote", urls=(desk.url,))) as judge:
+async def test_an_interactive_test_travels_to_a_service(api: ApiCaller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METTLE_SANDBOX_TOKEN", api.token)
+    async with open_judge(SandboxConfig(backend="remote", urls=(api.url,))) as judge:
         [result] = (await judge.judge(BISECT, [InteractiveTest(GUESS, stdin="677", expected="bravo")])).tests
     assert (result.detail, result.transcript[:5]) == ("9 turns, bravo", "< 500")
     plain = {"interactor": {"code": GUESSING, "language": "python"}, "stdin": "677", "expected": ""}
-    status, answer = await desk.ask("POST", "/judge", json={"code": BISECT, "tests": [plain]})
+    status, answer = await api.ask("POST", "/judge", json={"code": BISECT, "tests": [plain]})
     assert (status, answer["has_passed"]) == (200, True), answer
     plain["interactor"] = {"language": "python"}
-    status, answer = await desk.ask("POST", "/judge", json={"code": BISECT, "tests": [plain]})
+    status, answer = await api.ask("POST", "/judge", json={"code": BISECT, "tests": [plain]})
     assert (status, "an interactor is a ProgramChecker" in str(answer)) == (400, True), answer

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from mettle.sandbox import CallTest, PythonChecker, SandboxConfig, SandboxPool, StdioTest, Verdict
-from mettle.sandbox.judge.memory import Memory
+from mettle.sandbox.judge.memory import JudgementCache
 from mettle.sandbox.judge.orders import make_job
+from mettle.sandbox.judge.request import JudgeRequest
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 
@@ -59,12 +60,12 @@ async def test_an_end_that_could_have_been_another_is_not_kept(code: str) -> Non
 
 async def test_what_is_kept_is_bounded_in_number_and_in_bytes(pool: SandboxPool) -> None:
     result = await pool.judge("print('x' * 1000)", [StdioTest("", "1")])
-    jobs = [make_job(pool.config, f"print({n})", [StdioTest("", "1")]) for n in range(5)]
+    jobs = [make_job(pool.config, JudgeRequest(f"print({n})", [StdioTest("", "1")])) for n in range(5)]
 
     async def judge() -> object:
         return result
 
-    few, small = Memory(2), Memory(100, max_bytes=17_000)
+    few, small = JudgementCache(2), JudgementCache(100, max_bytes=17_000)
     for memory in (few, small):
         for job in jobs:
             await memory.judged(job, judge)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ And something at a service's address that is none, for its clients.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
@@ -14,110 +13,61 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from aiohttp import web
-from serving import Desk, make_token, wait_until
+from serving import ApiCaller, make_token, wait_until
 
 from mettle.errors import UserError
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.client import connection
-from mettle.sandbox.service.client.client import SandboxClient
+from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.tokens import revoke_token
-from mettle.sandbox.service.visitors import Visitors
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def impatient(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr(desk.service.visitors, "quiet_s", 0.3)
-    yield desk
-
-
-@pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nX: "])
-async def test_a_connection_that_asks_nothing_is_hung_up_on(impatient: Desk, beginning: bytes) -> None:
-    host, _, port = impatient.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(beginning)
-    async with asyncio.timeout(20):
-        assert await reader.read() == b""
-    writer.close()
-
-
-async def test_a_connection_with_a_long_request_stays(impatient: Desk) -> None:
-    machine = await impatient.create(memory_mb=64, disk_mb=4)
-    status, result = await impatient.ask("POST", f"/machines/{machine}/exec", json={"command": "sleep 1.5; echo done"})
-    assert (status, result["stdout"]) == (200, "done\n")
-    await impatient.ask("DELETE", f"/machines/{machine}")
-
-
-async def test_of_too_many_quiet_connections_the_oldest_go() -> None:
-    class Line:
-        is_closed = False
-
-        def force_close(self) -> None:
-            self.is_closed = True
-
-    now, lines = 0.0, list[Line]()
-    visitors = Visitors(
-        quiet_s=10, max_quiet=2, clock=lambda: now, connections=lambda: [line for line in lines if not line.is_closed]
-    )
-    for _ in range(4):
-        lines.append(Line())
-        visitors.sweep()
-        now += 1
-    assert [line.is_closed for line in lines] == [True, True, False, False]
-    with visitors.serving(lines[2]):
-        now = 20
-        visitors.sweep()
-        assert [line.is_closed for line in lines[2:]] == [False, True]
-    visitors.sweep()
-    assert not lines[2].is_closed, "it has only just become quiet"
-
-
 @pytest.mark.parametrize("field", ["labels", "env"])
-async def test_what_a_service_remembers_of_a_machine_is_small(desk: Desk, field: str) -> None:
-    status, refused = await desk.ask("POST", "/machines", json={field: {"a": "x" * 70_000}})
+async def test_what_a_service_remembers_of_a_machine_is_small(api: ApiCaller, field: str) -> None:
+    status, refused = await api.ask("POST", "/machines", json={field: {"a": "x" * 70_000}})
     assert (status, refused["error"]["type"]) == (400, "user")
     long = {"docker_image": "x" * 10_000, "disk_size_gb": 0.1, "cpu_cores": 1}
-    status, made = await desk.ask("POST", "/sandbox", json=long)
+    status, made = await api.ask("POST", "/sandbox", json=long)
     assert (status, len(made["dockerImage"])) == (201, 300)
-    await desk.ask("DELETE", f"/sandbox/{made['id']}")
+    await api.ask("DELETE", f"/sandbox/{made['id']}")
 
 
-async def test_the_first_files_of_a_machine_are_there_and_are_not_remembered(desk: Desk) -> None:
-    machine = await desk.create(files={"a/b": "first"}, memory_mb=64, disk_mb=4)
-    assert (await desk.ask("GET", f"/machines/{machine}/files?path=/work/a/b"))[1] == b"first"
-    assert desk.service.register._records[machine].machine.config.files == {}
-    await desk.ask("DELETE", f"/machines/{machine}")
-    status, refused = await desk.ask("POST", "/machines", json={"files": {"/usr/no": "x"}, "disk_mb": 4})
+async def test_the_first_files_of_a_machine_are_there_and_are_not_remembered(api: ApiCaller) -> None:
+    machine = await api.create(files={"a/b": "first"}, memory_mb=64, disk_mb=4)
+    assert (await api.ask("GET", f"/machines/{machine}/files?path=/work/a/b"))[1] == b"first"
+    assert api.service.register._records[machine].machine.config.files == {}
+    await api.ask("DELETE", f"/machines/{machine}")
+    status, refused = await api.ask("POST", "/machines", json={"files": {"/usr/no": "x"}, "disk_mb": 4})
     assert (status, refused["error"]["type"]) == (422, "os")
-    assert (await desk.ask("GET", "/status"))[1]["token"]["num_machines"] == 0, "its share was given back"
+    assert (await api.ask("GET", "/status"))[1]["token"]["num_machines"] == 0, "its share was given back"
 
 
-async def test_a_sandbox_with_a_strange_number_of_cores_is_refused(desk: Desk) -> None:
-    assert (await desk.ask("POST", "/sandbox", json={"cpu_cores": "abc"}))[0] == 400
+async def test_a_sandbox_with_a_strange_number_of_cores_is_refused(api: ApiCaller) -> None:
+    assert (await api.ask("POST", "/sandbox", json={"cpu_cores": "abc"}))[0] == 400
 
 
-async def test_a_pass_ends_with_the_token_that_it_was_given_for(desk: Desk) -> None:
-    token = make_token(desk.home, "leaver")
-    _, made = await desk.ask("POST", "/sandbox", token=token, json={"disk_size_gb": 0.1})
-    _, gate = await desk.ask("POST", f"/sandbox/{made['id']}/auth", token=token)
+async def test_a_pass_ends_with_the_token_that_it_was_given_for(api: ApiCaller) -> None:
+    token = make_token(api.home, "leaver")
+    _, made = await api.ask("POST", "/sandbox", token=token, json={"disk_size_gb": 0.1})
+    _, gate = await api.ask("POST", f"/sandbox/{made['id']}/auth", token=token)
     path, order = f"/gw/m/{made['id']}/exec", {"command": "true"}
-    assert (await desk.ask("POST", path, token=gate["token"], json=order))[0] == 200
-    revoke_token(desk.home / "tokens.json", "leaver")
-    assert (await desk.ask("POST", path, token=gate["token"], json=order))[0] == 401
+    assert (await api.ask("POST", path, token=gate["token"], json=order))[0] == 200
+    revoke_token(api.home / "tokens.json", "leaver")
+    assert (await api.ask("POST", path, token=gate["token"], json=order))[0] == 401
 
 
-async def test_a_sandbox_has_few_passes_and_the_newest_are_good(desk: Desk) -> None:
-    _, made = await desk.ask("POST", "/sandbox", json={"disk_size_gb": 0.1})
-    gates = [(await desk.ask("POST", f"/sandbox/{made['id']}/auth"))[1] for _ in range(40)]
-    assert sum(one.machine_id == made["id"] for one in desk.service.passes.values()) == 32
+async def test_a_sandbox_has_few_passes_and_the_newest_are_good(api: ApiCaller) -> None:
+    _, made = await api.ask("POST", "/sandbox", json={"disk_size_gb": 0.1})
+    gates = [(await api.ask("POST", f"/sandbox/{made['id']}/auth"))[1] for _ in range(40)]
+    assert sum(one.machine_id == made["id"] for one in api.service.passes.values()) == 32
     path, order = f"/gw/m/{made['id']}/exec", {"command": "true"}
-    assert (await desk.ask("POST", path, token=gates[0]["token"], json=order))[0] == 401
-    assert (await desk.ask("POST", path, token=gates[-1]["token"], json=order))[0] == 200
-    await desk.ask("DELETE", f"/sandbox/{made['id']}")
+    assert (await api.ask("POST", path, token=gates[0]["token"], json=order))[0] == 401
+    assert (await api.ask("POST", path, token=gates[-1]["token"], json=order))[0] == 200
+    await api.ask("DELETE", f"/sandbox/{made['id']}")
 
 
 @pytest.mark.parametrize(
@@ -130,19 +80,19 @@ async def test_a_sandbox_has_few_passes_and_the_newest_are_good(desk: Desk) -> N
     ],
     ids=["float", "enum", "set", "dict"],
 )
-async def test_a_value_that_was_made_to_hurt_is_refused_at_once(desk: Desk, value: Any) -> None:
+async def test_a_value_that_was_made_to_hurt_is_refused_at_once(api: ApiCaller, value: Any) -> None:
     test = {"function": "f", "args": [], "expected": value}
     begun = time.process_time()
     body = io.BytesIO(json.dumps({"code": "def f(): pass", "tests": [test]}).encode())
-    status, refused = await desk.ask("POST", "/judge", data=body)
+    status, refused = await api.ask("POST", "/judge", data=body)
     assert (status, refused["error"]["type"]) == (400, "user")
     assert "not an encoded value" in refused["error"]["message"]
     assert time.process_time() - begun < 3
-    await wait_until(lambda: _is_idle(desk))
+    await wait_until(lambda: _is_idle(api))
 
 
-async def _is_idle(desk: Desk) -> bool:
-    return desk.service.num_judging == 0
+async def _is_idle(api: ApiCaller) -> bool:
+    return api.service.num_judging == 0
 
 
 async def endless(response: web.StreamResponse) -> None:
@@ -164,7 +114,7 @@ async def hollow(response: web.StreamResponse) -> None:
 
 
 @contextlib.asynccontextmanager
-async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status: int) -> AsyncIterator[SandboxClient]:
+async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status: int) -> AsyncIterator[ServiceClient]:
     """A client of something that only looks like a service."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -179,7 +129,7 @@ async def impostor(say: Callable[[web.StreamResponse], Awaitable[None]], status:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with SandboxClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+        async with ServiceClient(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
             yield client
     finally:
         await runner.cleanup()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 import pytest_asyncio
-from serving import Desk, make_token, serving
+from serving import ApiCaller, make_token, serving
 
 from mettle.sandbox.service import metrics
 from mettle.sandbox.service.tokens import TOKEN_ENV
@@ -78,7 +78,7 @@ def check(families: dict[str, Family]) -> None:
 class Scene(NamedTuple):
     """A service with two tokens and its own, after some work."""
 
-    desk: Desk
+    api: ApiCaller
     other: str
 
 
@@ -89,18 +89,18 @@ async def scene(tmp_path_factory: pytest.TempPathFactory, _needs_isolation: None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TOKEN_ENV, OWN)
         async with aiohttp.ClientSession() as session, serving(home) as (service, url):
-            desk = Desk(session, url, service, home)
-            machine = await desk.create(memory_mb=128)
-            await desk.ask("POST", f"/machines/{machine}/exec", json={"command": "true"})
-            await desk.ask("POST", "/judge", json={"code": "print(1)", "tests": [{"expected": "2"}]})
-            assert (await desk.ask("POST", "/machines", json={}, token=other))[0] == 201
-            assert (await desk.ask("POST", "/machines", json={}, token=other))[0] == 429
-            yield Scene(desk, other)
+            api = ApiCaller(session, url, service, home)
+            machine = await api.create(memory_mb=128)
+            await api.ask("POST", f"/machines/{machine}/exec", json={"command": "true"})
+            await api.ask("POST", "/judge", json={"code": "print(1)", "tests": [{"expected": "2"}]})
+            assert (await api.ask("POST", "/machines", json={}, token=other))[0] == 201
+            assert (await api.ask("POST", "/machines", json={}, token=other))[0] == 429
+            yield Scene(api, other)
 
 
 async def page_of(scene: Scene, token: str) -> dict[str, Family]:
     headers = {"Authorization": f"Bearer {token}"}
-    async with scene.desk.session.get(f"{scene.desk.url}/metrics", headers=headers) as response:
+    async with scene.api.session.get(f"{scene.api.url}/metrics", headers=headers) as response:
         assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         families = read(await response.text())
     check(families)
@@ -124,22 +124,22 @@ async def test_the_page_keeps_the_rules_of_the_format_and_has_every_figure(scene
 async def test_each_token_sees_its_own_account_and_the_services_own_sees_all(scene: Scene) -> None:
     machines = f"{metrics.PREFIX}token_machines"
     refusals = f"{metrics.PREFIX}refusals_total"
-    seen = await page_of(scene, scene.desk.token)
-    assert seen[machines].samples == {(machines, (("token", "desk"),)): 1}
+    seen = await page_of(scene, scene.api.token)
+    assert seen[machines].samples == {(machines, (("token", "api"),)): 1}
     assert not seen[refusals].samples
     memory = f"{metrics.PREFIX}token_memory_bytes"
-    assert seen[memory].samples == {(memory, (("token", "desk"),)): 128 << 20}
+    assert seen[memory].samples == {(memory, (("token", "api"),)): 128 << 20}
     whole = await page_of(scene, OWN)
-    assert {labels[0][1] for _, labels in whole[machines].samples} == {"desk", "env", "other"}
-    assert whole[refusals].samples == {(refusals, (("token", "other"), ("cause", "quota"))): 1}
+    assert {labels[0][1] for _, labels in whole[machines].samples} == {"api", "env", "other"}
+    assert whole[refusals].samples == {(refusals, (("cause", "quota"), ("token", "other"))): 1}
     most = f"{metrics.PREFIX}token_max_machines"
     assert whole[most].samples[most, (("token", "other"),)] == 1
 
 
 def test_labels_of_any_text_stay_one_line() -> None:
-    counted = metrics.Metrics()
+    counted = metrics.ServiceMetrics()
     counted.count("errors_total", cause='a "b"\\\nc')
-    families = read(counted.page({}))
+    families = read(bytes(counted.page([]).body).decode())
     [((_, labels), value)] = families[f"{metrics.PREFIX}errors_total"].samples.items()
     assert (labels, value) == ((("cause", 'a \\"b\\"\\\\\\nc'),), 1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
-from serving import Desk
+from serving import ApiCaller
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 
@@ -18,15 +18,15 @@ REQUIRED = (
 )  # fmt: skip
 
 
-async def created(desk: Desk, **changes: object) -> dict[str, object]:
+async def created(api: ApiCaller, **changes: object) -> dict[str, object]:
     body = {"name": "acc", "docker_image": "python:3.11-slim", "disk_size_gb": 0.1, "timeout_minutes": 10, **changes}
-    status, made = await desk.ask("POST", "/sandbox", json=body)
+    status, made = await api.ask("POST", "/sandbox", json=body)
     assert status == 201, made
     return dict(made)
 
 
-async def test_a_sandbox_is_described_as_the_clients_read_it(desk: Desk) -> None:
-    made = await created(desk, labels=["a", "b"], cpu_cores=2.0, idempotency_key="k1", environment_vars={"A": "1"})
+async def test_a_sandbox_is_described_as_the_clients_read_it(api: ApiCaller) -> None:
+    made = await created(api, labels=["a", "b"], cpu_cores=2.0, idempotency_key="k1", environment_vars={"A": "1"})
     assert all(made[name] is not None for name in REQUIRED)
     assert (made["status"], made["labels"], made["cpuCores"], made["timeoutMinutes"]) == (
         "RUNNING",
@@ -34,61 +34,61 @@ async def test_a_sandbox_is_described_as_the_clients_read_it(desk: Desk) -> None
         2.0,
         10,
     )
-    again = await created(desk, labels=["a", "b"], cpu_cores=2.0, idempotency_key="k1", environment_vars={"A": "1"})
+    again = await created(api, labels=["a", "b"], cpu_cores=2.0, idempotency_key="k1", environment_vars={"A": "1"})
     assert again["id"] == made["id"], "a retry adopts"
-    _, page = await desk.ask("GET", "/sandbox?labels=a&labels=b&per_page=1")
+    _, page = await api.ask("GET", "/sandbox?labels=a&labels=b&per_page=1")
     assert (page["total"], page["has_next"], page["sandboxes"][0]["id"]) == (1, False, made["id"])
-    _, states = await desk.ask("POST", "/sandbox/status:batchGet", json={"sandbox_ids": [made["id"], "nope"]})
+    _, states = await api.ask("POST", "/sandbox/status:batchGet", json={"sandbox_ids": [made["id"], "nope"]})
     assert states["statuses"][0]["status"] == "RUNNING"
     assert states["errors"][0]["code"] == "NOT_FOUND"
-    _, deleted = await desk.ask("DELETE", "/sandbox", json={"sandbox_ids": [made["id"], "nope"]})
+    _, deleted = await api.ask("DELETE", "/sandbox", json={"sandbox_ids": [made["id"], "nope"]})
     assert deleted["succeeded"] == [made["id"]]
     assert deleted["failed"][0]["sandbox_id"] == "nope"
-    _, shown = await desk.ask("GET", f"/sandbox/{made['id']}")
+    _, shown = await api.ask("GET", f"/sandbox/{made['id']}")
     assert (shown["status"], shown["terminatedAt"] is None) == ("TERMINATED", False)
-    assert (await desk.ask("GET", "/sandbox/nope"))[0] == 404
+    assert (await api.ask("GET", "/sandbox/nope"))[0] == 404
 
 
-async def test_a_pass_is_for_one_sandbox_and_its_commands_and_files(desk: Desk) -> None:
-    made, other = await created(desk), await created(desk)
-    _, gate = await desk.ask("POST", f"/sandbox/{made['id']}/auth")
+async def test_a_pass_is_for_one_sandbox_and_its_commands_and_files(api: ApiCaller) -> None:
+    made, other = await created(api), await created(api)
+    _, gate = await api.ask("POST", f"/sandbox/{made['id']}/auth")
     base, token = f"/gw/{gate['user_ns']}/{gate['job_id']}", gate["token"]
-    assert gate["gateway_url"] == f"{desk.url}/gw"
+    assert gate["gateway_url"] == f"{api.url}/gw"
     order = {"command": "echo $A; exit 7", "env": {"A": "b"}, "working_dir": "/tmp", "timeout": 5}
-    assert (await desk.ask("POST", f"{base}/exec", token=token, json=order))[1] == {
+    assert (await api.ask("POST", f"{base}/exec", token=token, json=order))[1] == {
         "stdout": "b\n", "stderr": "", "exit_code": 7,
     }  # fmt: skip
     slow = {"command": "sleep 9", "timeout": 1}
-    assert (await desk.ask("POST", f"{base}/exec", token=token, json=slow))[0] == 408
+    assert (await api.ask("POST", f"{base}/exec", token=token, json=slow))[0] == 408
     form = aiohttp.FormData()
     form.add_field("file", b"hello\nworld\n", filename="x")
-    status, told = await desk.ask("POST", f"{base}/upload?path=/app/x", token=token, data=form)
+    status, told = await api.ask("POST", f"{base}/upload?path=/app/x", token=token, data=form)
     assert (status, told["success"], told["size"]) == (200, True, 12)
-    assert (await desk.ask("GET", f"{base}/download?path=/app/x", token=token))[1] == b"hello\nworld\n"
-    _, window = await desk.ask("GET", f"{base}/read-file?path=/app/x&offset=-6&length=100", token=token)
+    assert (await api.ask("GET", f"{base}/download?path=/app/x", token=token))[1] == b"hello\nworld\n"
+    _, window = await api.ask("GET", f"{base}/read-file?path=/app/x&offset=-6&length=100", token=token)
     assert (window["content"], window["total_size"], window["truncated"]) == ("world\n", 12, True)
-    assert (await desk.ask("GET", f"{base}/download?path=/app/y", token=token))[0] == 404
+    assert (await api.ask("GET", f"{base}/download?path=/app/y", token=token))[0] == 404
     stolen = f"/gw/m/{other['id']}/exec"
-    assert (await desk.ask("POST", stolen, token=token, json=order))[0] == 401, "not for another sandbox"
-    assert (await desk.ask("GET", "/machines", token=token))[0] == 401, "and not for the service"
-    await desk.ask("DELETE", f"/sandbox/{made['id']}")
-    status, gone = await desk.ask("POST", f"{base}/exec", token=token, json=order)
+    assert (await api.ask("POST", stolen, token=token, json=order))[0] == 401, "not for another sandbox"
+    assert (await api.ask("GET", "/machines", token=token))[0] == 401, "and not for the service"
+    await api.ask("DELETE", f"/sandbox/{made['id']}")
+    status, gone = await api.ask("POST", f"{base}/exec", token=token, json=order)
     assert (status, gone["error"]) == (502, "sandbox_not_found")
-    await desk.ask("DELETE", f"/sandbox/{other['id']}")
+    await api.ask("DELETE", f"/sandbox/{other['id']}")
 
 
-async def test_a_start_command_runs_and_its_output_is_the_log(desk: Desk) -> None:
-    made = await created(desk, start_command="echo started; sleep 60")
-    _, gate = await desk.ask("POST", f"/sandbox/{made['id']}/auth")
-    await desk.ask("POST", f"/gw/m/{made['id']}/exec", token=gate["token"], json={"command": "sleep 0.3"})
-    assert (await desk.ask("GET", f"/sandbox/{made['id']}/logs"))[1] == {"logs": "started\n"}
-    await desk.ask("DELETE", f"/sandbox/{made['id']}")
+async def test_a_start_command_runs_and_its_output_is_the_log(api: ApiCaller) -> None:
+    made = await created(api, start_command="echo started; sleep 60")
+    _, gate = await api.ask("POST", f"/sandbox/{made['id']}/auth")
+    await api.ask("POST", f"/gw/m/{made['id']}/exec", token=gate["token"], json={"command": "sleep 0.3"})
+    assert (await api.ask("GET", f"/sandbox/{made['id']}/logs"))[1] == {"logs": "started\n"}
+    await api.ask("DELETE", f"/sandbox/{made['id']}")
 
 
 @pytest.mark.parametrize(
     "wrong", [{"timeout_minutes": 0}, {"memory_gb": -1}, {"disk_size_gb": "big"}, {"environment_vars": {"A=B": "1"}}]
 )
-async def test_what_is_wrong_with_a_request_is_its_detail(desk: Desk, wrong: dict[str, object]) -> None:
-    status, body = await desk.ask("POST", "/sandbox", json={"name": "x", **wrong})
+async def test_what_is_wrong_with_a_request_is_its_detail(api: ApiCaller, wrong: dict[str, object]) -> None:
+    status, body = await api.ask("POST", "/sandbox", json={"name": "x", **wrong})
     assert status == 400
     assert "\n" not in body["detail"]

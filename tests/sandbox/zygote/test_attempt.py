@@ -12,7 +12,7 @@ import pytest
 from mettle.sandbox import SandboxPool, StdioTest, Verdict
 from mettle.sandbox.zygote import attempt as attempts
 from mettle.sandbox.zygote import watch
-from mettle.sandbox.zygote.attempt import WALL_PATIENCE, Attempt, Child
+from mettle.sandbox.zygote.attempt import WALL_FACTOR, Child, RunAttempt
 from mettle.sandbox.zygote.settings import Settings
 
 LOOK_S = 0.02
@@ -35,18 +35,18 @@ SETTINGS = Settings(
 
 
 class Host:
-    """A host whose processor, clock and processes do as they are told; `Attempt` looks at it every 20 ms."""
+    """A host whose processor, clock and processes do as they are told; `RunAttempt` looks at it every 20 ms."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, job: socket.socket) -> None:
         self.now, self.cpu_s, self.is_runnable = 100.0, 0.0, True
         monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(Attempt, "_pids", lambda _: [])
+        monkeypatch.setattr(RunAttempt, "_pids", lambda _: [])
         monkeypatch.setattr(watch, "is_runnable", lambda pids: self.is_runnable)
-        monkeypatch.setattr(watch, "measure", lambda *a, **k: watch.Usage(self.cpu_s, 0))
+        monkeypatch.setattr(watch, "measure", lambda *a, **k: watch.ProcessUsage(self.cpu_s, 0))
         header = {"mode": "stdio", "run": 0, "is_live": False, "wall_s": 3.0, "cpu_s": 1.0}
         child = Child(os.getpid(), -1, job, -1, -2, -3, -4, 0.0, 0)
         limits = {"memory_bytes": 1 << 30, "output_bytes": 1 << 10}
-        self.attempt = Attempt(child, {**header, **limits}, b"", SETTINGS)
+        self.attempt = RunAttempt(child, {**header, **limits}, b"", SETTINGS)
 
     def run(self, wall_s: float, *, share: float, is_runnable: bool) -> str:
         """Let time pass in which the test gets this share of a processor; how it has ended, if it has."""
@@ -88,7 +88,7 @@ def test_sleep_and_processor_count_together_and_waiting_does_not(host: Host) -> 
 
 def test_code_that_never_gets_a_processor_is_ended_all_the_same(host: Host) -> None:
     assert host.run(99.0, share=0.0, is_runnable=True) == "wall"
-    assert host.now - 100 == pytest.approx(3 * WALL_PATIENCE, abs=0.1)
+    assert host.now - 100 == pytest.approx(3 * WALL_FACTOR, abs=0.1)
 
 
 @pytest.mark.asyncio(loop_scope="module")

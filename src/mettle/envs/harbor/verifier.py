@@ -18,7 +18,7 @@ from mettle.envs.harbor.tasks import HarborTask
 from mettle.envs.proxy.machines import AgentMachine
 
 if TYPE_CHECKING:
-    from mettle.sandbox.machines.execution import ExecResult
+    from mettle.sandbox.machines.commands import ExecResult
 
 TESTS, ORACLE, LOGS = "/tests", "/oracle", "/logs/verifier"
 OURS = frozenset({"/dev", "/proc", "/sys", "/run", "/opt", TESTS, ORACLE, "/logs"})

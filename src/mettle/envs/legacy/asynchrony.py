@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from mettle.envs.errors import RETRIED_ERRORS
 from mettle.envs.signatures import call_by_name, maybe_await, signature_of
+from mettle.web.backoff import Backoff
 
 T = TypeVar("T")
 
@@ -70,6 +70,8 @@ def maybe_retry(
     if max_retries <= 0:
         return func
 
+    backoff = Backoff(initial, max_wait)
+
     async def retried(*args: Any, **kwargs: Any) -> Any:
         for attempt in range(max_retries + 1):
             try:
@@ -79,7 +81,7 @@ def maybe_retry(
             except error_types:
                 if attempt == max_retries:
                     raise
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(max_wait, initial * 2.0**attempt))
+            await asyncio.sleep(backoff.wait_s(attempt))
 
     return retried
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mettle.envs.content import ImageUrlContentPart, InputAudioContentPart, TextContentPart
-from mettle.envs.evaluation.results import saved_messages
+from mettle.envs.rollout_record import plain_messages
+from mettle.evals.output import saved_messages
 from mettle.records.messages import Message, Messages, Response, ResponseMessage, message_from, messages_from
 
 if TYPE_CHECKING:
@@ -77,12 +78,12 @@ def _without_nones(message: Any) -> Any:
 
 def sanitize_tool_calls(messages: Any) -> Any:
     """Messages as they are saved: plain dicts whose tool calls are JSON strings. Text stays text."""
-    return messages if isinstance(messages, str) else saved_messages(messages_from(messages))
+    return messages if isinstance(messages, str) else saved_messages(plain_messages(messages_from(messages)))
 
 
 def serialize_message_for_output(message: Any) -> dict[str, Any]:
     """One message as it is saved."""
-    return saved_messages([message_from(message)])[0]
+    return saved_messages(plain_messages([message_from(message)]))[0]
 
 
 def serialize_messages_for_output(messages: Any) -> Any:

@@ -1,7 +1,7 @@
 """Methods that environments and rubrics had in earlier releases, for authors who call or override them.
 
-Parts: `OlderEnvironmentMethods`, `OlderRubricMethods`, bases of `Environment` and `Rubric`. Invariant: each is a few
-lines over what the library does today, and the library itself calls none of them.
+Parts: `OlderEnvironmentMethods`, `OlderRubricMethods`, whose methods `Environment` and `Rubric` are given when they are
+defined. Invariant: each is a few lines over what the library does today, and the library itself calls none of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from mettle.envs.author_records import RolloutScores
 from mettle.envs.legacy.asynchrony import maybe_call_with_named_args
+from mettle.envs.legacy.parts import score_call_of_parts
 from mettle.envs.rows import Rows, format_row
 from mettle.records.messages import Messages, messages_from
 
@@ -101,7 +102,8 @@ class OlderRubricMethods:
     ) -> RolloutScores:
         """The scores of several rollouts, one after the other."""
         parts = zip(prompts, completions, answers, states, tasks, infos, strict=True)
-        scores = [await self.score_rollout(*each) for each in parts]
+        score_rollout = score_call_of_parts(type(self).score_rollout)
+        scores = [await score_rollout(self, *each) for each in parts]
         names = scores[0]["metrics"] if scores else {}
         return RolloutScores(
             reward=[score["reward"] for score in scores],

@@ -1,9 +1,9 @@
 """Methods that environments and rubrics of 0.1.2 to 0.1.9 override with the signatures of their release.
 
-Parts: `adapt_environment`, `adapt_rubric`, which a class passes through once, when it is defined. A method written for
-an older signature is replaced by one that takes today's and calls it. Invariants: what a class does not override is not
-touched; a replaced method still takes its own signature, so that `super()` calls between the author's classes work; the
-loop itself knows nothing of all this.
+Parts: `adapt_environment`, `adapt_rubric`, which an author's class passes through once, when it is defined. A method
+written for an older signature is replaced by one that takes today's and calls it. Invariants: what a class does not
+override is not touched; a replaced method still takes its own signature, so that `super()` calls between the author's
+classes work; the loop itself knows nothing of all this.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from mettle.envs.advantages import set_advantages
 from mettle.envs.errors import JudgeError, attributed
 from mettle.envs.legacy.asynchrony import NullAsyncContext
 from mettle.envs.legacy.parts import score_parts, state_after, take_scores
+from mettle.envs.legacy.responses import as_response
+from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.signatures import maybe_await
 from mettle.records.messages import messages_from
 
@@ -39,6 +40,8 @@ def adapt_environment(kind: type) -> None:
         _replace(kind, "rollout", _rollout_of_parts)
     if _first_parameter(kind, "get_model_response") == "client":
         _replace(kind, "get_model_response", _model_response_of_parts)
+    if "get_model_response" in vars(kind):
+        _replace(kind, "get_model_response", _giving_a_response)
     if _asks_for(kind, "update_tool_args") and not _asks_for(kind, "update_tool_args", "tool_name"):
         _replace(kind, "update_tool_args", _tool_args_without_name)
 
@@ -94,6 +97,15 @@ def _giving_messages(method: Method) -> Method:
         return messages_from(await method(self, state, *args, **kwargs))
 
     return get_prompt_messages
+
+
+def _giving_a_response(method: Method) -> Method:
+    """`get_model_response` may give what the openai package does."""
+
+    async def get_model_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return as_response(await method(self, *args, **kwargs))
+
+    return get_model_response
 
 
 def _adapt_is_completed(kind: Any) -> None:
@@ -166,7 +178,7 @@ def _model_response_of_parts(method: Method) -> Method:
     async def get_model_response(self: Any, state: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(state, Mapping):
             return await method(self, state, prompt, *args, **kwargs)
-        from mettle.clients.chat import wire_tool
+        from mettle.clients.dialects.chat import wire_tool
 
         tools = [wire_tool(tool) for tool in state.get("tool_defs") or []]
         return await method(

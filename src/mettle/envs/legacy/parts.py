@@ -1,8 +1,8 @@
 """Calls that pass a rollout's parts one by one, as verifiers did before 0.1.8 put them into a state.
 
 Parts: `state_after` (what an old rollout gave back, as a state), `score_parts` and `take_scores` (what an old rubric is
-called with, and what it gave back), `model_call_of_parts`, `rollout_call_of_parts`, `score_call_of_parts` (the
-library's own methods, for authors who call them the old way).
+called with, and what it gave back), `model_call_of_parts`, `rollout_call_of_parts`, `completed_call_of_parts`,
+`score_call_of_parts` (the library's own methods, for authors who call them the old way).
 Invariant: each of them is a function between the two shapes and knows nothing of who calls.
 """
 
@@ -112,6 +112,17 @@ def rollout_call_of_parts(method: Method) -> Method:
         return state["completion"], state
 
     return rollout
+
+
+def completed_call_of_parts(method: Method) -> Method:
+    """`is_completed`, which before 0.1.8 was called with the messages and then the state."""
+
+    @wraps(method)
+    async def is_completed(self: Any, state: Any, older_state: Any = None, **kwargs: Any) -> bool:
+        done: bool = await method(self, state if older_state is None else older_state, **kwargs)
+        return done
+
+    return is_completed
 
 
 def score_call_of_parts(method: Method) -> Method:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mettle.clients.chat import response_from_chat
+from mettle.clients.dialects.chat import read_response
 from mettle.envs.errors import InvalidModelResponseError
 from mettle.records.messages import AssistantMessage, Messages, Response, ResponseTokens
 
@@ -19,7 +19,7 @@ def as_response(answer: Any) -> Response:
     if hasattr(answer, "model_dump"):
         answer = answer.model_dump()
     if isinstance(answer, dict):
-        return response_from_chat(answer, "an answer given by hand")
+        return read_response(answer, "an answer given by hand")
     raise InvalidModelResponseError(f"{type(answer).__name__} is no answer of a model")
 
 

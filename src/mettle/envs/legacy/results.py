@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.evaluation.results import output_of
+from mettle.envs.rollout_record import output_of
 from mettle.envs.rows import Rows
 from mettle.envs.state import State
 from mettle.errors import UserError
+from mettle.evals.estimator import pass_at_k
 
 RESULTS = "results.jsonl"
 
@@ -86,5 +86,4 @@ load_toml = load_toml_config
 def compute_pass_at_k(rewards: Sequence[float], k: int, threshold: float = 0.5) -> float:
     """Probability that one of `k` rollouts, drawn from these without replacement, reaches the threshold."""
     num_right = sum(reward >= threshold for reward in rewards)
-    num_wrong = len(rewards) - num_right
-    return 1.0 - math.comb(num_wrong, k) / math.comb(len(rewards), k) if len(rewards) >= k else 0.0
+    return pass_at_k(len(rewards), num_right, k) if len(rewards) >= k else 0.0

@@ -50,7 +50,7 @@ def _row(package: Path, link: str) -> str:
         _turns(env),
         _tools(env),
         _sandbox(env),
-        ", ".join(sorted(set(re.findall(r"mettle\[(\w+)\]", readme)))) or "-",
+        ", ".join(sorted(set(re.findall(r"mettle-lab\[(\w+)\]", readme)))) or "-",
         _reward(env),
         _earned(text, "gold"),
         _earned(text, "refusal"),

@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from mettle.envs.keys import MissingKeyError
-from mettle.envs.packages.aliases import install_verifiers_alias
+from mettle.envs.legacy.adaptation import adapt_functions
+from mettle.envs.legacy.aliases import install_verifiers_alias
 from mettle.envs.packages.prime_sandboxes.alias import install_prime_sandboxes_alias
 from mettle.envs.packages.registry import EnvironmentEntry, find_environment
 from mettle.errors import MettleError, UserError
@@ -87,7 +88,9 @@ def _import(entry: EnvironmentEntry) -> ModuleType:
     if entry.folder is not None:
         _put_on_path(entry.folder, entry.module)
     try:
-        return importlib.import_module(entry.module)
+        module = importlib.import_module(entry.module)
+        adapt_functions(module)
+        return module
     except ModuleNotFoundError as error:
         if error.name == entry.module:
             raise UserError(f"{entry.name}: {entry.origin} has no module {entry.module}") from error

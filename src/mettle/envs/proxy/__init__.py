@@ -1,7 +1,6 @@
 """An agent program that Mettle did not write as the harness: a proxy that it takes for the model's API.
 
-    calls.py               one call, whatever API it came by; how it is refused
-    chat_dialect.py, responses_dialect.py, messages_dialect.py   the three APIs that agents speak
+    calls.py               one call, whatever API it came by (`mettle.clients.dialects` reads and answers them)
     memory.py              an agent repeats the conversation; its messages are recognised as those that were sampled
     sessions.py            one rollout: secret, calls in flight, repeated requests
     server.py              the HTTP side

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from mettle.envs.proxy.machines import AgentJob, AgentMachine
 from mettle.envs.proxy.recorder import Recorder
-from mettle.envs.proxy.sessions import Session
+from mettle.envs.proxy.sessions import AgentSession
 
 if TYPE_CHECKING:
-    from mettle.envs.proxy.server import Listener, ProxyServer
+    from mettle.envs.proxy.server import ProxyListener, ProxyServer
 
 LOG_BYTES = 1 << 20
 
@@ -28,9 +28,9 @@ class AgentAtWork:
 
     proxy: ProxyServer
     recorder: Recorder
-    session: Session
+    session: AgentSession
     machine: AgentMachine | None = None
-    listener: Listener | None = None
+    listener: ProxyListener | None = None
     job: AgentJob | None = None
     watcher: asyncio.Task[None] | None = None
 
@@ -38,7 +38,6 @@ class AgentAtWork:
         """Let the proxy be reached from inside the machine, on `port` (0: any); the port."""
         assert self.machine is not None, "a door needs a machine"
         sock = await self.machine.listen(port)
-        sock.setblocking(False)
         self.listener = await self.proxy.serve(sock, only=self.session)
         return self.listener.port
 

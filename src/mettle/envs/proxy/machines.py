@@ -17,7 +17,7 @@ from mettle.errors import SandboxError
 
 if TYPE_CHECKING:
     from mettle.sandbox import ExecResult
-    from mettle.sandbox.machines.execution import Output
+    from mettle.sandbox.machines.commands import Output
     from mettle.sandbox.machines.files import Entry, Snapshot
     from mettle.sandbox.protocols import Job, Machine
 

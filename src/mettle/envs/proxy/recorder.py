@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from mettle.envs.errors import EnvironmentFault, ModelError, attributed
-from mettle.envs.proxy.calls import AgentCall, Refusal
+from mettle.envs.proxy.calls import AgentCall
 from mettle.envs.proxy.memory import Memory
-from mettle.envs.proxy.sessions import Session, refused_over
+from mettle.envs.proxy.sessions import AgentSession, refused_over
 from mettle.envs.state import State
 from mettle.envs.timing import TimeSpan
 from mettle.errors import OverlongError, RolloutError
 from mettle.records.messages import Messages, Response, ResponseTokens, Tool
+from mettle.web.problems import HttpError
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Recorder:
     """Answers the calls of one rollout and keeps them in its state."""
 
     def __init__(self, harness: AgentHarness, state: State) -> None:
-        self.session: Session | None = None
+        self.session: AgentSession | None = None
         self.ended = asyncio.Event()
         self.is_context_full = False
         self.num_refused_over = 0
@@ -78,7 +79,7 @@ class Recorder:
         except OverlongError as error:
             self.is_context_full = True
             message = f"prompt is too long: {error}"
-            raise Refusal(400, "invalid_request_error", message, code="context_length_exceeded") from error
+            raise HttpError(400, message, code="context_length_exceeded") from error
         except Exception as error:
             raise self._failed(attributed(error, ModelError, "model call")) from error
         finally:
@@ -100,7 +101,7 @@ class Recorder:
         said = response.message.to_assistant()
         if step is not None:
             said = step["completion"][0]
-            step["extras"].update(tool_defs=self._tools(call) or None, dialect=call.dialect.name)
+            step["extras"].update(tool_defs=self._tools(call) or None, dialect=call.dialect.NAME)
             self._steps[id(response)] = step
             _follow(step["tokens"], before)
         self._memory.remember(call.messages, said, step)
@@ -119,7 +120,7 @@ class Recorder:
         try:
             ids, _ = render(self._memory.recognise(call.messages), self._tools(call) or None, self._state)
         except Exception as error:
-            raise Refusal(400, "invalid_request_error", f"the prompt cannot be rendered: {error}") from error
+            raise HttpError(400, f"the prompt cannot be rendered: {error}") from error
         return len(ids)
 
     async def _admit(self) -> None:
@@ -136,14 +137,14 @@ class Recorder:
         if 0 < self._harness.max_turns <= len(state["trajectory"]) + num_others:
             raise self._over("max_turns_reached")
 
-    def _over(self, reason: str) -> Refusal:
+    def _over(self, reason: str) -> HttpError:
         self.num_refused_over += 1
         return refused_over(reason)
 
-    def _failed(self, error: RolloutError) -> Refusal:
+    def _failed(self, error: RolloutError) -> HttpError:
         self._state["error"] = self._state.get("error") or error
         self.ended.set()
-        return Refusal(502, "api_error", f"the model call failed: {error}", code=type(error).__name__)
+        return HttpError(502, f"the model call failed: {error}", code=type(error).__name__)
 
     def _tools(self, call: AgentCall) -> list[Tool]:
         is_off = call.forwarded.get("tool_choice") == "none" and "tool_choice" not in self._forwardable()

@@ -1,7 +1,7 @@
 """The server that agent programs take for a model's API: many rollouts, three dialects, one model behind them.
 
-Parts: `ProxyServer`, `Listener` (a socket that one rollout's agent, or any, can reach). A call is read, handed to its
-rollout's session, and answered in the dialect it came in; a stream is the whole answer in the right order of events.
+Parts: `ProxyServer`, `ProxyListener` (a socket that one rollout's agent, or any, can reach). A call is read, handed to
+its rollout's session, and answered in the dialect it came in; a stream is the whole answer in its order of events.
 Invariants: a caller is told apart by its secret before a byte of its body is read; whatever a caller sends, it gets an
 answer in its dialect and nobody else notices; nothing here knows what is done with an answer.
 """
@@ -10,90 +10,100 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.types import Receive, Scope, Send
 
-from mettle.envs.proxy.calls import AgentCall, Dialect, Refusal, decoded, invalid
-from mettle.envs.proxy.chat_dialect import ChatDialect
-from mettle.envs.proxy.messages_dialect import MessagesDialect
-from mettle.envs.proxy.responses_dialect import ResponsesDialect
-from mettle.envs.proxy.sessions import Answerer, Exchange, Session, Sessions, is_secret_of
-
-logger = logging.getLogger(__name__)
+from mettle.clients.dialects import chat, messages, responses
+from mettle.clients.dialects.common import (
+    InvalidRequest,
+    ModelCall,
+    ServedDialect,
+    WireError,
+    WireEvent,
+    decoded_request,
+)
+from mettle.envs.proxy.calls import DIALECTS, AgentCall
+from mettle.envs.proxy.sessions import AgentSession, Answerer, Exchange, SessionTable, is_secret_of
+from mettle.web.app import WebApp, begin, is_delivered, is_gone, undisturbed
+from mettle.web.bodies import body_chunks
+from mettle.web.doors import allowed_hosts, bearer
+from mettle.web.problems import HttpError, json_response, openai_body
+from mettle.web.server import HttpServer
+from mettle.web.streams import StreamedAnswer, sse
 
 PREFIX = "/rollout/"
 HEARTBEAT_S = 10.0
 MAX_BODY_BYTES = 32 << 20
-CHAT, RESPONSES, MESSAGES = ChatDialect(), ResponsesDialect(), MessagesDialect()
-ROUTES: dict[str, Dialect] = {
-    "/chat/completions": CHAT,
-    "/responses": RESPONSES,
-    "/messages": MESSAGES,
-    "/messages/count_tokens": MESSAGES,
-}
 
 
-class Listener:
+class ProxyListener:
     """An open socket. Closing it drops the connections that came through it."""
 
-    def __init__(self, server: asyncio.Server, protocols: web.Server) -> None:
+    def __init__(self, server: HttpServer, port: int) -> None:
         self._server = server
-        self._protocols = protocols
-
-    @property
-    def port(self) -> int:
-        """The port, where the socket has one."""
-        return int(self._server.sockets[0].getsockname()[1])
+        self.port = port
 
     async def close(self) -> None:
         """Take no more calls."""
-        self._server.close()
-        await self._protocols.shutdown(0.05)
+        await self._server.stop(grace_s=0.05)
 
 
 class ProxyServer:
-    """Serves the sessions that are opened on it."""
+    """Serves the sessions that are opened on it. `names` are those that it is reached by, besides the loopback's."""
 
-    def __init__(self, *, max_body_bytes: int = MAX_BODY_BYTES, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        *,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        heartbeat_s: float = HEARTBEAT_S,
+        names: Iterable[str] = (),
+    ) -> None:
         self.max_body_bytes = max_body_bytes
         self.heartbeat_s = heartbeat_s
         self.num_strangers = 0
-        self._sessions = Sessions()
-        self._listeners: set[Listener] = set()
+        self._names = tuple(names)
+        self._sessions = SessionTable()
+        self._listeners: set[ProxyListener] = set()
 
-    def open(self, answerer: Answerer, model: str, **options: Any) -> Session:
+    def open(self, answerer: Answerer, model: str, **options: Any) -> AgentSession:
         """A session for one rollout."""
-        session = Session(answerer, model, **options)
+        session = AgentSession(answerer, model, **options)
         self._sessions.add(session)
         return session
 
-    def close_session(self, session: Session, reason: str) -> None:
+    def close_session(self, session: AgentSession, reason: str) -> None:
         """Revoke its secret and refuse what it has in flight."""
         self._sessions.remove(session)
         session.close(reason)
 
-    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> Listener:
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> ProxyListener:
         """Take calls of any session on a TCP port of this host."""
         sock = socket.create_server((host, port), backlog=1024)
-        sock.setblocking(False)
         return await self.serve(sock)
 
-    async def serve(self, sock: socket.socket, only: Session | None = None) -> Listener:
+    async def serve(self, sock: socket.socket, only: AgentSession | None = None) -> ProxyListener:
         """Take calls on a listening socket; with `only`, those of that session and no other."""
-        protocols = web.Server(partial(self._handle, only), access_log=None, keepalive_timeout=75.0)
-        server = await asyncio.get_running_loop().create_server(protocols, sock=sock)
-        listener = Listener(server, protocols)
+        sock.setblocking(False)
+        # A machine's loopback is a loopback, too: its agent has no other name for us than those that we were given.
+        names = allowed_hosts("127.0.0.1", self._names)
+        app = WebApp(partial(self._handle, only), allowed_hosts=names, error_body=openai_body)
+        port = int(sock.getsockname()[1])
+        server = HttpServer(app, sock)
+        await server.start()
+        listener = ProxyListener(server, port)
         self._listeners.add(listener)
         return listener
 
-    async def stop(self, listener: Listener) -> None:
+    async def stop(self, listener: ProxyListener) -> None:
         """Close one listener."""
         self._listeners.discard(listener)
         await listener.close()
@@ -108,128 +118,133 @@ class ProxyServer:
 
     # One request
 
-    async def _handle(self, only: Session | None, request: web.BaseRequest) -> web.StreamResponse:
-        secret, path = _split(request.path)
-        dialect = ROUTES.get(path, MESSAGES if "anthropic-version" in request.headers else CHAT)
-        session: Session | None = None
-        call: AgentCall | None = None
+    async def _handle(self, only: AgentSession | None, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        secret, path = _split(request.url.path)
+        dialect = DIALECTS.get(path, messages if "anthropic-version" in request.headers else chat)
+        session: AgentSession | None = None
         try:
             session = self._admit(only, secret or _key(request.headers))
             session.enter()
             try:
-                if path == "/models" or path.startswith("/models/"):
-                    return web.json_response(_models(session.model))
-                if path not in ROUTES or request.method != "POST":
-                    raise Refusal(404, "not_found_error", f"{request.method} {request.path} is not served here")
-                call = await self._read(request, session, dialect)
-                if path == "/messages/count_tokens":
-                    return _counted(session, call)
-                return await self._answer(request, session, call)
+                await self._answer(request, session, dialect, path, send)
             finally:
                 session.leave()
-        except Refusal as refusal:
+        except HttpError as refusal:
             if session is not None:
                 session.note_refusal(refusal)
-            return _refused(dialect, refusal)
+            begin(scope)
+            await _refused(dialect, refusal)(scope, receive, send)
 
-    def _admit(self, only: Session | None, secret: str) -> Session:
+    def _admit(self, only: AgentSession | None, secret: str) -> AgentSession:
         session = only if only is not None and is_secret_of(only, secret) else None
         if only is None:
             session = self._sessions.find(secret)
         if session is None:
             self.num_strangers += 1
-            raise Refusal(
-                401, "authentication_error", "the API key is none of a running rollout", code="invalid_api_key"
-            )
+            raise HttpError(401, "the API key is none of a running rollout", code="invalid_api_key")
         return session
 
-    async def _read(self, request: web.BaseRequest, session: Session, dialect: Dialect) -> AgentCall:
-        raw = await self._body(request, session)
-        call = dialect.read(decoded(raw))
-        call.digest = hashlib.blake2b(raw, key=dialect.name.encode(), digest_size=16).digest()
-        call.num_retries = _count(request.headers.get("x-stainless-retry-count"))
-        call.headers = dict(request.headers)
-        return call
+    async def _answer(
+        self, request: Request, session: AgentSession, dialect: ServedDialect, path: str, send: Send
+    ) -> None:
+        scope = request.scope
+        if path == "/models" or path.startswith("/models/"):
+            answer: HttpResponse = json_response(_models(session.model))
+        elif path not in DIALECTS or request.method != "POST":
+            raise HttpError(404, f"{request.method} {request.url.path} is not served here")
+        else:
+            call = await self._read(request, session, dialect)
+            if path != "/messages/count_tokens":
+                await self._answer_call(request, session, call, send)
+                return
+            answer = _counted(session, call)
+        begin(scope)
+        await answer(scope, request.receive, send)
 
-    async def _body(self, request: web.BaseRequest, session: Session) -> bytes:
+    async def _read(self, request: Request, session: AgentSession, dialect: ServedDialect) -> AgentCall:
+        raw = await self._body(request, session)
+        try:
+            call = dialect.read_call(decoded_request(raw))
+        except InvalidRequest as error:
+            raise HttpError(400, str(error)) from None
+        return AgentCall(
+            **{field.name: getattr(call, field.name) for field in fields(ModelCall)},
+            dialect=dialect,
+            headers=dict(request.headers),
+            digest=hashlib.blake2b(raw, key=dialect.NAME.encode(), digest_size=16).digest(),
+            num_retries=_count(request.headers.get("x-stainless-retry-count")),
+        )
+
+    async def _body(self, request: Request, session: AgentSession) -> bytes:
         """A request's body; all bodies of a rollout that are being read share twice the limit of one."""
         raw = bytearray()
-        limit = self.max_body_bytes
         try:
-            async for chunk in request.content.iter_any():
+            async for chunk in body_chunks(request, max_bytes=self.max_body_bytes):
                 raw += chunk
                 session.num_bytes += len(chunk)
-                if len(raw) > limit:
-                    raise Refusal(413, "request_too_large", f"the body is longer than the {limit} bytes allowed")
-                if session.num_bytes > 2 * limit:
-                    message = "too many long requests at once; wait for an answer"
-                    raise Refusal(429, "rate_limit_error", message, may_retry=True)
-        except (ConnectionError, web.RequestPayloadError) as error:
-            invalid(f"the body broke off: {error}")
+                if session.num_bytes > 2 * self.max_body_bytes:
+                    raise HttpError(429, "too many long requests at once; wait for an answer")
         finally:
             session.num_bytes -= len(raw)
         return bytes(raw)
 
-    async def _answer(self, request: web.BaseRequest, session: Session, call: AgentCall) -> web.StreamResponse:
+    async def _answer_call(self, request: Request, session: AgentSession, call: AgentCall, send: Send) -> None:
+        scope = request.scope
         exchange = session.exchange(call)
         try:
             if call.is_stream:
-                return await self._stream(request, session, call, exchange)
-            response = await session.response(exchange)
-            if _is_gone(request):
-                return web.Response(status=499)
-            await session.hand_over(exchange)
-            answer = call.dialect.answer(call, response)
-            made = web.json_response(answer)
-            await _send(request, made)
-            exchange.delivered_at = time.monotonic()
-            if call.dialect is RESPONSES:
-                session.remember_response(exchange, answer["id"])
-            return made
-        except ConnectionError:
-            return web.Response(status=499)
+                pieces = self._pieces(scope, session, call, exchange)
+                with suppress(StopAsyncIteration):  # nobody is there to be answered
+                    stream = StreamedAnswer(pieces, first=await anext(pieces))
+                    begin(scope)
+                    await stream(scope, request.receive, send)
+                return
+            answer = await self._take(scope, session, call, exchange)
+            if answer is None:
+                return
+            made = json_response(answer)
+            begin(scope)
+            await made(scope, request.receive, send)
+            if await is_delivered(scope):
+                exchange.delivered_at = time.monotonic()
         finally:
             exchange.num_waiting -= 1
 
-    async def _stream(
-        self, request: web.BaseRequest, session: Session, call: AgentCall, exchange: Exchange
-    ) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    async def _pieces(
+        self, scope: Scope, session: AgentSession, call: AgentCall, exchange: Exchange
+    ) -> AsyncGenerator[bytes, None]:
+        """A stream: what keeps it alive while the model thinks, then the whole answer; an error before is a status."""
+        has_begun = False
         while not (await asyncio.wait([exchange.task], timeout=self.heartbeat_s))[0]:
-            if not stream.prepared:
-                await stream.prepare(request)
-            await stream.write(call.dialect.heartbeat())
+            has_begun = True
+            yield _written(call.dialect.HEARTBEAT)
         try:
-            response = await session.response(exchange)
-            if _is_gone(request):
-                return web.Response(status=499)
-            await session.hand_over(exchange)
-        except Refusal as refusal:
-            if not stream.prepared:
+            answer = await self._take(scope, session, call, exchange)
+        except HttpError as refusal:
+            if not has_begun:
                 raise
             session.note_refusal(refusal)
-            await stream.write(call.dialect.refusal_event(refusal))
-            await stream.write_eof()
-            return stream
-        answer = call.dialect.answer(call, response)
-        if call.dialect is RESPONSES:
+            yield _written(call.dialect.error_event(_wire_error(refusal)))
+            return
+        if answer is not None:
+            yield b"".join(map(_written, call.dialect.answer_events(call, answer)))
+            if await is_delivered(scope):
+                exchange.delivered_at = time.monotonic()
+
+    async def _take(
+        self, scope: Scope, session: AgentSession, call: AgentCall, exchange: Exchange
+    ) -> dict[str, Any] | None:
+        """The body of the answer, which is a step of the rollout from here on; None when its caller has hung up."""
+        response = await session.response(exchange)
+        if is_gone(scope):
+            return None
+        with undisturbed(scope):
+            await session.hand_over(exchange)
+        answer = call.dialect.answer_body(call, response)
+        if call.dialect.NAME == responses.NAME:
             session.remember_response(exchange, answer["id"])
-        if not stream.prepared:
-            await stream.prepare(request)
-        await stream.write(b"".join(call.dialect.events(call, answer)))
-        await stream.write_eof()
-        exchange.delivered_at = time.monotonic()
-        return stream
-
-
-async def _send(request: web.BaseRequest, response: web.Response) -> None:
-    await response.prepare(request)
-    await response.write_eof()
-
-
-def _is_gone(request: web.BaseRequest) -> bool:
-    transport = request.transport
-    return transport is None or transport.is_closing()
+        return answer
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -244,21 +259,18 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _key(headers: Mapping[str, str]) -> str:
-    bearer = headers.get("Authorization", "")
-    if bearer.lower().startswith("bearer "):
-        return bearer[len("bearer ") :].strip()
-    return headers.get("x-api-key") or headers.get("api-key") or ""
+    return bearer(headers) or headers.get("x-api-key") or headers.get("api-key") or ""
 
 
 def _count(value: str | None) -> int:
     return int(value) if value and value.isascii() and value.isdigit() and len(value) < 6 else 0
 
 
-def _counted(session: Session, call: AgentCall) -> web.Response:
+def _counted(session: AgentSession, call: AgentCall) -> HttpResponse:
     num_tokens = session.answerer.count_tokens(call)
     if num_tokens is None:
-        raise Refusal(404, "not_found_error", "the endpoint behind this proxy does not tell how many tokens a text has")
-    return web.json_response({"input_tokens": num_tokens})
+        raise HttpError(404, "the endpoint behind this proxy does not tell how many tokens a text has")
+    return json_response({"input_tokens": num_tokens})
 
 
 def _models(model: str) -> dict[str, Any]:
@@ -266,14 +278,15 @@ def _models(model: str) -> dict[str, Any]:
     return {"object": "list", "data": [entry], "has_more": False, "first_id": model, "last_id": model}
 
 
-def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
-    headers = {"x-should-retry": "true" if refusal.may_retry else "false"}
-    if refusal.may_retry:
-        headers["Retry-After"] = "1"
-    body = json.dumps(dialect.refusal(refusal), ensure_ascii=False).encode("utf-8", "replace")
-    return web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
+def _written(event: WireEvent | str) -> bytes:
+    return event.encode() if isinstance(event, str) else sse(*event)
 
 
-def base_url(host: str, port: int) -> str:
-    """Where agents that speak OpenAI's APIs find a listener."""
-    return f"http://{host}:{port}/v1"
+def _wire_error(refusal: HttpError) -> WireError:
+    return WireError(refusal.status, str(refusal), refusal.code)
+
+
+def _refused(dialect: ServedDialect, refusal: HttpError) -> HttpResponse:
+    may_retry = refusal.status == 429
+    headers = {**refusal.headers, "x-should-retry": "true" if may_retry else "false"}
+    return json_response(dialect.error_body(_wire_error(refusal)), status=refusal.status, headers=headers)

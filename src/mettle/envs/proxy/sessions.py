@@ -1,22 +1,22 @@
 """One rollout's side of the proxy: its secret, its calls in flight, and which answers have reached the agent.
 
-Parts: `Answerer` (who answers: the environment), `Exchange` (one call and its answer), `Session`, `Sessions` (all of
-them, by secret). Invariants: an answer becomes a step of the rollout when it is handed over, and stops being one if it
-never arrived, since the agent cannot have acted on what it did not read; an SDK that repeats a request gets the answer
-to that request and not another sample; a closed session answers nothing.
+Parts: `Answerer` (who answers: the environment), `Exchange` (one call and its answer), `AgentSession`, `SessionTable`
+(all of them, by secret). Invariants: an answer becomes a step of the rollout when it is handed over, and stops being
+one if it never arrived, since the agent cannot have acted on what it did not read; an SDK that repeats a request gets the
+answer to that request and not another sample; a closed session answers nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import secrets
 import time
 from typing import Protocol
 
-from mettle.envs.proxy.calls import AgentCall, Refusal
+from mettle.envs.proxy.calls import AgentCall
 from mettle.records.messages import Message, Response
+from mettle.web.doors import is_same_secret, secret_digest
+from mettle.web.problems import HttpError
 
 MAX_CALLS = 32
 MAX_REMEMBERED = 16
@@ -28,7 +28,7 @@ class Answerer(Protocol):
     """Answers the calls of one rollout."""
 
     async def answer(self, call: AgentCall) -> Response:
-        """Sample an answer. Raises: Refusal."""
+        """Sample an answer. Raises: HttpError."""
         ...
 
     async def keep(self, call: AgentCall, response: Response) -> None:
@@ -65,7 +65,7 @@ class Exchange:
         return not self.is_kept and not self.is_failed
 
 
-class Session:
+class AgentSession:
     """A rollout that agents may call with `secret`, at most `max_calls` at a time."""
 
     def __init__(self, answerer: Answerer, model: str, *, max_calls: int = MAX_CALLS) -> None:
@@ -91,24 +91,24 @@ class Session:
     def enter(self) -> None:
         """Count a request in, before its body is read.
 
-        Raises: Refusal when too many are in flight, or the rollout has ended.
+        Raises: HttpError when too many are in flight, or the rollout has ended.
         """
         if self.over is not None:
             raise refused_over(self.over)
         if self.num_requests >= self.max_calls:
             message = f"{self.num_requests} calls are in flight, the most for one rollout; wait for an answer"
-            raise Refusal(429, "rate_limit_error", message, may_retry=True)
+            raise HttpError(429, message)
         self.num_requests += 1
 
     def leave(self) -> None:
         """Count a request out."""
         self.num_requests -= 1
 
-    def note_refusal(self, refusal: Refusal) -> None:
+    def note_refusal(self, refusal: HttpError) -> None:
         """Record what was refused."""
         self.num_refused += 1
         if len(self.refusals) < MAX_REFUSALS_KEPT:
-            self.refusals.append(f"{refusal.status} {refusal.message[:300]}")
+            self.refusals.append(f"{refusal.status} {str(refusal)[:300]}")
 
     def exchange(self, call: AgentCall) -> Exchange:
         """The exchange of a call: one that it repeats, else a new one, which starts to be answered."""
@@ -125,7 +125,7 @@ class Session:
         return exchange
 
     async def response(self, exchange: Exchange) -> Response:
-        """The answer, once it is there. Raises: Refusal."""
+        """The answer, once it is there. Raises: HttpError."""
         try:
             return await asyncio.shield(exchange.task)
         except asyncio.CancelledError:
@@ -180,7 +180,7 @@ class Session:
         earlier = self._responses.get(call.previous_response_id)
         if earlier is None:
             message = f"previous response {call.previous_response_id!r} is not of this rollout"
-            raise Refusal(400, "invalid_request_error", message, code="previous_response_not_found")
+            raise HttpError(400, message, code="previous_response_not_found")
         start = _num_instructions(call)
         call.messages[start:start] = earlier
 
@@ -198,42 +198,38 @@ def _num_instructions(call: AgentCall) -> int:
     return 1 if call.body.get("instructions") else 0
 
 
-def refused_over(reason: str) -> Refusal:
+def refused_over(reason: str) -> HttpError:
     """The answer to a call after the end."""
-    return Refusal(403, "permission_error", f"the rollout is over: {reason}", code="rollout_over")
+    return HttpError(403, f"the rollout is over: {reason}", code="rollout_over")
 
 
-class Sessions:
+class SessionTable:
     """The open sessions, found by their secrets in a time that tells nothing about them."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[bytes, Session] = {}
+        self._by_digest: dict[bytes, AgentSession] = {}
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: AgentSession) -> None:
         """Let `session` be found."""
-        self._by_digest[_digest(session.secret)] = session
+        self._by_digest[secret_digest(session.secret)] = session
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[AgentSession]:
         """Every open session."""
         return list(self._by_digest.values())
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: AgentSession) -> None:
         """Let it be found no more."""
-        self._by_digest.pop(_digest(session.secret), None)
+        self._by_digest.pop(secret_digest(session.secret), None)
 
-    def find(self, secret: str) -> Session | None:
+    def find(self, secret: str) -> AgentSession | None:
         """The session of `secret`."""
-        session = self._by_digest.get(_digest(secret))
+        session = self._by_digest.get(secret_digest(secret))
         return session if session is not None and is_secret_of(session, secret) else None
 
 
-def is_secret_of(session: Session, secret: str) -> bool:
+def is_secret_of(session: AgentSession, secret: str) -> bool:
     """True when `secret` is the session's, in constant time."""
-    return hmac.compare_digest(session.secret.encode(), secret.encode("utf-8", "replace"))
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+    return is_same_secret(secret, session.secret)

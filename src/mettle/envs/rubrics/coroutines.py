@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import dis
 import logging
-import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from time import perf_counter, thread_time
 from typing import Any
+
+from mettle.evals.estimator import median
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class HoldMeter:
         self._num_holds += cpu_s > HOLD_S
         if self._has_warned or held_s <= HOLD_S:
             return
-        is_usual = len(self._recent) >= NUM_FOR_MEDIAN and statistics.median(self._recent) > HOLD_S
+        is_usual = len(self._recent) >= NUM_FOR_MEDIAN and median(self._recent) > HOLD_S
         if self._num_holds >= NUM_HOLDS or is_usual:
             self._has_warned = True
             logger.warning(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -25,6 +24,7 @@ from mettle.envs.rubrics.threads import ThreadLane
 from mettle.envs.rubrics.values import FAILURES, Overrun, Score, failure_of, number_from
 from mettle.envs.signatures import is_async, signature_of
 from mettle.errors import JudgeError, RolloutError
+from mettle.evals.estimator import median
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class RewardFunction:
         return {
             "runs_in": self.place,
             "num_calls": self.num_calls,
-            "p50_ms": statistics.median(recent) * 1e3 if recent else None,
+            "p50_ms": median(recent) * 1e3 if recent else None,
             "max_ms": max(recent) * 1e3 if recent else None,
             "held_ms": self._meter.longest_s * 1e3 if self._meter is not None else None,
         }
@@ -183,7 +183,7 @@ class RewardFunction:
         if self._is_chosen:
             return
         if self.place == "loop" and duration_s > SLOW_S:
-            if duration_s > STALL_S or statistics.median(self._durations) > SLOW_S:
+            if duration_s > STALL_S or median(self._durations) > SLOW_S:
                 self.place, self._is_trial = "thread", False
                 logger.info("reward function holds the event loop up; it runs in a thread from here on: %s", self.name)
         elif self._is_trial and len(self._durations) >= NUM_TRIED:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -24,8 +23,9 @@ from mettle.envs.rubrics.rubric import RewardFunc, Rubric
 from mettle.envs.state import State
 from mettle.errors import JudgeError, MettleError
 from mettle.records.messages import Response
+from mettle.web.backoff import Backoff
 
-FIRST_WAIT_S, MAX_WAIT_S = 0.5, 20.0
+BACKOFF = Backoff(first_s=0.5, max_s=20.0)
 
 
 class JudgeRubric(Rubric):
@@ -151,7 +151,7 @@ class JudgeRubric(Rubric):
             except ModelError as error:
                 if attempt >= self.max_judge_retries or not self._may_help(error):
                     raise
-            await self._sleep(min(MAX_WAIT_S, FIRST_WAIT_S * 2.0**attempt) * random.uniform(0.5, 1.0))
+            await self._sleep(BACKOFF.wait_s(attempt))
             attempt += 1
 
     def _may_help(self, error: ModelError) -> bool:

@@ -15,8 +15,7 @@ import os
 import pickle
 import queue
 import select
-import struct
-import subprocess
+import signal
 import sys
 import threading
 import time
@@ -26,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.envs.rubrics.values import Overrun
+from mettle.processes.child import Child, how_it_ended, python_module
+from mettle.processes.frames import HEADER, lengths_of, pack
 
 IDLE_S = 120.0
 LOAD_TIMEOUT_S = 120.0
 DEFAULT_TIMEOUT_S = 60.0
-_HEADER = struct.Struct("!I")
 
 
 class WorkerFailed(Exception):
@@ -49,19 +49,12 @@ class _Worker:
     """One process and the pipes to it."""
 
     def __init__(self, max_memory_bytes: int) -> None:
-        life_read, self._life_write = os.pipe()
-        try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "mettle.envs.rubrics.worker", str(life_read), str(max_memory_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=(life_read,),
-                process_group=0,
-                bufsize=0,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
-            )
-        finally:
-            os.close(life_read)
+        self.child = Child(
+            python_module("mettle.envs.rubrics.worker", str(max_memory_bytes)),
+            tie="pipe",
+            has_pipes=True,
+            environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+        )
         self.loaded: set[str] = set()
 
     def ask(self, request: tuple[Any, ...], timeout_s: float) -> tuple[str, Any]:
@@ -69,44 +62,27 @@ class _Worker:
 
         Raises: Overrun after `timeout_s`; WorkerFailed when the worker is gone.
         """
-        payload = pickle.dumps(request)
-        assert self.popen.stdin is not None, "a worker is started with pipes"
+        frame = pack(pickle.dumps(request))
         deadline = time.monotonic() + timeout_s
         try:
-            self._write(_HEADER.pack(len(payload)) + payload, deadline)
-            size = _HEADER.unpack(self._read(_HEADER.size, deadline))[0]
+            self._write(frame, deadline)
+            size = sum(lengths_of(self._read(HEADER.size, deadline)))
             answer: tuple[str, Any] = pickle.loads(self._read(size, deadline))
         except OSError as error:
-            raise WorkerFailed(f"the worker died{self._exit()}") from error
+            code = self.child.wait(1.0)
+            how = "closed its pipes" if code is None else how_it_ended(code)
+            raise WorkerFailed(f"the worker {how}") from error
         return answer
 
-    def kill(self) -> None:
-        """End the process now."""
-        self.popen.kill()
-        self.popen.wait()
-        self.forget()
-
-    def forget(self) -> None:
-        """Close this side's ends, and count the process as ended."""
-        self.popen.returncode = self.popen.returncode or 0
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            if pipe is not None:
-                pipe.close()
-        if self._life_write >= 0:
-            os.close(self._life_write)
-            self._life_write = -1
-
-    def _write(self, payload: bytes, deadline: float) -> None:
-        assert self.popen.stdin is not None
-        descriptor, view = self.popen.stdin.fileno(), memoryview(payload)
+    def _write(self, frame: bytes, deadline: float) -> None:
+        descriptor, view = self.child.stdin.fileno(), memoryview(frame)
         os.set_blocking(descriptor, False)
         while view:
             _wait(descriptor, deadline, is_write=True)
             view = view[os.write(descriptor, view[:65536]) :]
 
     def _read(self, size: int, deadline: float) -> bytes:
-        assert self.popen.stdout is not None
-        descriptor, parts = self.popen.stdout.fileno(), bytearray()
+        descriptor, parts = self.child.stdout.fileno(), bytearray()
         while len(parts) < size:
             _wait(descriptor, deadline, is_write=False)
             part = os.read(descriptor, min(size - len(parts), 1 << 20))
@@ -114,13 +90,6 @@ class _Worker:
                 raise BrokenPipeError("end of the worker's answers")
             parts += part
         return bytes(parts)
-
-    def _exit(self) -> str:
-        try:
-            code = self.popen.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return ""
-        return f" of signal {-code}" if code < 0 else f" with exit status {code}"
 
 
 def _wait(descriptor: int, deadline: float, *, is_write: bool) -> None:
@@ -151,7 +120,7 @@ class Processes:
     def pids(self) -> list[int]:
         """The worker processes that there are."""
         with self._lock:
-            return [worker.popen.pid for worker in self._workers]
+            return [worker.child.pid for worker in self._workers]
 
     async def call(self, target: str, arguments: dict[str, Any], *, timeout_s: float | None = None) -> Any:
         """`module:function` with these arguments, in a worker.
@@ -178,14 +147,14 @@ class Processes:
         with self._lock:
             self._is_closed = True
             workers, self._workers = set(self._workers), set()
-        for worker in workers:
-            worker.popen.kill()
-            worker.popen.wait()
+        for worker in workers:  # its own thread, which reads from it, learns that it has ended and lets go of the pipes
+            worker.child.signal(signal.SIGKILL)
+            worker.child.wait()
 
     def abandon(self) -> None:
         """In a forked child: the workers are the parent's."""
         for worker in self._workers:
-            worker.forget()
+            worker.child.forget()
 
     def _serve(self) -> None:
         """One thread per worker: it starts it, feeds it, and replaces it."""
@@ -238,7 +207,7 @@ class Processes:
     def _drop(self, worker: _Worker | None) -> None:
         if worker is None:
             return
-        worker.kill()
+        worker.child.kill()
         with self._lock:
             self._workers.discard(worker)
 

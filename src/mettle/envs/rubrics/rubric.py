@@ -17,14 +17,12 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mettle.envs.advantages import set_advantages
 from mettle.envs.decorators import marked_methods
+from mettle.envs.definitions import defined
 from mettle.envs.errors import JudgeError
-from mettle.envs.legacy.methods import OlderRubricMethods
-from mettle.envs.legacy.overrides import adapt_rubric
-from mettle.envs.legacy.parts import score_call_of_parts
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.function import RewardFunction, func_name
+from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.rubrics.values import Score, numbers_from
 from mettle.envs.signatures import SignatureCache, call_by_name
 from mettle.envs.state import State
@@ -36,12 +34,12 @@ RewardFunc = Callable[..., Any]
 FUNC_TIMEOUT_S = 1800.0
 
 
-class Rubric(OlderRubricMethods):
+class Rubric:
     """Reward functions with weights. Weight 0 makes a metric, which is recorded and adds nothing."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        adapt_rubric(cls)
+        defined(cls, "rubric")
 
     def __init__(
         self,
@@ -125,7 +123,6 @@ class Rubric(OlderRubricMethods):
         """True when some function must see a whole group."""
         return any(self._function(func).is_group for func in self.funcs)
 
-    @score_call_of_parts
     async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
         """Set reward and metrics of one rollout. A function of the group sees a group of one, which is said once."""
         if not self._has_warned and self.has_group_funcs():
@@ -233,6 +230,9 @@ class Rubric(OlderRubricMethods):
         if state.get("error") is None and not math.isfinite(reward):
             state["error"] = JudgeError(f"the weighted sum of {list(metrics)} is {reward}, which is no finite number")
         state["reward"] = None if state.get("error") is not None else reward
+
+
+defined(Rubric, "rubric")
 
 
 def metric_names(funcs: Sequence[RewardFunc]) -> list[str]:

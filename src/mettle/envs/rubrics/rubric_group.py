@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mettle.envs.advantages import set_advantages
 from mettle.envs.rubrics.rubric import RewardFunc, Rubric
+from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.state import State
 
 

@@ -1,18 +1,19 @@
 """Scoring rollouts that have ended: within a time limit, timed, and with a failure recorded on each of them.
 
-Parts: `score_states`. Invariant: nothing is raised; a rollout with an error has no reward.
+Parts: `score_states`; `set_advantages`, what each is worth beside the others of its group. Invariants: nothing is
+raised; a rollout with an error has no reward, and one without a reward has no advantage and does not shift the others'.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
 
-from mettle.envs.advantages import set_advantages
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
-from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State
 from mettle.errors import RolloutError
 
@@ -20,9 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 async def score_states(
-    states: list[State], score: Callable[[], Awaitable[None]] | None, rubric: Rubric, *, timeout_s: float | None
+    states: list[State],
+    score: Callable[[], Awaitable[None]] | None,
+    cleanup: Callable[[State], Awaitable[None]],
+    *,
+    timeout_s: float | None,
 ) -> None:
-    """Score `states` by calling `score`, then let `rubric` clean up. Without `score`, a rollout's reward is 0."""
+    """Score `states` by calling `score`, then `cleanup` after each. Without `score`, a rollout's reward is 0."""
     start = time.time()
     try:
         if score is None:
@@ -39,7 +44,7 @@ async def score_states(
         if state.get("error") is not None:
             state["reward"] = None
         try:
-            await rubric.cleanup(state)
+            await cleanup(state)
         except Exception as error:
             state["cleanup_error"] = f"rubric: {type(error).__name__}: {error}"
             logger.warning("rubric cleanup failed", exc_info=error)
@@ -57,3 +62,17 @@ def _fail(states: list[State], error: RolloutError) -> None:
         state["metrics"] = state.get("metrics") or {}
         state["reward"] = None
     set_advantages(states)
+
+
+def set_advantages(states: Sequence[MutableMapping[str, Any]]) -> None:
+    """Reward minus the mean over the rollouts that have one; trajectory steps without a reward inherit both."""
+    rewards = [state["reward"] for state in states if state.get("reward") is not None]
+    mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+    for state in states:
+        reward = state.get("reward")
+        state["advantage"] = None if reward is None else reward - mean
+        for step in state.get("trajectory") or []:
+            if step.get("advantage") is None:
+                step["advantage"] = state["advantage"]
+            if step.get("reward") is None:
+                step["reward"] = reward

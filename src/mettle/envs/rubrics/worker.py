@@ -1,26 +1,25 @@
 """A scoring worker: reads calls, runs each with a limit on its CPU time, answers.
 
-Started by `mettle.envs.rubrics.processes` as `python -m mettle.envs.rubrics.worker FD MAX_MEMORY_BYTES`. Invariants:
-whatever a call prints goes to the standard error, never among the answers; when the parent is gone, which closes FD's
-other end, this process is killed by the kernel, also in the middle of a call that listens to nothing.
+Started by `mettle.envs.rubrics.processes` as `python -m mettle.envs.rubrics.worker MAX_MEMORY_BYTES`. Invariants:
+whatever a call prints goes to the standard error, never among the answers; when the parent is gone, this process is
+killed by the kernel, also in the middle of a call that listens to nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import os
 import pickle
 import resource
 import signal
-import struct
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-HEADER = struct.Struct("!I")
+from mettle.processes.frames import HEADER, lengths_of, pack
+from mettle.processes.orphans import end_with_parent
+
 _armed: list[bool] = [False]
 """Whether a call is under way, for the timer's handler."""
 
@@ -31,8 +30,8 @@ class _TimeIsOver(BaseException):
 
 def main() -> None:
     """Serve until the parent closes the pipe."""
-    _die_with_parent(int(sys.argv[1]))
-    max_memory_bytes = int(sys.argv[2])
+    end_with_parent()
+    max_memory_bytes = int(sys.argv[1])
     if max_memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -41,9 +40,8 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _ring)
     functions: dict[str, Callable[..., Any]] = {}
     while header := requests.read(HEADER.size):
-        answer = _answer(pickle.loads(requests.read(HEADER.unpack(header)[0])), functions)
-        payload = _pickled(answer)
-        answers.write(HEADER.pack(len(payload)) + payload)
+        answer = _answer(pickle.loads(requests.read(sum(lengths_of(header)))), functions)
+        answers.write(_framed(answer))
         answers.flush()
 
 
@@ -65,7 +63,7 @@ def _load(target: str, path: list[str]) -> Callable[..., Any]:
     sys.path.extend(entry for entry in path if entry not in sys.path)
     module_name, _, qualname = target.partition(":")
     if not module_name.startswith("mettle."):
-        from mettle.envs.packages.aliases import install_verifiers_alias
+        from mettle.envs.legacy.aliases import install_verifiers_alias
 
         install_verifiers_alias()
     module = importlib.import_module(module_name)
@@ -94,32 +92,17 @@ def _ring(signum: int, frame: Any) -> None:
         raise _TimeIsOver
 
 
-def _pickled(answer: tuple[str, Any]) -> bytes:
-    """An answer as bytes; what cannot be pickled, or cannot be read back, is told as text."""
+def _framed(answer: tuple[str, Any]) -> bytes:
+    """An answer as a frame; what cannot be pickled, cannot be read back or is too large is told as text."""
     try:
         payload = pickle.dumps(answer)
         pickle.loads(payload)
+        return pack(payload)
     except Exception:
         word, value = answer
         kind = type(value).__name__
         told = RuntimeError(f"{kind}: {value}" if word == "raised" else f"it returned {kind}, which cannot be pickled")
-        payload = pickle.dumps(("raised", told))
-    return payload
-
-
-def _die_with_parent(life: int) -> None:
-    """Be killed when the other end of `life`, which nothing is ever written to, is closed."""
-    import fcntl
-
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
-        with contextlib.suppress(BlockingIOError):
-            if not os.read(life, 1):  # it was closed before the kernel was asked to tell
-                os._exit(1)
-        return
-    threading.Thread(target=lambda: (os.read(life, 1), os._exit(1)), daemon=True).start()
+        return pack(pickle.dumps(("raised", told)))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class WorkerEnvironment:
         self.pass_threshold: float = about["pass_threshold"]
         self.tool_defs = [Tool(**tool) for tool in about["tool_defs"]]
         self.requires_group_rollouts: bool = about["requires_group_rollouts"]
+        self.provides_advantages: bool = about["provides_advantages"]
         self._timeout_seconds: float | None = about["timeout_seconds"]
 
     @property

@@ -18,6 +18,7 @@ from mettle.envs.workers.process import Worker, WorkerStats, rows_as_sent
 from mettle.envs.workers.spawn import Spawned, WorkerDied, WorkerSpec
 from mettle.envs.workers.states import state_from
 from mettle.errors import MettleError
+from mettle.web.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class WorkerPool:
         self.num_workers = num_workers
         self.num_deaths = 0
         self._max_attempts = max_attempts
-        self._silence_s, self._blocked_s, self._first_wait_s = silence_s, blocked_s, first_wait_s
+        self._silence_s, self._blocked_s = silence_s, blocked_s
+        self._backoff = Backoff(first_wait_s, MAX_WAIT_S, jitter=0.0)
         self._first: Spawned | None = None
         self._about: dict[str, Any] | None = None
         self._workers: list[Worker] = []
@@ -194,7 +196,7 @@ class WorkerPool:
         if worker.stats.num_done:
             self._num_failed_starts = 0
         if not self._is_closed:
-            self._start_another(min(MAX_WAIT_S, self._first_wait_s * 2.0 ** min(self._num_failed_starts, 16)))
+            self._start_another(self._backoff.wait_s(self._num_failed_starts))
 
     def _start_another(self, wait_s: float) -> None:
         task = asyncio.get_running_loop().create_task(self._start_after(wait_s))
@@ -217,7 +219,7 @@ class WorkerPool:
                     self._failure = error
                     self._announce()
                     return
-                wait_s = min(MAX_WAIT_S, self._first_wait_s * 2.0**self._num_failed_starts)
+                wait_s = self._backoff.wait_s(self._num_failed_starts)
                 continue
             await self._adopt(spawned)
             return

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.envs.workers.frames import Frame, encode, read_frame
 from mettle.envs.workers.spawn import Spawned, WorkerDied
 from mettle.errors import EnvironmentFault
+from mettle.processes.frames import Frame, encode, read_frame
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Worker:
             elif self._beat.get("lag_s", 0.0) > self._blocked_s:
                 self._verdict = f"had its event loop blocked for {self._blocked_s:g} s"
             if self._verdict:
-                self._spawned.process.kill()
+                self._spawned.kill()
                 return
 
     def _end(self, how: str) -> None:

@@ -6,19 +6,15 @@ that has no event loop yet; a pool calls it in a thread. Invariant: a process th
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import mettle
-from mettle.envs.workers.frames import Frame, receive, send
 from mettle.errors import InfraError, UserError
+from mettle.processes.child import Child, how_it_ended, import_path, python_module
+from mettle.processes.frames import Frame, receive, send
 
 ROWS_PER_FRAME = 1000
 END_S = 5.0
@@ -49,11 +45,12 @@ class Spawned:
         self.connection, theirs = socket.socketpair()
         self.pulse, their_pulse = socket.socketpair()
         with theirs, their_pulse:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mettle.envs.workers.worker", str(theirs.fileno()), str(their_pulse.fileno())],
-                pass_fds=(theirs.fileno(), their_pulse.fileno()),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": _import_path()},
+            ends = theirs.fileno(), their_pulse.fileno()
+            self._child = Child(
+                python_module("mettle.envs.workers.worker", *map(str, ends)),
+                tie="pipe",
+                environment={"PYTHONPATH": import_path()},
+                pass_fds=ends,
             )
         try:
             self.about = self._greet(spec)
@@ -64,7 +61,7 @@ class Spawned:
     @property
     def pid(self) -> int:
         """The process's id."""
-        return self.process.pid
+        return self._child.pid
 
     def rows(self, split: str) -> list[dict[str, Any]]:
         """All rows of `train` or `eval`, ready for a rollout.
@@ -93,22 +90,20 @@ class Spawned:
             raise WorkerDied(f"worker {self.pid} {self.how_it_ended()} when it was asked for `{op}`")
         return answer
 
+    def kill(self) -> None:
+        """End the process; who reads from it learns that it has."""
+        self._child.signal(signal.SIGKILL)
+
     def end(self) -> None:
         """Kill and reap the process, and let go of the sockets."""
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
+        self._child.kill()
         self.connection.close()
         self.pulse.close()
 
     def how_it_ended(self) -> str:
         """In words, for a message."""
-        try:
-            code = self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        code = self._child.wait(END_S)
+        return "closed its connection" if code is None else how_it_ended(code)
 
     def _greet(self, spec: WorkerSpec) -> Frame:
         hello = {"env_id": spec.env_id, "env_args": spec.env_args, "settings": spec.settings, "paths": sys.path}
@@ -126,10 +121,3 @@ class Spawned:
             raise UserError(f"environment {spec.env_id!r} cannot be loaded: {answer['error']}")
         self.connection.settimeout(None)
         return answer
-
-
-def _import_path() -> str:
-    """Where the new process finds this very package, before anything of that name elsewhere."""
-    here = str(Path(mettle.__file__).resolve().parents[1])
-    before = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([here, before] if before else [here])

@@ -14,9 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mettle.envs.errors import ErrorChain, error_trace
-from mettle.envs.state import State, TrajectoryStep
+from mettle.envs.state import State, TrajectoryStep, UsageTracker
 from mettle.envs.timing import RolloutTiming
-from mettle.envs.usage import UsageTracker
 from mettle.errors import RolloutError
 from mettle.records.messages import (
     Message,

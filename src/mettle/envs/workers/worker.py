@@ -26,9 +26,10 @@ from typing import Any
 from mettle.envs.keys import MissingKeyError
 from mettle.envs.packages.loading import load_environment
 from mettle.envs.workers.endpoints import ClientCache
-from mettle.envs.workers.frames import Frame, encode, read_frame, receive, send
 from mettle.envs.workers.states import wired_state
 from mettle.errors import MettleError
+from mettle.processes.frames import Frame, encode, read_frame, receive, send
+from mettle.processes.orphans import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ def described(env: Any) -> Frame:
         "pass_threshold": env.pass_threshold,
         "tool_defs": [dict(tool) for tool in env.tool_defs],
         "requires_group_rollouts": env.requires_group_rollouts,
+        "provides_advantages": env.provides_advantages,
         "env_version": getattr(env, "env_version", None),
         "timeout_seconds": getattr(env, "timeout_seconds", 0),
     }
@@ -165,6 +167,7 @@ async def serve(env: Any, connection: socket.socket, pulse: Pulse) -> None:
 
 def main() -> None:
     """Load, say so, serve."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     connection, beats = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     pulse = Pulse(beats)

@@ -25,15 +25,15 @@ from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import (
-    Engine,
     EngineBusy,
     EngineStatus,
     EngineStopped,
     Generation,
     GenerationRequest,
-    Listener,
     PauseMode,
+    SamplingEngine,
     TokenEvent,
+    TokenListener,
     WeightsRejected,
     WeightUpdate,
 )
@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 
 class EmbeddedEngine:
-    """Serves one model from a thread of its own, until `close`. See `protocol.Engine` for what the methods promise."""
+    """Serves one model from a thread of its own, until `close`. See `protocol.SamplingEngine` for what the methods promise."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class EmbeddedEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, listener: Listener) -> None:
+    def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request; the queue is bounded in choices."""
         self._scheduler.check(request)
         with self._count_lock:
@@ -268,7 +268,7 @@ class _Counted:
 
     __slots__ = ("_count_out", "_listener", "on_token")
 
-    def __init__(self, listener: Listener, count_out: Callable[[], None]) -> None:
+    def __init__(self, listener: TokenListener, count_out: Callable[[], None]) -> None:
         self._listener = listener
         self._count_out = count_out
         self.on_token: Callable[[TokenEvent], None] = listener.on_token
@@ -366,4 +366,4 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
-_KEEPS_THE_PROTOCOL: type[Engine] = EmbeddedEngine
+_KEEPS_THE_PROTOCOL: type[SamplingEngine] = EmbeddedEngine

@@ -14,14 +14,14 @@ from queue import SimpleQueue
 from mettle.errors import StorageError
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.protocol import (
-    Engine,
     EngineBusy,
     EngineStatus,
     EngineStopped,
     GenerationRequest,
-    Listener,
     PauseMode,
+    SamplingEngine,
     TokenEvent,
+    TokenListener,
     TokenLogprob,
     WeightsRejected,
     WeightUpdate,
@@ -41,7 +41,7 @@ def echo(prompt_ids: Sequence[int], choice: int) -> Sequence[int]:
 
 
 class MockEngine:
-    """Keeps the promises of `protocol.Engine` with answers made up beforehand."""
+    """Keeps the promises of `protocol.SamplingEngine` with answers made up beforehand."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class MockEngine:
         """Answer what was held."""
         self._gate.set()
 
-    def submit(self, request: GenerationRequest, listener: Listener) -> None:
+    def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request; see the protocol."""
         check_request(request, self._limits, self._vocab_size)
         with self._lock:
@@ -177,4 +177,4 @@ class MockEngine:
         running.finish()
 
 
-_KEEPS_THE_PROTOCOL: type[Engine] = MockEngine
+_KEEPS_THE_PROTOCOL: type[SamplingEngine] = MockEngine

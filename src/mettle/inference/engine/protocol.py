@@ -107,7 +107,7 @@ class TokenEvent(NamedTuple):
     stop: str | None
 
 
-class Listener(Protocol):
+class TokenListener(Protocol):
     """Hears what comes of one request, from the engine's thread."""
 
     def on_token(self, event: TokenEvent) -> None:
@@ -152,10 +152,10 @@ class EngineStatus:
     kv_bytes: int = 0
 
 
-class Engine(Protocol):
+class SamplingEngine(Protocol):
     """A policy that samples."""
 
-    def submit(self, request: GenerationRequest, listener: Listener) -> None:
+    def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request.
 
         Raises: RequestRefused, EngineBusy, EngineStopped; then the listener hears nothing.

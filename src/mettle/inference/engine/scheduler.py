@@ -18,7 +18,7 @@ from torch import Tensor
 from mettle.errors import MettleError, ServiceError
 from mettle.inference.engine.decoder import Decoder, Span
 from mettle.inference.engine.limits import Limits, check_request
-from mettle.inference.engine.protocol import GenerationRequest, Listener, RequestRefused, TokenLogprob
+from mettle.inference.engine.protocol import GenerationRequest, RequestRefused, TokenListener, TokenLogprob
 from mettle.inference.engine.sampler import SampledTokens, Sampler, SamplingPlan, choice_noise
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
 from mettle.inference.engine.slots import SlotCache
@@ -96,7 +96,7 @@ class Scheduler:
         if request.params.stop and self._decode_text is None:
             raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")
 
-    def add(self, request: GenerationRequest, listener: Listener) -> None:
+    def add(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Queue a request that passed `check`."""
         under_way = RunningRequest(request, listener)
         self._waiting.append(under_way)

@@ -15,8 +15,8 @@ from mettle.inference.engine.protocol import (
     FinishReason,
     Generation,
     GenerationRequest,
-    Listener,
     TokenEvent,
+    TokenListener,
     TokenLogprob,
 )
 
@@ -29,7 +29,7 @@ _MAX_TOKENS_PER_CHARACTER = 4
 class RunningRequest:
     """One request: `open_choices` of its sequences have not ended yet."""
 
-    def __init__(self, request: GenerationRequest, listener: Listener) -> None:
+    def __init__(self, request: GenerationRequest, listener: TokenListener) -> None:
         self.request = request
         self.listener = listener
         self.prompt_logprobs: list[float | None] | None = None

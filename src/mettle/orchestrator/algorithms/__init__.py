@@ -1,63 +1,78 @@
-"""Algorithms: the rewards of one group to advantages. One small file each, with its paper and formula.
+"""Algorithms: a group of rollouts to what its tokens are credited with. One small file each, with paper and formula.
 
-An algorithm is registered by name, here or under the entry point group `mettle.algorithms`. Listing the names imports
-no plug-in. Invariant of all: an errored rollout (reward None) gets None and does not shift its siblings' baseline.
+An algorithm is registered by name, here and under the entry point group `mettle.algorithms`, or named as
+`module:attribute`. Invariant of all: an errored rollout (reward None) does not shift its siblings' baseline.
+
+Parts: `Algorithm` (the base class), `ALGORITHMS` (the registry), `make_algorithm`, `check_choice` (what a config says),
+`RunAlgorithms` (those of one run, by environment).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mettle.orchestrator.algorithms.grpo import GRPO
-from mettle.orchestrator.algorithms.max_rl import MaxRL
-from mettle.orchestrator.algorithms.rae import RAE
+from mettle.config.plugins import Plugins
+from mettle.records.tasks import Credit, GroupRecord
 
-ENTRY_POINT_GROUP = "mettle.algorithms"
+if TYPE_CHECKING:
+    from mettle.orchestrator.services import Services
+
+ALGORITHMS = Plugins(
+    "mettle.algorithms",
+    "algorithm",
+    {
+        "grpo": "mettle.orchestrator.algorithms.grpo:GRPO",
+        "max_rl": "mettle.orchestrator.algorithms.max_rl:MaxRL",
+        "rae": "mettle.orchestrator.algorithms.rae:RAE",
+        "turn_returns": "mettle.orchestrator.algorithms.turn_returns:TurnReturns",
+        "reference_kl": "mettle.orchestrator.algorithms.reference_kl:ReferenceKL",
+        "environment": "mettle.orchestrator.algorithms.environment:EnvironmentAdvantages",
+    },
+)
+ENVIRONMENT = "environment"
+"""The algorithm of environments that provide advantages themselves."""
 
 
-class Algorithm(Protocol):
-    """Rewards of one group to advantages. `state` is what must survive a restart ({} when there is nothing)."""
+class Algorithm:
+    """What the tokens of a group are credited with. Options are arguments of `__init__`."""
 
-    min_group_size: int
+    min_group_size: ClassVar[int] = 1
+    """Fewer rollouts than this cannot be compared, so their advantages would all be 0."""
+    needs: Sequence[str] = ()
+    """Names of the frozen models that it asks for; a config without one of them is refused."""
 
-    def advantages(self, env_id: str, rewards: Sequence[float | None]) -> list[float | None]:
-        """One advantage a rollout, None where the reward is None."""
-        ...
+    async def credit(self, group: GroupRecord, services: Services) -> Sequence[Credit | None]:
+        """What each rollout is credited with (see `orchestrator/credit.py`), None where it does not train.
+
+        What it keeps from group to group changes after its last await and not before, or a kill may count one twice.
+        """
+        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `restore` takes back."""
-        ...
+        """What must survive a restart, as JSON values that `restore` takes back."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a state that was saved."""
-        ...
-
-
-BUILT_IN: dict[str, Callable[..., Algorithm]] = {"grpo": GRPO, "max_rl": MaxRL, "rae": RAE}
-
-
-def algorithm_names() -> list[str]:
-    """The names that `make_algorithm` knows."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm called `name`. Raises: ValueError for an unknown name or option."""
-    factory = BUILT_IN.get(name)
-    if factory is None:
-        found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
-        if not found:
-            raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(algorithm_names())}")
-        factory = found[0].load()
+    factory = ALGORITHMS.find(name)
     try:
-        return factory(**options)
+        made = factory(**options)
     except TypeError as error:
         raise ValueError(f"algorithm {name!r} does not take these options: {error}") from error
+    if not isinstance(made, Algorithm):
+        raise ValueError(f"algorithm {name!r} is no subclass of mettle.orchestrator.algorithms.Algorithm")
+    return made
 
 
-def check_options(name: str, options: Mapping[str, Any], group_size: int) -> None:
+def check_choice(
+    name: str, options: Mapping[str, Any], *, group_size: int, temperature: float, services: Collection[str]
+) -> None:
     """Raise ValueError, saying what to change, when the algorithm could not learn from such groups."""
     algorithm = make_algorithm(name, options)
     if group_size < algorithm.min_group_size:
@@ -65,3 +80,37 @@ def check_options(name: str, options: Mapping[str, Any], group_size: int) -> Non
             f"{name} compares the rollouts of a group, so with group_size {group_size} every advantage is 0: "
             f"set group_size to at least {algorithm.min_group_size} (8 or 16 are usual)"
         )
+    missing = [service for service in algorithm.needs if service not in services]
+    if missing:
+        raise ValueError(
+            f"{name} asks for the frozen model {missing[0]!r}, which is not configured: add a table "
+            f"[orchestrator.services.{missing[0]}] with its base_url and model"
+        )
+    if algorithm.needs and temperature != 1.0:
+        raise ValueError(
+            f"{name} compares the policy with a frozen model, which scores at temperature 1: set sampling.temperature "
+            f"({temperature:g}) to 1"
+        )
+
+
+class RunAlgorithms:
+    """The algorithm of each environment. Environments with the same choice share one instance, and so its state."""
+
+    def __init__(self, choices: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+        self._keys = {env: f"{name}{json.dumps(options, sort_keys=True)}" for env, (name, options) in choices.items()}
+        self._algorithms = {self._keys[env]: make_algorithm(*choice) for env, choice in choices.items()}
+
+    def of(self, env: str) -> Algorithm:
+        """The algorithm of an environment."""
+        return self._algorithms[self._keys[env]]
+
+    def state(self) -> dict[str, Any]:
+        """The states by instance, of those that have one."""
+        states = {key: algorithm.state() for key, algorithm in self._algorithms.items()}
+        return {key: state for key, state in states.items() if state}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Take up states that were saved; that of an instance which the run no longer has is left out."""
+        for key, state in states.items():
+            if key in self._algorithms:
+                self._algorithms[key].restore(state)

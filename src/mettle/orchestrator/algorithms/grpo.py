@@ -7,14 +7,21 @@ standard deviation (the default) it is Dr. GRPO, arXiv 2503.20783, which does no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.credit import per_rollout, rewards_of
+from mettle.records.tasks import Credit, GroupRecord
+
+if TYPE_CHECKING:
+    from mettle.orchestrator.services import Services
 
 EQUAL_WITHIN = 1e-6
 """Rewards that agree to within this are equal: float noise must not become a gradient."""
 
 
-class GRPO:
+class GRPO(Algorithm):
     """Reward minus the group mean; `scale_by_std` divides by the group's standard deviation."""
 
     min_group_size = 2
@@ -22,16 +29,8 @@ class GRPO:
     def __init__(self, *, scale_by_std: bool = False) -> None:
         self._scale_by_std = scale_by_std
 
-    def advantages(self, env_id: str, rewards: Sequence[float | None]) -> list[float | None]:
-        """None marks an errored rollout: it gets None back and does not shift its siblings' baseline."""
-        return group_advantages(rewards, scale_by_std=self._scale_by_std)
-
-    def state(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take up."""
+    async def credit(self, group: GroupRecord, services: Services) -> list[Credit | None]:
+        return per_rollout(group_advantages(rewards_of(group), scale_by_std=self._scale_by_std))
 
 
 def group_advantages(rewards: Sequence[float | None], *, scale_by_std: bool = False) -> list[float | None]:

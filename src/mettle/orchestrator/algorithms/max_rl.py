@@ -7,28 +7,26 @@ of success where GRPO's is that of its probability, so rare successes count for 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from mettle.orchestrator.algorithms import Algorithm
 from mettle.orchestrator.algorithms.grpo import EQUAL_WITHIN
+from mettle.orchestrator.credit import per_rollout, rewards_of
+from mettle.records.tasks import Credit, GroupRecord
+
+if TYPE_CHECKING:
+    from mettle.orchestrator.services import Services
 
 
-class MaxRL:
+class MaxRL(Algorithm):
     """Relative distance to the group mean. Meant for rewards that are not negative."""
 
     min_group_size = 2
 
-    def advantages(self, env_id: str, rewards: Sequence[float | None]) -> list[float | None]:
-        """None for an errored rollout; exact zeros when all rewards are equal or their mean is not positive."""
-        scored = [reward for reward in rewards if reward is not None]
+    async def credit(self, group: GroupRecord, services: Services) -> list[Credit | None]:
+        """Exact zeros when all rewards are equal or their mean is not positive."""
+        rewards, scored = rewards_of(group), group.rewards
         mean = math.fsum(scored) / len(scored) if scored else 0.0
         if mean <= 0.0 or max(scored) - min(scored) <= EQUAL_WITHIN:
-            return [None if reward is None else 0.0 for reward in rewards]
-        return [None if reward is None else (reward - mean) / mean for reward in rewards]
-
-    def state(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take up."""
+            return per_rollout(None if reward is None else 0.0 for reward in rewards)
+        return per_rollout(None if reward is None else (reward - mean) / mean for reward in rewards)

@@ -7,14 +7,19 @@ The baselines are state: they are stored with every scored group and survive a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mettle.orchestrator.algorithms import Algorithm
+from mettle.orchestrator.credit import per_rollout, rewards_of
+from mettle.records.tasks import Credit, GroupRecord
+
+if TYPE_CHECKING:
+    from mettle.orchestrator.services import Services
 
 
-class RAE:
+class RAE(Algorithm):
     """Reward minus an exponential moving average, kept by environment."""
-
-    min_group_size = 1
 
     def __init__(self, *, decay: float = 0.95) -> None:
         if not 0.0 <= decay < 1.0:
@@ -22,18 +27,18 @@ class RAE:
         self._decay = decay
         self._baselines: dict[str, float] = {}
 
-    def advantages(self, env_id: str, rewards: Sequence[float | None]) -> list[float | None]:
+    async def credit(self, group: GroupRecord, services: Services) -> list[Credit | None]:
         """Each reward is compared with the baseline before it moves; an errored rollout moves nothing."""
-        baseline = self._baselines.get(env_id, 0.0)
+        baseline = self._baselines.get(group.draw.env_id, 0.0)
         found: list[float | None] = []
-        for reward in rewards:
+        for reward in rewards_of(group):
             if reward is None:
                 found.append(None)
                 continue
             found.append(reward - baseline)
             baseline = self._decay * baseline + (1.0 - self._decay) * reward
-        self._baselines[env_id] = baseline
-        return found
+        self._baselines[group.draw.env_id] = baseline
+        return per_rollout(found)
 
     def state(self) -> dict[str, Any]:
         """The baselines by environment."""

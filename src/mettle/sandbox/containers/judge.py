@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -23,7 +22,8 @@ from mettle.sandbox.containers.pool import ContainerHost, ContainerPool
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.cells import Cell, CellLost
 from mettle.sandbox.judge.pool import SandboxPool
-from mettle.sandbox.judge.verdicts import Checker, JudgeResult, ProgramChecker, Test
+from mettle.sandbox.judge.request import JudgeRequest
+from mettle.sandbox.judge.verdicts import JudgeResult, ProgramChecker
 from mettle.sandbox.keeper import TemplateKeeper
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.toolchains import find_language, known_languages
@@ -86,37 +86,18 @@ class ContainerJudge(SandboxPool):
             await asyncio.wait(endings)
         await self._machines.close()
 
-    async def judge(
-        self,
-        code: str,
-        tests: Sequence[Test],
-        *,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        language: str = "python",
-        checker: Checker | None = None,
-        stop_at_first_failure: bool = False,
-        num_parallel: int = 1,
-    ) -> JudgeResult:
-        """As `SandboxPool.judge`; the language's programs are looked for in the image."""
+    async def judge_request(self, request: JudgeRequest) -> JudgeResult:
+        """As `SandboxPool.judge_request`; the language's programs are looked for in the image."""
         _ = self.isolation
-        await self._require_programs(find_language(self.config, language))
-        if isinstance(checker, ProgramChecker):
-            await self._require_programs(find_language(self.config, checker.language))
+        await self._require_programs(find_language(self.config, request.language))
+        if isinstance(request.checker, ProgramChecker):
+            await self._require_programs(find_language(self.config, request.checker.language))
+        memory_mb = request.memory_mb
         if isinstance(memory_mb, int) and memory_mb > self._machine_memory_mb:
             raise UserError(
                 f"memory_mb is {memory_mb}, and the containers have {self._machine_memory_mb}; raise sandbox.memory_mb"
             )
-        return await super().judge(
-            code,
-            tests,
-            timeout_s=timeout_s,
-            memory_mb=memory_mb,
-            language=language,
-            checker=checker,
-            stop_at_first_failure=stop_at_first_failure,
-            num_parallel=num_parallel,
-        )
+        return await super().judge_request(request)
 
     @property
     def _machine_memory_mb(self) -> int:

@@ -19,9 +19,9 @@ import aiohttp
 from mettle.errors import SandboxError
 from mettle.sandbox.containers.agent.mux import PING, Mux
 from mettle.sandbox.containers.transports import ChannelConnector, ChannelTransport
-from mettle.sandbox.machines.line import MachineLost
-from mettle.sandbox.service.client.access import Access
-from mettle.sandbox.service.client.connection import Connection
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.service.client.access import ServiceAccess
+from mettle.sandbox.service.client.connection import ServiceConnection
 from mettle.sandbox.service.faults import ServiceLost
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ByteStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _AgentAccess(Access):
+class _AgentAccess(ServiceAccess):
     """No token: whoever holds the stream is the owner."""
 
     connect: Callable[[asyncio.Protocol], None] = lambda _: None
@@ -68,7 +68,7 @@ class AgentLink:
         self._is_hung_up = False
         self.lost: MachineLost | None = None
         self.closed = asyncio.Event()
-        self.connection = Connection(name, _AgentAccess(connect=self._connect), "")
+        self.connection = ServiceConnection(name, _AgentAccess(connect=self._connect), "")
         self._tasks = [
             asyncio.create_task(self._receive(), name="agent receive"),
             asyncio.create_task(self._keep_alive(), name="agent keep-alive"),

@@ -16,9 +16,9 @@ from mettle.sandbox.containers.link import AgentLink
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.egress import PORT, Egress
+from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.machines.files import Snapshot
 from mettle.sandbox.machines.lifetime import Timed
-from mettle.sandbox.machines.line import MachineLost
 from mettle.sandbox.machines.machine import MAX_ENTRY_BYTES
 from mettle.sandbox.service.client.machine import RemoteMachine
 from mettle.sandbox.service.faults import ServiceLost
@@ -123,7 +123,7 @@ class ContainerMachine(RemoteMachine, Timed):
             lost = await self.container.link.why_lost()
             if not self.why_ended:
                 self.why_ended, self.lost_as = str(lost), type(lost)
-        return self.lost_as(f"machine {self.id} has ended: {self.why_ended}")
+        return self.lost_as(f"machine {self.id} has ended: {self.why_ended}", why=self.why_ended)
 
     async def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         async with self._attributed():

@@ -27,7 +27,7 @@ from mettle.sandbox.containers.machine import Container, ContainerMachine
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot
-from mettle.sandbox.machines.registry import Registry
+from mettle.sandbox.machines.registry import MachineRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class ContainerPool:
     def __init__(self, config: SandboxConfig, host: ContainerHost) -> None:
         self.config = config
         self.host = host
-        self._registry: Registry[ContainerMachine] = Registry()
+        self._registry: MachineRegistry[ContainerMachine] = MachineRegistry()
         self._isolation: IsolationReport | None = None
 
     @property

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, Protocol
 
 from mettle.errors import SandboxError
 from mettle.sandbox.judge.cells import Cell, CellLost, ProgramFile, TestReport
-from mettle.sandbox.judge.orders import ARTIFACT, Source
-from mettle.sandbox.judge.reports import Ending, judge_compilation
+from mettle.sandbox.judge.orders import ARTIFACT, ProgramSource
+from mettle.sandbox.judge.reports import RunEnding, judge_compilation
 from mettle.sandbox.judge.verdicts import Verdict
 from mettle.sandbox.zygote.settings import CellLimits
 
@@ -61,7 +61,7 @@ class Losses:
 class CompileFailure(NamedTuple):
     """How a compilation ended that made no program; no report when it took its cells down."""
 
-    ending: Ending
+    ending: RunEnding
     report: TestReport | None
 
 
@@ -81,7 +81,7 @@ class Builder:
         self._remembered: OrderedDict[bytes, bytes] = OrderedDict()
         self._num_bytes = 0
 
-    async def build(self, source: Source) -> Build:
+    async def build(self, source: ProgramSource) -> Build:
         """The files of a source that is no Python; a failure is a verdict on it."""
         if source.compilation is None:
             return Build((ProgramFile(source.language.source_name, source.code), *source.files))
@@ -91,7 +91,7 @@ class Builder:
             return Build((ProgramFile(ARTIFACT, self._remembered[key]),))
         return await self._compile(source, key)
 
-    async def _compile(self, source: Source, key: bytes) -> Build:
+    async def _compile(self, source: ProgramSource, key: bytes) -> Build:
         assert source.compilation is not None, "only what is compiled comes here"
         losses = Losses(self._cells)
         files = (ProgramFile(source.language.source_name, source.code), *source.files)
@@ -104,7 +104,7 @@ class Builder:
                 except CellLost as error:
                     lost = error
             if losses.is_codes_own(cell, lost):
-                ending = Ending(Verdict.KILLED, f"does not compile: the compiler's cell was lost: {lost}")
+                ending = RunEnding(Verdict.KILLED, f"does not compile: the compiler's cell was lost: {lost}")
                 return Build((), CompileFailure(ending, None))
         ending = judge_compilation(source.compilation, report, source.language)
         if ending.verdict is not Verdict.PASSED:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mettle.errors import SandboxError
 from mettle.sandbox.zygote import frames
-from mettle.sandbox.zygote.attempt import WALL_PATIENCE
+from mettle.sandbox.zygote.attempt import WALL_FACTOR
 from mettle.sandbox.zygote.settings import CellLimits
 
 _ANSWER_GRACE_S = 5.0
@@ -157,7 +157,7 @@ class Cell:
     async def run(self, number: int, order: TestOrder, *, is_last: bool) -> TestReport:
         """Run one test; the cell enforces its limits, and a cell that does not answer in time is lost."""
         await self.start(number, order, is_last=is_last)
-        answer = await self._receive(WALL_PATIENCE * order.wall_s + _ANSWER_GRACE_S)
+        answer = await self._receive(WALL_FACTOR * order.wall_s + _ANSWER_GRACE_S)
         return self._finish(answer, number, is_last=is_last)
 
     async def start(self, number: int, order: TestOrder, *, is_last: bool) -> None:
@@ -172,7 +172,7 @@ class Cell:
 
     async def hear(self, number: int, order: TestOrder) -> bytes | TestReport:
         """What a live test has printed (nothing: it has closed its output), or how it ended."""
-        answer = await self._receive(WALL_PATIENCE * order.wall_s + _ANSWER_GRACE_S)
+        answer = await self._receive(WALL_FACTOR * order.wall_s + _ANSWER_GRACE_S)
         if answer.header.get("out") == number:
             return answer.payload
         return self._finish(answer, number, is_last=True)

@@ -29,7 +29,7 @@ _MAX_TRANSCRIPT_BYTES: Final = 1 << 14
 _LAST_WORDS_S: Final = 0.2  # that code which was judged wrong may take to end by itself
 
 
-class Transcript:
+class DialogueTranscript:
     """Who said what, in order: the beginning and the end, when it is long."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Transcript:
 class Side:
     """One of the two: listens to its cell, and passes on what it hears."""
 
-    def __init__(self, cell: Cell, order: TestOrder, mark: str, transcript: Transcript) -> None:
+    def __init__(self, cell: Cell, order: TestOrder, mark: str, transcript: DialogueTranscript) -> None:
         self.cell, self.order = cell, order
         self._mark, self._transcript = mark, transcript
         self.said = bytearray()
@@ -107,7 +107,7 @@ class Dialogue:
                 losses.is_codes_own(other, error)
                 raise CheckerError(f"the interactor's cell was lost: {error}") from error
             await cell.start(_NUMBER, order, is_last=True)
-            transcript = Transcript()
+            transcript = DialogueTranscript()
             code, interactor = Side(cell, order, "<", transcript), Side(other, mine, ">", transcript)
             report, opinion = await self._converse(code, interactor, language)
         result = judge_dialogue(test, order, report, language, opinion)

@@ -17,7 +17,7 @@ from mettle.sandbox.judge.builds import Builder, CellSource, CompileFailure, Los
 from mettle.sandbox.judge.cells import Cell, CellLost, ProgramFile
 from mettle.sandbox.judge.checking import Asker
 from mettle.sandbox.judge.dialogues import Dialogue
-from mettle.sandbox.judge.orders import Job
+from mettle.sandbox.judge.orders import JudgeJob
 from mettle.sandbox.judge.reports import compile_failure, judge_report, killed_result, with_opinion
 from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, TestResult
 
@@ -25,7 +25,7 @@ from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, TestResult
 class Judgement:
     """The tests of one job that are waiting, and the results of those that are not."""
 
-    def __init__(self, cells: CellSource, builder: Builder, job: Job) -> None:
+    def __init__(self, cells: CellSource, builder: Builder, job: JudgeJob) -> None:
         self.job = job
         self.cells = cells
         self.builder = builder
@@ -44,7 +44,7 @@ class Judgement:
                 return self._failures(build.failure)
         num_workers = min(self.job.num_parallel, len(self.job.tests))
         if num_workers == 1:
-            await Worker(self).work()
+            await CellWorker(self).work()
         else:
             await self._run_workers(num_workers)
         return [result for result in self.results[: self._num_wanted] if result is not None]
@@ -69,7 +69,7 @@ class Judgement:
     async def _run_workers(self, num_workers: int) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(Worker(self).work())
+                group.create_task(CellWorker(self).work())
                 for _ in range(num_workers - 1):
                     group.create_task(self._work_in_a_slot())
         except BaseExceptionGroup as group_error:
@@ -77,7 +77,7 @@ class Judgement:
 
     async def _work_in_a_slot(self) -> None:
         async with self.cells.slot():
-            await Worker(self).work()
+            await CellWorker(self).work()
 
     def _failures(self, failure: CompileFailure) -> list[TestResult]:
         tests = self.job.tests[:1] if self.job.should_stop_early else self.job.tests
@@ -86,7 +86,7 @@ class Judgement:
         return [compile_failure(test, failure.report, failure.ending) for test in tests]
 
 
-class Worker:
+class CellWorker:
     """Runs one test after another."""
 
     def __init__(self, judgement: Judgement) -> None:

@@ -21,7 +21,7 @@ _WALL_EXTRA_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """Of one run."""
 
     timeout_s: float
@@ -43,11 +43,11 @@ class Limits:
         )
 
 
-def make_limits(config: SandboxConfig, spec: LanguageSpec, timeout_s: object, memory_mb: object) -> Limits:
+def make_limits(config: SandboxConfig, spec: LanguageSpec, timeout_s: object, memory_mb: object) -> RunLimits:
     """Those asked for, or else the language's, or else the config's; UserError for one that cannot be."""
     timeout_s = spec.timeout_s or config.timeout_s if timeout_s is None else timeout_s
     memory_mb = spec.memory_mb or config.memory_mb if memory_mb is None else memory_mb
-    return Limits(_check_timeout(timeout_s), _check_memory(memory_mb), config.output_kb)
+    return RunLimits(_check_timeout(timeout_s), _check_memory(memory_mb), config.output_kb)
 
 
 def check_parallel(num_parallel: object) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Final
 
-from mettle.sandbox.judge.orders import Job
+from mettle.sandbox.judge.orders import JudgeJob
 from mettle.sandbox.judge.verdicts import JudgeResult, Verdict
 from mettle.sandbox.zygote import values
 
@@ -24,7 +24,7 @@ _BYTES_PER_TEST: Final = 512
 _KEPT: Final = (Verdict.PASSED, Verdict.WRONG, Verdict.ERROR)
 
 
-class Memory:
+class JudgementCache:
     """The results of one pool, the ones unused longest forgotten first."""
 
     def __init__(self, max_results: int, max_bytes: int = _MAX_BYTES) -> None:
@@ -36,7 +36,7 @@ class Memory:
     def __len__(self) -> int:
         return len(self._results)
 
-    async def judged(self, job: Job, judge: Callable[[], Awaitable[JudgeResult]]) -> JudgeResult:
+    async def judged(self, job: JudgeJob, judge: Callable[[], Awaitable[JudgeResult]]) -> JudgeResult:
         """The result of this job: remembered, or what `judge` gives."""
         key = _key(job) if self._max_results else None
         if key is None:
@@ -66,7 +66,7 @@ class Memory:
             self.num_bytes -= self._results.popitem(last=False)[1][1]
 
 
-def _key(job: Job) -> bytes | None:
+def _key(job: JudgeJob) -> bytes | None:
     """None where a test holds more than plain values, of which nobody can say whether they are equal."""
     asked = [asdict(test) | {"kind": type(test).__name__} for test in job.tests]
     limits = [(order.cpu_s, order.wall_s, order.memory_bytes, order.output_bytes) for order in job.orders]

@@ -17,7 +17,8 @@ from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.judge.calls import driver_source, encode_call
 from mettle.sandbox.judge.cells import Program, ProgramFile, TestOrder
 from mettle.sandbox.judge.comparators import UNORDERED_RULES
-from mettle.sandbox.judge.limits import Limits, check_parallel, make_limits
+from mettle.sandbox.judge.limits import RunLimits, check_parallel, make_limits
+from mettle.sandbox.judge.request import JudgeRequest
 from mettle.sandbox.judge.verdicts import (
     CallTest,
     Checker,
@@ -40,7 +41,7 @@ CHECKED_FILES: Final = ("input.txt", "output.txt", "expected.txt")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProgramSource:
     """Code of one language with what is needed to build and run it. `cell` is what its tests' cells are like."""
 
     language: LanguageSpec
@@ -64,15 +65,15 @@ class CheckerJob:
     """A checker that can be asked: its code, and the limits of each time."""
 
     checker: Checker
-    source: Source
-    limits: Limits
+    source: ProgramSource
+    limits: RunLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JudgeJob:
     """One solution with its tests, checked and encoded."""
 
-    source: Source
+    source: ProgramSource
     tests: tuple[Test, ...]
     orders: tuple[TestOrder, ...]
     should_stop_early: bool = False
@@ -81,44 +82,40 @@ class Job:
     interactors: tuple[CheckerJob | None, ...] = ()  # of the tests, where they have one
 
 
-def make_job(
-    config: SandboxConfig,
-    code: object,
-    tests: Sequence[Test],
-    *,
-    timeout_s: float | None = None,
-    memory_mb: int | None = None,
-    language: str = "python",
-    checker: Checker | None = None,
-    stop_at_first_failure: bool = False,
-    num_parallel: int = 1,
-) -> Job:
+def make_job(config: SandboxConfig, request: JudgeRequest) -> JudgeJob:
     """Check everything that a caller can get wrong, and encode the rest. Limits left out are the language's."""
-    spec = require_language(config, language)
-    source = make_source(config, spec, code)
-    limits = make_limits(config, spec, timeout_s, memory_mb)
+    tests, checker = request.tests, request.checker
+    spec = require_language(config, request.language)
+    source = make_source(config, spec, request.code)
+    limits = make_limits(config, spec, request.timeout_s, request.memory_mb)
     if not tests:
         raise UserError("there are no tests: a solution that is tested by nothing has neither passed nor failed")
-    check_parallel(num_parallel)
+    check_parallel(request.num_parallel)
     orders = tuple(_make_order(config, test, number, limits, spec) for number, test in enumerate(tests))
     if spec.call and any(isinstance(test, CallTest) for test in tests):
         source = replace(source, files=(ProgramFile(_driver_name(spec), driver_source(spec)),))
-    asked = None if checker is None else make_checker(config, checker, tests)
-    interactors = tuple(make_interactor(config, test, limits) for test in tests)
-    return Job(source, tuple(tests), orders, stop_at_first_failure, num_parallel, asked, interactors)
+    return JudgeJob(
+        source,
+        tuple(tests),
+        orders,
+        request.stop_at_first_failure,
+        request.num_parallel,
+        None if checker is None else make_checker(config, checker, tests),
+        tuple(make_interactor(config, test, limits) for test in tests),
+    )
 
 
 def make_source(
     config: SandboxConfig, spec: LanguageSpec, code: object, files: Mapping[str, str | bytes] | None = None
-) -> Source:
+) -> ProgramSource:
     """Code with its build and cells; UserError if it is not text, or too long."""
-    source = Source(spec, _encode_source(code, config.max_source_kb), _make_files(config, spec, files or {}))
+    source = ProgramSource(spec, _encode_source(code, config.max_source_kb), _make_files(config, spec, files or {}))
     if spec.is_warm:
         return source
     source = replace(source, cell=_cell_limits(config, spec, config.disk_mb))
     if not spec.compile:
         return source
-    limits = Limits(spec.compile_timeout_s, spec.compile_memory_mb, config.output_kb)
+    limits = RunLimits(spec.compile_timeout_s, spec.compile_memory_mb, config.output_kb)
     program = replace(
         _program(spec, spec.compile, limits.memory_mb, is_space_reserved=True),
         artifact=ARTIFACT,
@@ -151,7 +148,7 @@ def make_checker(config: SandboxConfig, checker: Checker, tests: Sequence[Test])
     return CheckerJob(checker, make_source(config, spec, checker.code, files), limits)
 
 
-def make_interactor(config: SandboxConfig, test: Test, solutions: Limits) -> CheckerJob | None:
+def make_interactor(config: SandboxConfig, test: Test, solutions: RunLimits) -> CheckerJob | None:
     """The program that talks to the code in this test; its wall limit outlasts that of the code."""
     if not isinstance(test, InteractiveTest):
         return None
@@ -193,7 +190,7 @@ def checker_program_order(job: CheckerJob) -> TestOrder:
 
 def version_order(config: SandboxConfig, spec: LanguageSpec) -> tuple[CellLimits, TestOrder]:
     """The question which version of a language there is."""
-    limits = Limits(spec.compile_timeout_s, spec.compile_memory_mb, config.output_kb)
+    limits = RunLimits(spec.compile_timeout_s, spec.compile_memory_mb, config.output_kb)
     program = _program(spec, spec.version, limits.memory_mb, is_space_reserved=True)
     return _cell_limits(config, spec, config.disk_mb), limits.order("program", b"", program=program)
 
@@ -273,7 +270,7 @@ def _make_files(config: SandboxConfig, spec: LanguageSpec, files: Mapping[str, s
     return tuple(made)
 
 
-def _make_order(config: SandboxConfig, test: object, number: int, limits: Limits, spec: LanguageSpec) -> TestOrder:
+def _make_order(config: SandboxConfig, test: object, number: int, limits: RunLimits, spec: LanguageSpec) -> TestOrder:
     if isinstance(test, StdioTest):
         _check_output_rule(test, number)
         payload = as_bytes(test.stdin, f"test {number}: stdin")
@@ -300,7 +297,7 @@ def _make_order(config: SandboxConfig, test: object, number: int, limits: Limits
     return order
 
 
-def _make_call_order(test: CallTest, number: int, limits: Limits, spec: LanguageSpec) -> TestOrder:
+def _make_call_order(test: CallTest, number: int, limits: RunLimits, spec: LanguageSpec) -> TestOrder:
     _check_rule(test.compare, get_args(ValueRule), number)
     if not isinstance(test.function, str) or not test.function:
         raise UserError(f"test {number} names no function: {test.function!r}")

@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -30,9 +30,10 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.builds import Builder
 from mettle.sandbox.judge.cells import Cell, CellLost
 from mettle.sandbox.judge.judgement import Judgement
-from mettle.sandbox.judge.memory import Memory
-from mettle.sandbox.judge.orders import Job, make_job
-from mettle.sandbox.judge.verdicts import Checker, JudgeResult, StdioTest, Test
+from mettle.sandbox.judge.memory import JudgementCache
+from mettle.sandbox.judge.orders import JudgeJob, make_job
+from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
+from mettle.sandbox.judge.verdicts import JudgeResult, StdioTest
 from mettle.sandbox.judge.versions import report_language
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
@@ -64,7 +65,7 @@ class PoolStats:
     num_running: int = 0
 
 
-class SandboxPool:
+class SandboxPool(CodeJudge):
     """Judges untrusted code. Use as `async with SandboxPool(config) as pool`."""
 
     def __init__(self, config: SandboxConfig | None = None, keeper: TemplateKeeper | None = None) -> None:
@@ -73,7 +74,7 @@ class SandboxPool:
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
         self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
         self._builder = Builder(self)
-        self._memory = Memory(self.config.max_remembered)
+        self._memory = JudgementCache(self.config.max_remembered)
         self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
@@ -124,11 +125,8 @@ class SandboxPool:
         if not template.is_ready:
             return isolation.refused(self.config, {**self._keeper.refusals, **template.layers})
         plain = self.config.model_copy(update={"languages": ()})
-        job = make_job(
-            plain,
-            await asyncio.to_thread(_EXPLORER.read_text, "utf-8"),
-            [StdioTest("alone" if template.is_landlocked else "")],
-        )
+        source = await asyncio.to_thread(_EXPLORER.read_text, "utf-8")
+        job = make_job(plain, JudgeRequest(source, [StdioTest("alone" if template.is_landlocked else "")]))
         [result] = await Judgement(self, self._builder, job).run()
         if result.exit_code != 0:
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
@@ -136,37 +134,9 @@ class SandboxPool:
             return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
         return isolation.examine(self.config, json.loads(result.output), template.layers)
 
-    async def judge(
-        self,
-        code: str,
-        tests: Sequence[Test],
-        *,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        language: str = "python",
-        checker: Checker | None = None,
-        stop_at_first_failure: bool = False,
-        num_parallel: int = 1,
-    ) -> JudgeResult:
-        """Run the code against each test, each in a process and file system of its own.
-
-        `timeout_s` is processor time per test; the wall limit is the larger of three times that and two seconds more.
-        `checker` decides instead of the tests' rules. Up to `num_parallel` tests run at once, where slots are free.
-        Raises: UserError for what the caller got wrong; SandboxError if the sandbox itself failed, CheckerError if the
-        checker did. Whatever the code does is a verdict.
-        """
+    async def judge_request(self, request: JudgeRequest) -> JudgeResult:
         report = self.isolation
-        job = make_job(
-            self.config,
-            code,
-            tests,
-            timeout_s=timeout_s,
-            memory_mb=memory_mb,
-            language=language,
-            checker=checker,
-            stop_at_first_failure=stop_at_first_failure,
-            num_parallel=num_parallel,
-        )
+        job = make_job(self.config, request)
         self._require_processes(job)
         judged = await self._memory.judged(job, lambda: self._judge(job, report))
         stats = self._stats
@@ -175,7 +145,7 @@ class SandboxPool:
         )
         return judged
 
-    async def _judge(self, job: Job, report: IsolationReport) -> JudgeResult:
+    async def _judge(self, job: JudgeJob, report: IsolationReport) -> JudgeResult:
         judgement = Judgement(self, self._builder, job)
         queued = time.monotonic()
         async with self.slot():
@@ -204,7 +174,7 @@ class SandboxPool:
             ]
         )
 
-    def _require_processes(self, job: Job) -> None:
+    def _require_processes(self, job: JudgeJob) -> None:
         others = {asked.source for asked in (job.checker, *job.interactors) if asked is not None}
         sources = [job.source, *others]
         for source in sources if self.isolation.grade == "landlock-only" else ():
@@ -279,7 +249,8 @@ class SandboxPool:
                 raise SandboxError(
                     f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
                 )
-            cell = await template.spawn(limits)
+            clone = await template.spawn_cell(limits)
+            cell = await Cell.connect(clone.number, template.generation, limits, clone.channel)
             try:
                 await cell.wait_ready(_CELL_READY_S)
             except CellLost:

@@ -22,7 +22,7 @@ _KEPT_STDERR_BYTES: Final = 4096
 _TAIL_BYTES: Final = 2048
 
 
-class Ending(NamedTuple):
+class RunEnding(NamedTuple):
     """How a run itself ended: `passed` means that it ended well, and that its output may be looked at."""
 
     verdict: Verdict
@@ -44,7 +44,7 @@ def judge_report(
     return _result(test, report, ending, output, "run")
 
 
-def compile_failure(test: Test, report: TestReport, ending: Ending) -> TestResult:
+def compile_failure(test: Test, report: TestReport, ending: RunEnding) -> TestResult:
     """The result of a test whose code did not become a program; the compiler's words are its `stderr`."""
     return _result(test, report, ending, None, "compile")
 
@@ -61,28 +61,28 @@ def with_opinion(result: TestResult, opinion: Opinion) -> TestResult:
     return replace(result, verdict=verdict, detail=detail, score=opinion.score, stage="check")
 
 
-def judge_end(order: TestOrder, report: TestReport, language: LanguageSpec) -> Ending:
+def judge_end(order: TestOrder, report: TestReport, language: LanguageSpec) -> RunEnding:
     """How the run ended, before anyone looks at what it printed."""
     if report.ended == "output":
-        return Ending(Verdict.OUTPUT_LIMIT, f"more than {order.output_bytes >> 10} kB of output")
+        return RunEnding(Verdict.OUTPUT_LIMIT, f"more than {order.output_bytes >> 10} kB of output")
     if report.ended == "disk":
-        return Ending(Verdict.OUTPUT_LIMIT, "more in files than sandbox.disk_mb allows")
+        return RunEnding(Verdict.OUTPUT_LIMIT, "more in files than sandbox.disk_mb allows")
     if report.ended == "memory" or report.memory_bytes > order.memory_bytes:
-        return Ending(Verdict.MEMORY, f"more than {order.memory_bytes >> 20} MB of memory")
+        return RunEnding(Verdict.MEMORY, f"more than {order.memory_bytes >> 20} MB of memory")
     if report.ended == "wall":
         detail = f"not done after {order.wall_s:g} s of wall time ({report.cpu_s:.2f} s of processor)"
-        return Ending(Verdict.TIMEOUT, detail)
+        return RunEnding(Verdict.TIMEOUT, detail)
     signal_number = report.status & 0x7F
     if report.ended == "cpu" or report.cpu_s > order.cpu_s or signal_number == signal.SIGXCPU:
-        return Ending(Verdict.TIMEOUT, f"more than {order.cpu_s:g} s of processor time")
+        return RunEnding(Verdict.TIMEOUT, f"more than {order.cpu_s:g} s of processor time")
     if report.status and _says_out_of_memory(report.stderr, language):
-        return Ending(Verdict.MEMORY, f"an allocation failed at {order.memory_bytes >> 20} MB")
+        return RunEnding(Verdict.MEMORY, f"an allocation failed at {order.memory_bytes >> 20} MB")
     if signal_number:
-        return Ending(Verdict.KILLED, f"ended by {_signal_name(signal_number)}")
+        return RunEnding(Verdict.KILLED, f"ended by {_signal_name(signal_number)}")
     if report.status:
         last = _last_line(report.stderr).decode(errors="replace")[:200]
-        return Ending(Verdict.ERROR, f"exit status {report.status >> 8}{': ' if last else ''}{last}")
-    return Ending(Verdict.PASSED, "")
+        return RunEnding(Verdict.ERROR, f"exit status {report.status >> 8}{': ' if last else ''}{last}")
+    return RunEnding(Verdict.PASSED, "")
 
 
 def judge_dialogue(
@@ -94,20 +94,20 @@ def judge_dialogue(
     if opinion is None or (opinion.score > 0 and ending.verdict is not Verdict.PASSED):
         assert ending.verdict is not Verdict.PASSED, "code that ends well is judged by its interactor"
         return _result(test, report, ending, output, "run")
-    return with_opinion(_result(test, report, Ending(Verdict.PASSED, ""), output, "run"), opinion)
+    return with_opinion(_result(test, report, RunEnding(Verdict.PASSED, ""), output, "run"), opinion)
 
 
-def judge_compilation(order: TestOrder, report: TestReport, language: LanguageSpec) -> Ending:
+def judge_compilation(order: TestOrder, report: TestReport, language: LanguageSpec) -> RunEnding:
     """`passed` when there is a program."""
     ending = judge_end(order, report, language)
     if ending.verdict is Verdict.ERROR:
-        return Ending(Verdict.ERROR, f"does not compile: {_first_error(report)}")
+        return RunEnding(Verdict.ERROR, f"does not compile: {_first_error(report)}")
     if ending.verdict is Verdict.PASSED and not report.value:
-        return Ending(Verdict.ERROR, "does not compile: the compiler left no program, or one that is too large")
-    return Ending(ending.verdict, ending.detail and f"does not compile: {ending.detail}")
+        return RunEnding(Verdict.ERROR, "does not compile: the compiler left no program, or one that is too large")
+    return RunEnding(ending.verdict, ending.detail and f"does not compile: {ending.detail}")
 
 
-def _result(test: Test, report: TestReport, ending: Ending, output: Any, stage: Stage) -> TestResult:
+def _result(test: Test, report: TestReport, ending: RunEnding, output: Any, stage: Stage) -> TestResult:
     is_call = isinstance(test, CallTest)
     expected = None if is_call else as_bytes(test.expected, "expected").decode(errors="replace")
     is_compiler = stage == "compile"
@@ -128,22 +128,22 @@ def _result(test: Test, report: TestReport, ending: Ending, output: Any, stage: 
     )
 
 
-def _judge_output(test: StdioTest, output: bytes) -> Ending:
+def _judge_output(test: StdioTest, output: bytes) -> RunEnding:
     if outputs_match(output, as_bytes(test.expected, "expected"), test):
-        return Ending(Verdict.PASSED, "")
-    return Ending(Verdict.WRONG, f"the output is not the expected one (compared by {test.compare})")
+        return RunEnding(Verdict.PASSED, "")
+    return RunEnding(Verdict.WRONG, f"the output is not the expected one (compared by {test.compare})")
 
 
-def _judge_value(test: CallTest, data: bytes, language: LanguageSpec, *, is_checked: bool) -> tuple[Any, Ending]:
+def _judge_value(test: CallTest, data: bytes, language: LanguageSpec, *, is_checked: bool) -> tuple[Any, RunEnding]:
     if not data:
-        return None, Ending(Verdict.ERROR, f"the code ended before {test.function} returned")
+        return None, RunEnding(Verdict.ERROR, f"the code ended before {test.function} returned")
     try:
         value = values.decode(data) if language.is_warm else decode_value(language, data)
     except values.UnencodableValue as error:
-        return None, Ending(Verdict.ERROR, f"{test.function} returned no value: {error}")
+        return None, RunEnding(Verdict.ERROR, f"{test.function} returned no value: {error}")
     if is_checked or _is_expected(value, test, language):
-        return value, Ending(Verdict.PASSED, "")
-    return value, Ending(Verdict.WRONG, f"{test.function} returned another value (compared by {test.compare})")
+        return value, RunEnding(Verdict.PASSED, "")
+    return value, RunEnding(Verdict.WRONG, f"{test.function} returned another value (compared by {test.compare})")
 
 
 def _is_expected(value: Any, test: CallTest, language: LanguageSpec) -> bool:

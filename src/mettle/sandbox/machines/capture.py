@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Capture:
+class OutputCapture:
     """The beginning and the end of a stream of bytes, `max_bytes` together; the middle of a longer one is left out."""
 
     def __init__(self, max_bytes: int) -> None:

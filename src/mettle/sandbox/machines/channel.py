@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.sandbox.machines.line import Answer, MachineLost, Reading, Sink, Writing
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.machines.line import Answer, Reading, Sink, Writing
 from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
 from mettle.sandbox.zygote import frames
-
-__all__ = ["Answer", "Channel", "MachineLost"]
 
 _READ_BYTES: Final = 1 << 16
 _MAX_DESCRIPTORS: Final = 8

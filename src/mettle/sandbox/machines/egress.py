@@ -42,7 +42,7 @@ def proxy_environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class EgressRefusal:
     """A destination that a machine asked for and did not get."""
 
     host: str
@@ -61,7 +61,7 @@ class Egress:
         self._network = network
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self.refusals: deque[Refusal] = deque(maxlen=_MAX_REMEMBERED)
+        self.refusals: deque[EgressRefusal] = deque(maxlen=_MAX_REMEMBERED)
         """The last destinations that were refused."""
         self.num_bytes_out = 0
         self.num_bytes_in = 0
@@ -133,7 +133,7 @@ class Egress:
         return why
 
     def _forbid(self, head: Head, why: str) -> Forbidden:
-        self.refusals.append(Refusal(head.host, head.port, why))
+        self.refusals.append(EgressRefusal(head.host, head.port, why))
         logger.info("a machine was refused a destination", extra={"host": head.host, "port": head.port, "why": why})
         return Forbidden(why)
 

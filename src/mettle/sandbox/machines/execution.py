@@ -10,13 +10,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
-from mettle.sandbox.machines.capture import Capture
-from mettle.sandbox.machines.line import Answer, Line, MachineLost, Reader, Writer
+from mettle.sandbox.machines.capture import OutputCapture
+from mettle.sandbox.machines.commands import Chunk, CommandSpec, ExecResult, Output, StreamName
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.machines.line import Answer, Line, Reader, Writer
 
-StreamName = Literal["stdout", "stderr"]
 _KILL_GRACE_S: Final = 10.0
 _FLOOD_BYTES: Final = 64 << 20
 _DRAIN_BYTES: Final = 1 << 20  # a pipe cannot hold more
@@ -24,51 +24,7 @@ _CANNOT_RUN: Final = 126
 _KILLED: Final = 128 + 9
 
 
-@dataclass(frozen=True, slots=True)
-class ExecResult:
-    """How a command ended.
-
-    `exit_code` is 128 + n after signal n, and None when the command was ended by its time limit or by its owner.
-    Of output over the limit the beginning and the end are kept (`is_truncated`).
-    """
-
-    exit_code: int | None
-    stdout: str
-    stderr: str
-    is_timed_out: bool = False
-    is_truncated: bool = False
-    duration_s: float = 0.0
-    is_out_of_memory: bool = False
-
-
-class Chunk(NamedTuple):
-    """A piece of output as it came."""
-
-    stream: StreamName
-    data: bytes
-
-
-class Output(NamedTuple):
-    """What a command has written so far."""
-
-    stdout: str
-    stderr: str
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to run, and within which limits."""
-
-    argv: Sequence[str]
-    cwd: str
-    environment: Mapping[str, str]
-    stdin: bytes | None
-    timeout_s: float | None
-    max_output_bytes: int
-    has_flood_limit: bool  # end it when it writes far more than anyone will see
-
-
-class Host(Protocol):
+class CommandHost(Protocol):
     """What an execution needs of its machine."""
 
     @property
@@ -84,12 +40,14 @@ class Host(Protocol):
 class Execution:
     """One command while it runs."""
 
-    def __init__(self, host: Host, command: Command) -> None:
+    def __init__(self, host: CommandHost, command: CommandSpec, *, has_flood_limit: bool) -> None:
+        """`has_flood_limit`: end it when it writes far more than anyone will see."""
         self._host = host
         self._command = command
-        self._captures: dict[StreamName, Capture] = {
-            "stdout": Capture(command.max_output_bytes),
-            "stderr": Capture(command.max_output_bytes),
+        self._has_flood_limit = has_flood_limit
+        self._captures: dict[StreamName, OutputCapture] = {
+            "stdout": OutputCapture(command.max_output_bytes),
+            "stderr": OutputCapture(command.max_output_bytes),
         }
         self._readers: list[Reader] = []
         self._stop = asyncio.Event()
@@ -156,11 +114,11 @@ class Execution:
         ends = [out.end, err.end] + ([fed.end] if fed else [])
         order: dict[str, Any] = {
             "do": "start",
-            "hand": "run",
+            "op": "run",
             "streams": [1, 2, 0][: len(ends)],
-            "argv": list(command.argv),
+            "argv": command.argv,
             "cwd": command.cwd,
-            "environment": dict(command.environment),
+            "environment": dict(command.env),
         }
         try:
             number, answer = await line.order(order, ends)
@@ -175,7 +133,7 @@ class Execution:
     def _take(self, stream: StreamName, data: bytes) -> None:
         capture = self._captures[stream]
         capture.add(data)
-        if self._command.has_flood_limit and capture.num_bytes > self._command.max_output_bytes + _FLOOD_BYTES:
+        if self._has_flood_limit and capture.num_bytes > self._command.max_output_bytes + _FLOOD_BYTES:
             self.stop()
         if self.on_chunk is not None:
             self.on_chunk(Chunk(stream, data))

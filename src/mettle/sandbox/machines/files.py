@@ -1,6 +1,6 @@
 """Files on their way into a machine and out of it.
 
-Parts: `file_pieces`, the bytes that a hand's `put` understands; `Entry`; `Snapshot`. Invariant: a file of the host is
+Parts: `file_pieces`, the bytes that a worker's `put` understands; `Entry`; `Snapshot`. Invariant: a file of the host is
 read piece by piece, and exactly as long as was announced.
 """
 
@@ -79,7 +79,7 @@ def _header(path: str, num_bytes: int, mode: int) -> bytes:
 
 
 def read_entries(lines: bytes) -> list[Entry]:
-    """The listing that a hand has sent; its names are the code's, and nothing else is taken for granted."""
+    """The listing that a worker has sent; its names are the code's, and nothing else is taken for granted."""
     entries = []
     for line in lines.splitlines():
         name, kind, num_bytes, mode, modified = json.loads(line)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import EndCause, EndReason
 
 
 class Timed:
@@ -42,9 +43,9 @@ class Timed:
         """Why its time is over; empty while it is not."""
         config = self.config
         if config.lifetime_s is not None and time.monotonic() - self.created >= config.lifetime_s:
-            return f"its lifetime of {config.lifetime_s:g} s is over"
+            return EndReason(f"its lifetime of {config.lifetime_s:g} s is over", EndCause.LIFETIME)
         if config.idle_s is not None and self.idle_s >= config.idle_s:
-            return f"nothing was asked of it for {config.idle_s:g} s"
+            return EndReason(f"nothing was asked of it for {config.idle_s:g} s", EndCause.IDLE)
         return ""
 
     @contextlib.contextmanager

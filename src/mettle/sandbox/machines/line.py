@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mettle.errors import SandboxError
+from mettle.sandbox.machines.endings import MachineLost
+
+__all__ = ["Answer", "Line", "MachineLost", "Reader", "Reading", "Sink", "Writer", "Writing"]
 
 Sink = Callable[[bytes], None]
-
-
-class MachineLost(SandboxError):
-    """The machine ended, or stopped answering, before its answer came."""
 
 
 @dataclass(frozen=True, slots=True)

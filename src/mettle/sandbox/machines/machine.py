@@ -11,7 +11,6 @@ import builtins
 import itertools
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -19,13 +18,15 @@ from typing import Any, Final
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.cgroups import MachineCgroup
-from mettle.sandbox.machines.config import MachineConfig, check_environment
+from mettle.sandbox.machines.commands import CommandRunner, CommandSpec, ExecResult
+from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.egress import PORT, Egress
-from mettle.sandbox.machines.execution import Command, ExecResult, Execution
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.machines.execution import Execution
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
-from mettle.sandbox.machines.jobs import Job, Stream
+from mettle.sandbox.machines.jobs import LocalJob, LocalStream
 from mettle.sandbox.machines.lifetime import Timed
-from mettle.sandbox.machines.line import Line, MachineLost, Reader, Writer
+from mettle.sandbox.machines.line import Line, Reader, Writer
 from mettle.sandbox.machines.transfers import Transfers
 
 _ANSWER_S: Final = 10.0
@@ -36,7 +37,7 @@ _MAX_DRAINED: Final = 64
 MAX_ENTRY_BYTES: Final = 10 << 10  # of an archive, before a file's own: two paths of the longest kind, and padding
 
 
-class Machine(Timed):
+class LocalMachine(Timed, CommandRunner):
     """One machine. Made by `MachinePool.create`."""
 
     def __init__(
@@ -61,7 +62,7 @@ class Machine(Timed):
         self.cgroup: MachineCgroup | None = None
         self.egress: Egress | None = None
         """Its way out, if it was given one: what it was refused, and how much passed."""
-        self.on_end: Callable[[Machine], None] = lambda _: None
+        self.on_end: Callable[[LocalMachine], None] = lambda _: None
 
     @property
     def is_alive(self) -> bool:
@@ -71,50 +72,14 @@ class Machine(Timed):
     def is_busy(self) -> bool:
         return super().is_busy or bool(self._executions)
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = 30.0,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
-        """Run a command (a string by `sh -c`) and wait for its first process to end.
+    async def exec_command(self, spec: CommandSpec) -> ExecResult:
+        return await self._execute(spec, has_flood_limit=True).result()
 
-        What it leaves running in the background lives on; at the time limit all of it is ended. Raises: SandboxError
-        only if the machine is gone; whatever the command does is a result.
-        """
-        execution = self._execute(command, cwd, env, stdin, timeout_s, max_output_bytes, has_flood_limit=True)
-        return await execution.result()
+    def stream_command(self, spec: CommandSpec) -> LocalStream:
+        return LocalStream(self._execute(spec, has_flood_limit=False))
 
-    def stream(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = 30.0,
-        max_output_bytes: int = 1 << 20,
-    ) -> Stream:
-        """Like `exec`, with the output as it comes; the limit is only of what the result keeps."""
-        return Stream(self._execute(command, cwd, env, stdin, timeout_s, max_output_bytes, has_flood_limit=False))
-
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> Job:
-        """Run a command in the background."""
-        execution = self._execute(command, cwd, env, stdin, timeout_s, max_output_bytes, has_flood_limit=False)
-        return Job(f"{self.id}/{next(self._job_numbers)}", execution)
+    async def start_command(self, spec: CommandSpec) -> LocalJob:
+        return LocalJob(f"{self.id}/{next(self._job_numbers)}", self._execute(spec, has_flood_limit=False))
 
     async def upload(self, path: str, data: Content) -> None:
         """Write a file; a `Path` is a file or a directory of the host. Directories on the way are made."""
@@ -220,28 +185,9 @@ class Machine(Timed):
         while len(self._drained) > _MAX_DRAINED:
             self._drained.popleft().close()
 
-    def _execute(
-        self,
-        command: str | Sequence[str],
-        cwd: str,
-        env: Mapping[str, str] | None,
-        stdin: bytes | str | None,
-        timeout_s: float | None,
-        max_output_bytes: int,
-        *,
-        has_flood_limit: bool,
-    ) -> Execution:
+    def _execute(self, spec: CommandSpec, *, has_flood_limit: bool) -> Execution:
         self.require_alive()
-        ordered = Command(
-            argv=["sh", "-c", command] if isinstance(command, str) else list(command),
-            cwd=cwd,
-            environment=check_environment(env or {}),
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            has_flood_limit=has_flood_limit,
-        )
-        execution = Execution(self, ordered)
+        execution = Execution(self, spec, has_flood_limit=has_flood_limit)
         self._executions.add(execution)
         execution.task.add_done_callback(lambda _: self._finished(execution))
         return execution
@@ -250,15 +196,17 @@ class Machine(Timed):
         self._executions.discard(execution)
         self._last_used = time.monotonic()
         if not execution.task.cancelled() and isinstance(error := execution.task.exception(), MachineLost):
-            error.args = (self._epitaph(str(error)),)
+            error.why = self.why_ended or str(error)
+            error.args = (self._ended_message(error.why),)
 
     def require_alive(self) -> None:
         """Raises: MachineLost, which says why it ended."""
         if not self.is_alive:
-            raise self.lost_as(self._epitaph("its process 1 ended"))
+            why = self.why_ended or "its process 1 ended"
+            raise self.lost_as(self._ended_message(why), why=why)
 
-    def _epitaph(self, otherwise: str) -> str:
-        return f"machine {self.id} has ended: {self.why_ended or otherwise}"
+    def _ended_message(self, why: str) -> str:
+        return f"machine {self.id} has ended: {why}"
 
     async def _socket(self, order: dict[str, Any], what: str, extra_s: float = 0.0) -> socket.socket:
         self.require_alive()

@@ -37,7 +37,7 @@ _NEARBY: Final = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NetworkRule:
     """One entry of the list. `ports` is None for every port."""
 
     text: str
@@ -84,7 +84,7 @@ class Rule:
 class Network:
     """The list of one machine."""
 
-    rules: tuple[Rule, ...] = field(default=())
+    rules: tuple[NetworkRule, ...] = field(default=())
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
@@ -95,7 +95,7 @@ class Network:
         allowed = given.get("allow", ())
         if len(allowed) > _MAX_RULES:
             raise UserError(f"network.allow has {len(allowed)} rules; it may have {_MAX_RULES}")
-        return cls(tuple(Rule.parse(text) for text in allowed))
+        return cls(tuple(NetworkRule.parse(text) for text in allowed))
 
     def why_host_refused(self, host: str, port: int) -> str | None:
         """Why no connection to this host is tried, or None if its addresses decide."""

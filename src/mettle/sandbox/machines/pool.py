@@ -23,8 +23,8 @@ from mettle.sandbox.machines.cgroups import Absence, CgroupHome, MachineCgroup, 
 from mettle.sandbox.machines.channel import Channel
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot
-from mettle.sandbox.machines.machine import Machine
-from mettle.sandbox.machines.registry import Registry
+from mettle.sandbox.machines.machine import LocalMachine
+from mettle.sandbox.machines.registry import MachineRegistry
 from mettle.sandbox.packages import package_paths
 from mettle.sandbox.zygote.rootfs import PACKAGES
 from mettle.sandbox.zygote.settings import MachineLimits
@@ -45,7 +45,7 @@ class MachinePool:
         self.config = config or SandboxConfig()
         self._keeper = TemplateKeeper(self.config, lambda: None)
         self._cgroups: CgroupHome | None = None
-        self._registry: Registry[Machine] = Registry()
+        self._registry: MachineRegistry[LocalMachine] = MachineRegistry()
         self._tidier: asyncio.TimerHandle | None = None
         self._isolation: IsolationReport | None = None
 
@@ -62,11 +62,11 @@ class MachinePool:
         return self._keeper.template.pid if self._keeper.template else None
 
     @property
-    def machines(self) -> tuple[Machine, ...]:
+    def machines(self) -> tuple[LocalMachine, ...]:
         """Those that have not been deleted."""
         return self._registry.all()
 
-    def get(self, machine_id: str) -> Machine:
+    def get(self, machine_id: str) -> LocalMachine:
         """A machine by its id; SandboxError when there is none."""
         return self._registry.get(machine_id)
 
@@ -114,7 +114,7 @@ class MachinePool:
         absence = found if isinstance(found, Absence) else Absence("a machine could not enter a cgroup of its own", "")
         return isolation.with_cgroups(report, (), absence.why, absence.fix)
 
-    async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> Machine:
+    async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> LocalMachine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
         config, report = config or MachineConfig(), self.isolation
         if config.image is not None:
@@ -147,7 +147,7 @@ class MachinePool:
         await self._close_cgroups()
         self._isolation = None
 
-    async def _make(self, machine_id: str, config: MachineConfig, report: IsolationReport) -> Machine:
+    async def _make(self, machine_id: str, config: MachineConfig, report: IsolationReport) -> LocalMachine:
         template = await self._keeper.living()
         if not template.is_ready:
             raise SandboxError(f"no machine can be made: {why_not_ready(template)}")
@@ -163,7 +163,7 @@ class MachinePool:
                 self._cgroups.let_go(cgroup)
             raise
         channel = Channel(clone.channel)
-        machine = Machine(
+        machine = LocalMachine(
             machine_id, config, report, channel, lambda: self._keeper.kill(clone.number, template.generation)
         )
         machine.cgroup = cgroup
@@ -187,7 +187,7 @@ class MachinePool:
             self._give_up_cgroups(str(error))
             return None
 
-    def _check_cgroup(self, machine: Machine, *, has_cgroup: bool) -> None:
+    def _check_cgroup(self, machine: LocalMachine, *, has_cgroup: bool) -> None:
         """A machine that should be in its cgroup and is not means that none will be."""
         if machine.cgroup is None:
             return
@@ -230,7 +230,7 @@ class MachinePool:
         path = os.pathsep.join(dict.fromkeys([*([given] if given else []), *paths]))
         return limits._replace(environment={**limits.environment, "PYTHONPATH": path})
 
-    def _forget(self, machine: Machine) -> None:
+    def _forget(self, machine: LocalMachine) -> None:
         self._registry.forget(machine)
         if machine.cgroup is not None and self._cgroups is not None:
             self._cgroups.let_go(machine.cgroup)

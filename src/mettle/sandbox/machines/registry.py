@@ -15,7 +15,7 @@ from mettle.errors import SandboxError
 logger = logging.getLogger(__name__)
 
 
-class Mortal(Protocol):
+class Registered(Protocol):
     """What is needed of a machine."""
 
     id: str
@@ -27,10 +27,10 @@ class Mortal(Protocol):
     async def delete(self, why: str = ...) -> None: ...
 
 
-M = TypeVar("M", bound=Mortal)
+M = TypeVar("M", bound=Registered)
 
 
-class Registry(Generic[M]):
+class MachineRegistry(Generic[M]):
     """Machines that have been made and have not ended."""
 
     def __init__(self) -> None:

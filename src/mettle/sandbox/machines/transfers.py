@@ -1,7 +1,7 @@
-"""Bytes into a machine's files and out of them, by a hand that works inside as the user that the code is.
+"""Bytes into a machine's files and out of them, by a worker that works inside as the user that the code is.
 
-Invariant: a transfer ends: with its bytes, with the error that the hand met, or, when nothing moves for a minute, with
-the hand ended.
+Invariant: a transfer ends: with its bytes, with the error that the worker met, or, when nothing moves for a minute,
+with the worker ended.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from mettle.sandbox.machines.line import Answer, Line, MachineLost, Reader, Writer
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.machines.line import Answer, Line, Reader, Writer
 
 _STALL_S: Final = 60.0
 _LOOK_S: Final = 0.1
 _FIRST_SIGNAL: Final = 133  # error numbers end here
 
 
-class Host(Protocol):
+class TransferHost(Protocol):
     """What a transfer needs of its machine."""
 
     id: str
@@ -40,29 +41,29 @@ class Host(Protocol):
 class Transfers:
     """The transfers of one machine."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: TransferHost) -> None:
         self._host = host
 
     async def give(
-        self, hand: str, order: dict[str, Any], feed: Callable[[Writer], Awaitable[None]], what: str
+        self, worker: str, order: dict[str, Any], feed: Callable[[Writer], Awaitable[None]], what: str
     ) -> None:
-        """Send a hand its order and bytes, and wait until it has done with them."""
+        """Send a worker its order and bytes, and wait until it has done with them."""
         writer, end = self._host.channel.open_writer(_STALL_S)
         try:
-            async with self._hand({"hand": hand, "streams": [0], **order}, end, what) as answer:
-                with contextlib.suppress(BrokenPipeError):  # the hand has met an error, which its answer names
+            async with self._worker({"op": worker, "streams": [0], **order}, end, what) as answer:
+                with contextlib.suppress(BrokenPipeError):  # the worker has met an error, which its answer names
                     await feed(writer)
                 writer.close()
                 await _conclude(answer, what)
         finally:
             writer.close()
 
-    async def take(self, hand: str, order: dict[str, Any], what: str, max_bytes: int) -> bytes:
-        """Send a hand its order and collect what it sends back."""
+    async def take(self, worker: str, order: dict[str, Any], what: str, max_bytes: int) -> bytes:
+        """Send a worker its order and collect what it sends back."""
         received = bytearray()
         reader, end = self._host.channel.open_reader(received.extend)
         try:
-            async with self._hand({"hand": hand, "streams": [1], **order}, end, what) as answer:
+            async with self._worker({"op": worker, "streams": [1], **order}, end, what) as answer:
                 await _collect(reader, received, max_bytes, what)
                 await _conclude(answer, what)
         finally:
@@ -70,8 +71,11 @@ class Transfers:
         return bytes(received)
 
     @contextlib.asynccontextmanager
-    async def _hand(self, order: dict[str, Any], end: int, what: str) -> AsyncIterator[asyncio.Future[Answer]]:
-        """A hand at work; one that has not answered at the end, because it stalls or is no longer wanted, is ended."""
+    async def _worker(self, order: dict[str, Any], end: int, what: str) -> AsyncIterator[asyncio.Future[Answer]]:
+        """A worker at work.
+
+        One that has not answered at the end, because it stalls or is no longer wanted, is ended.
+        """
         with self._host.working():
             try:
                 self._host.require_alive()

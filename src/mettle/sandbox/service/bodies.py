@@ -1,230 +1,196 @@
-"""Reading requests within their limits: JSON, raw bytes, and many files in one body.
+"""What requests ask, as pydantic models: of a JSON body, and of a query.
 
-Invariant: nothing is read beyond its limit, a client that stops sending is hung up on, and what has come of an upload
-is in a file and not in memory; the file is gone when the request is over.
+Invariant: a field that no model has is refused and named; null is a field left out, but where it means "no limit".
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import contextlib
-import fcntl
-import json
-import os
-import shutil
-import struct
-import tempfile
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TypeVar
+import functools
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
-from aiohttp import web
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import HTTPConnection, Request
 
-from mettle.errors import SandboxError, UserError
-from mettle.sandbox.service.faults import TooLarge, own_disk
+from mettle.errors import UserError
+from mettle.sandbox.machines.commands import CommandSpec
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.service.state import service_of
+from mettle.web.bodies import first_fault, read_json
 
-T = TypeVar("T")
-_MB: Final = 1 << 20
-_LENGTH: Final = struct.Struct(">I")
-_MAX_HEADER: Final = 1 << 16
-_MAX_FILES: Final = 100_000
-_SPOOL: Final = "mettle-upload-"
+M = TypeVar("M", bound=BaseModel)
+Seconds = Annotated[float, Field(gt=0, lt=1e9)]
+_DEFAULT: Final = MachineConfig()
+_SHOWN: Final = 80
 
 
-async def chunks(request: web.Request, max_mb: int, stall_s: float) -> AsyncIterator[bytes]:
-    """The body, piece by piece. Raises: TooLarge, SandboxError for a client that stalls or leaves."""
-    if (request.content_length or 0) > max_mb * _MB:
-        raise TooLarge(f"the body has {request.content_length:,} bytes; this service takes {max_mb} MB")
-    num_bytes = 0
-    while True:
+class RequestBody(BaseModel):
+    """A JSON object of the service's own calls; a text is no number here, and a number no text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, fields: Any) -> Any:
+        nullable = _nullable(cls)
+        return {name: value for name, value in fields.items() if value is not None or name in nullable}
+
+
+@functools.cache
+def _nullable(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in model.model_fields.items() if type(None) in get_args(field.annotation))
+
+
+class MachineBody(RequestBody):
+    """A machine to make; the fields are those of `MachineConfig`."""
+
+    memory_mb: int = _DEFAULT.memory_mb
+    disk_mb: int = _DEFAULT.disk_mb
+    max_processes: int = _DEFAULT.max_processes
+    cpus: Seconds | None = _DEFAULT.cpus
+    lifetime_s: Seconds | None = _DEFAULT.lifetime_s
+    idle_s: Seconds | None = _DEFAULT.idle_s
+    env: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)
+    name: str = ""
+
+    def config(self) -> MachineConfig:
+        """Raises: UserError, also for what is wrong with the environment."""
+        config = MachineConfig(**self.model_dump(exclude={"name"}))
+        config.limits()
+        return config
+
+
+class SelectionBody(RequestBody):
+    """Machines of a token: by `ids`, by `labels`, or all."""
+
+    ids: list[str] = Field(default_factory=list)
+    labels: dict[str, str] = Field(default_factory=dict)
+    is_all: bool = Field(default=False, alias="all")
+
+
+class LeaseBody(RequestBody):
+    """`abandoned` are the keys of creations whose answer the client never got."""
+
+    abandoned: list[str] = Field(default_factory=list)
+
+
+class CommandBody(RequestBody):
+    """A command; the fields are those of `Machine.exec`, with `stdin_base64` for any bytes."""
+
+    command: str | list[str] = Field(default="")
+    cwd: str = "/work"
+    env: dict[str, str] = Field(default_factory=dict)
+    stdin: str | None = None
+    stdin_base64: str | None = None
+    timeout_s: Seconds | None = 30.0
+    max_output_bytes: int = Field(default=1 << 20, ge=0)
+    stream: Literal["no", "result", "chunks"] = "no"
+
+    def spec(self, max_output_mb: int) -> CommandSpec:
+        """Raises: UserError."""
+        if not self.command:
+            raise UserError("command must be a string for `sh -c`, or a list of strings; it is empty")
+        if self.max_output_bytes > max_output_mb << 20:
+            raise UserError(f"max_output_bytes is {self.max_output_bytes}; it must be from 0 to {max_output_mb << 20}")
+        return CommandSpec.make(self.command, self.cwd, self.env, self._stdin(), self.timeout_s, self.max_output_bytes)
+
+    def _stdin(self) -> bytes | None:
+        if self.stdin_base64 is None:
+            return None if self.stdin is None else self.stdin.encode("utf-8", "surrogateescape")
         try:
-            async with asyncio.timeout(stall_s):
-                piece = await request.content.readany()
-        except TimeoutError:
-            raise SandboxError(f"the client sent nothing for {stall_s:g} s in the middle of a body") from None
-        if not piece:
-            return
-        num_bytes += len(piece)
-        if num_bytes > max_mb * _MB:
-            raise TooLarge(f"the body has more than {max_mb} MB, which is what this service takes")
-        yield piece
+            return base64.b64decode(self.stdin_base64, validate=True)
+        except binascii.Error as error:
+            raise UserError(f"stdin_base64 is not base64: {error}") from None
 
 
-async def read_bytes(request: web.Request, max_mb: int, stall_s: float) -> bytes:
-    """The whole body in memory."""
-    received = bytearray()
-    async for piece in chunks(request, max_mb, stall_s):
-        received += piece
-    return bytes(received)
+class JobBody(CommandBody):
+    """A command in the background, which nothing ends unless it is told."""
+
+    timeout_s: Seconds | None = None
+    stream: Literal["no"] = "no"
 
 
-async def read_json(request: web.Request, max_mb: int, stall_s: float) -> dict[str, Any]:
-    """A JSON object. Raises: UserError for anything else."""
-    data = await read_bytes(request, max_mb, stall_s)
-    try:
-        body = json.loads(data) if data else {}
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the body is not JSON: {str(error)[:200]}") from None
-    if not isinstance(body, dict):
-        raise UserError(f"the body is a JSON {type(body).__name__}; it must be an object")
-    return body
-
-
-def take(body: Mapping[str, Any], name: str, kind: type[T] | tuple[type[T], ...], default: T) -> T:
-    """One field of a body, of the right type. Raises: UserError that names it."""
-    value = body.get(name)
-    if value is None:
-        return default
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise UserError(f"{name} is {str(value)[:80]!r}; it must be a {' or '.join(k.__name__ for k in kinds)}")
+def _minutes(value: Any) -> Any:
+    if value == 0:
+        raise ValueError("must be negative for infinite or at least 1")
     return value
 
 
-def seconds(body: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    """A time limit; null is none."""
-    value = body.get(name, default)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise UserError(f"{name} is {str(value)[:80]!r}; it must be a number of seconds above 0, or null")
-    return float(value)
+Amount = Annotated[float, Field(gt=0, le=1e6)]
+Minutes = Annotated[int, BeforeValidator(_minutes)]
 
 
-def texts(body: Mapping[str, Any], name: str) -> dict[str, str]:
-    """A mapping of strings to strings."""
-    found: dict[str, Any] = take(body, name, dict, {})
-    if not all(isinstance(value, str) for value in found.values()):
-        raise UserError(f"{name} must map strings to strings")
-    return dict(found)
+class PrimeBody(RequestBody):
+    """Of the `prime` clients, which may send fields that mean nothing here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
-def take_bytes(body: Mapping[str, Any], name: str) -> bytes | None:
-    """`name` as text, or `name_base64` as any bytes."""
-    encoded = take(body, f"{name}_base64", str, "")
-    if encoded:
-        try:
-            return base64.b64decode(encoded, validate=True)
-        except binascii.Error as error:
-            raise UserError(f"{name}_base64 is not base64: {error}") from None
-    text = body.get(name)
-    return None if text is None else take(body, name, str, "").encode("utf-8", "surrogateescape")
+class PrimeSandboxBody(PrimeBody):
+    """A sandbox to make."""
+
+    name: str = "sandbox"
+    docker_image: str = ""
+    start_command: str = ""
+    cpu_cores: Amount = 1.0
+    memory_gb: Amount = 1.0
+    disk_size_gb: Amount = 10.0
+    timeout_minutes: Minutes | None = 60
+    idle_timeout_minutes: Minutes | None = None
+    environment_vars: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[str, str] = Field(default_factory=dict)
+    labels: list[str] = Field(default_factory=list)
+    idempotency_key: str = ""
 
 
-@dataclass
-class Spool:
-    """A directory for one request's uploads, locked while it is in use. Use as `with Spool(parent) as spool`."""
+class PrimeSelectionBody(PrimeBody):
+    """Sandboxes, by `sandbox_ids` or `labels`."""
 
-    parent: Path
-    _directory: tempfile.TemporaryDirectory[str] | None = None
-    _lock: int = -1
-    files: dict[str, bytes | str | Path] = field(default_factory=dict)
-    """What has come, by its path in the machine."""
-
-    def __enter__(self) -> Spool:
-        try:
-            while self._lock < 0:  # a sweep that came before the lock has taken the directory away
-                self._directory = tempfile.TemporaryDirectory(prefix=_SPOOL, dir=self.parent)
-                self._lock = _lock_directory(Path(self._directory.name))
-        except OSError as error:
-            raise own_disk(error) from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._directory is not None:
-            self._directory.cleanup()
-        if self._lock >= 0:
-            os.close(self._lock)
-
-    async def receive(self, path: str, mode: int, source: AsyncIterator[bytes]) -> None:
-        """Take one file, for `path` in the machine."""
-        assert self._directory is not None, "a spool is used in a with block"
-        target = Path(self._directory.name) / str(len(self.files))
-        self.files[path] = target
-        try:
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                async for piece in source:
-                    await asyncio.to_thread(_write_all, file.fileno(), piece)
-            target.chmod((mode & 0o777) | 0o600)
-        except OSError as error:
-            raise own_disk(error) from error
-
-    async def receive_many(self, source: AsyncIterator[bytes]) -> None:
-        """Take files as `mettle.sandbox.machines.files.file_pieces` lines them up: header, bytes, header, bytes."""
-        reader = _Reader(source)
-        while (prefix := await reader.exactly(_LENGTH.size, may_end=True)) is not None:
-            [length] = _LENGTH.unpack(prefix)
-            if length > _MAX_HEADER or len(self.files) >= _MAX_FILES:
-                raise UserError(f"an upload has at most {_MAX_FILES:,} files, with names of {_MAX_HEADER} bytes")
-            header = await reader.exactly(length)
-            assert header is not None, "only the first read may end"
-            try:
-                about = json.loads(header)
-                path, size, mode = str(about["path"]), int(about["size"]), int(about["mode"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"the header of file {len(self.files)} of the upload cannot be read") from error
-            if path in self.files or size < 0:
-                raise UserError(f"the upload names {path!r} twice, or with a size below 0")
-            await self.receive(path, mode, reader.upto(size))
+    sandbox_ids: list[str] = Field(default_factory=list)
+    labels: list[str] = Field(default_factory=list)
 
 
-def sweep_spools(parent: Path) -> None:
-    """Delete the uploads of services that were killed: those that nobody holds the lock of."""
-    for path in parent.glob(f"{_SPOOL}*"):
-        with contextlib.suppress(OSError):
-            if (lock := _lock_directory(path, fcntl.LOCK_NB)) >= 0:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+class PrimeCommandBody(PrimeBody):
+    """A shell command."""
+
+    command: str = ""
+    working_dir: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    timeout: Seconds | None = 300.0
 
 
-def _lock_directory(path: Path, flags: int = 0) -> int:
-    """A descriptor that holds the lock of a directory; -1 when it has gone. Raises: OSError."""
+class Query(BaseModel):
+    """What stands behind the question mark; all of it is text there."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @classmethod
+    def read(cls, connection: HTTPConnection) -> Self:
+        """Raises: UserError that names the field."""
+        return _checked(cls, dict(connection.query_params))
+
+
+async def read_body(request: Request, model: type[M]) -> M:
+    """The JSON body. Raises: UserError that names the field, HttpError for a body that is none or too long."""
+    return _checked(model, await read_fields(request))
+
+
+async def read_fields(request: Request) -> dict[str, Any]:
+    """The JSON body as it came; no body is an empty object."""
+    config = service_of(request).config
+    return await read_json(request, max_bytes=config.max_json_mb << 20, stall_s=config.stall_s, empty={})
+
+
+def _checked(model: type[M], fields: dict[str, Any]) -> M:
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return -1
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | flags)
-    except OSError:
-        os.close(lock)
-        raise
-    if path.exists():
-        return lock
-    os.close(lock)
-    return -1
-
-
-class _Reader:
-    """Exact numbers of bytes out of pieces of any size."""
-
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
-        self._held = b""
-
-    async def exactly(self, num_bytes: int, *, may_end: bool = False) -> bytes | None:
-        got = b"".join([piece async for piece in self.upto(num_bytes, may_end=may_end)])
-        return got if got or not num_bytes else None
-
-    async def upto(self, num_bytes: int, *, may_end: bool = False) -> AsyncIterator[bytes]:
-        """That many bytes, as they come; UserError when there are fewer."""
-        left = num_bytes
-        while left:
-            if not self._held:
-                self._held = await anext(self._source, b"")
-            if not self._held:
-                if may_end and left == num_bytes:
-                    return
-                raise UserError("the upload ends in the middle of a file")
-            piece, self._held = self._held[:left], self._held[left:]
-            left -= len(piece)
-            yield piece
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+        return model.model_validate(fields)
+    except ValidationError as error:
+        place, message = first_fault(error.errors(include_url=False))
+        name = place.partition(".")[0]
+        if error.errors()[0]["type"] == "extra_forbidden":
+            raise UserError(f"there is no field {name!r}; there are {', '.join(sorted(model.model_fields))}") from None
+        given = f" is {str(fields[name])[:_SHOWN]!r}" if name in fields else ""
+        raise UserError(f"{name}{given}: {message}" if name else message) from None

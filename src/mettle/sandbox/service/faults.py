@@ -4,8 +4,11 @@
     user           400     UserError: the request can never work as it is
     token          401     TokenRefused
     no_machine     404     SandboxError: there is no such machine, and this service remembers none
+    no_job         404     SandboxError: the machine has no such job
     no_route       404     UserError
-    machine_ended  410     MachineLost, saying why
+    machine_ended  410     MachineLost, with `why` (words) and `cause` (deleted, lifetime, idle, lease, ..., failure)
+    stalled        408     SandboxError: the client sent nothing for too long in the middle of a body
+    refused        403     UserError: the name in Host, or the page in Origin, is not one that is answered
     too_large      413     UserError, naming the limit
     os             422     OSError with the `errno` met inside the machine
     quota          429     QuotaExceeded, naming the quota
@@ -27,16 +30,13 @@ import logging
 import os
 from typing import Any, Final
 
-from aiohttp import web
-
 from mettle.errors import MettleError, SandboxError, UserError
 from mettle.sandbox.judge.checkers import CheckerError
-from mettle.sandbox.machines.channel import MachineLost
+from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
+from mettle.sandbox.service.messages import STATUSES
 
 logger = logging.getLogger(__name__)
 
-HEADER: Final = "Mettle-Error"
-"""Repeats the body where a client cannot read it: in the refusal of a websocket."""
 _MAX_MESSAGE: Final = 2000
 _UNPRINTABLE: Final = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 
@@ -61,6 +61,10 @@ class NoMachine(SandboxError):
     """There is no such machine."""
 
 
+class NoJob(SandboxError):
+    """The machine has no such job."""
+
+
 class TooLarge(UserError):
     """A body or a file over its limit."""
 
@@ -69,36 +73,38 @@ class NoSpace(SandboxError):
     """The service's own disk is full."""
 
 
-KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
-    "user": (400, UserError),
-    "token": (401, TokenRefused),
-    "no_machine": (404, NoMachine),
-    "no_route": (404, UserError),
-    "machine_ended": (410, MachineLost),
-    "too_large": (413, TooLarge),
-    "os": (422, OSError),
-    "checker": (422, CheckerError),
-    "quota": (429, QuotaExceeded),
-    "busy": (429, ServiceBusy),
-    "sandbox": (500, SandboxError),
-    "internal": (500, SandboxError),
-    "closing": (503, ServiceBusy),
-    "no_space": (507, NoSpace),
+KINDS: Final[dict[str, type[Exception]]] = {
+    "user": UserError,
+    "token": TokenRefused,
+    "no_machine": NoMachine,
+    "no_job": NoJob,
+    "no_route": UserError,
+    "machine_ended": MachineLost,
+    "too_large": TooLarge,
+    "os": OSError,
+    "checker": CheckerError,
+    "quota": QuotaExceeded,
+    "busy": ServiceBusy,
+    "stalled": SandboxError,
+    "refused": UserError,
+    "sandbox": SandboxError,
+    "internal": SandboxError,
+    "closing": ServiceBusy,
+    "no_space": NoSpace,
 }
-_TYPES: Final = [(kind, name) for name, (_, kind) in KINDS.items() if name not in ("no_route", "internal", "closing")]
+_OF_THE_SERVER: Final = ("no_route", "internal", "closing", "stalled", "refused")
+_TYPES: Final = [(kind, name) for name, kind in KINDS.items() if name not in _OF_THE_SERVER]
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def describe(error: Exception) -> dict[str, Any]:
     """The error as data."""
     body: dict[str, Any] = {"type": _type_of(error), "message": _one_line(error)}
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        body["message"] = "the body is longer than this service takes; see max_body_mb"
-    elif isinstance(error, web.HTTPException):
-        body["message"] = f"{error.reason}: see docs/reference/sandbox-api.md"
-    elif isinstance(error, OSError):
+    if isinstance(error, OSError):
         number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
         body |= {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
+    elif isinstance(error, MachineLost):
+        body |= {"why": _printable(error.why), "cause": cause_of(error.why)}
     elif body["type"] == "internal":
         logger.error("a handler failed", exc_info=error)
     return body
@@ -106,18 +112,7 @@ def describe(error: Exception) -> dict[str, Any]:
 
 def status_of(body: dict[str, Any]) -> int:
     """The HTTP status of an error described."""
-    return KINDS[body["type"]][0]
-
-
-def response(error: Exception, *, is_websocket: bool = False) -> web.Response:
-    """The answer to an error that a handler raised."""
-    body = describe(error)
-    headers: dict[str, str] = {"Retry-After": "1"} if status_of(body) in (429, 503) else {}
-    if is_websocket:
-        headers[HEADER] = json.dumps({"error": body})
-    if status_of(body) == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response({"error": body}, status=status_of(body), headers=headers)
+    return STATUSES[body["type"]]
 
 
 def rebuild(status: int, text: bytes) -> Exception:
@@ -125,19 +120,22 @@ def rebuild(status: int, text: bytes) -> Exception:
     try:
         body = json.loads(text)["error"]
         name, message = str(body["type"]), _printable(str(body["message"]))
-        kind = KINDS[name][1]
+        kind = KINDS[name]
         if kind is OSError:
             what = body.get("what")
             named = None if what is None else _printable(str(what))
             return OSError(int(body["errno"]), _printable(str(body["strerror"])), named)
+        if kind is MachineLost:
+            return MachineLost(
+                message,
+                why=EndReason(_printable(str(body.get("why", ""))), EndCause(body.get("cause", EndCause.FAILURE))),
+            )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return ServiceLost(f"the answer is not one of a sandbox service (status {status})")
     return kind(message)
 
 
 def _type_of(error: Exception) -> str:
-    if isinstance(error, web.HTTPException):
-        return {404: "no_route", 405: "no_route", 413: "too_large"}.get(error.status, "user")
     # The most special type first: those that are derived from others stand before them here.
     ranked = sorted(_TYPES, key=lambda pair: -len(pair[0].__mro__))
     for kind, name in ranked:

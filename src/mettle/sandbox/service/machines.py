@@ -1,8 +1,8 @@
 """The machines of all clients: whose they are, what they are called, and when they end.
 
-Parts: `Record`, one machine with its jobs; `Register`, all of them. Invariant: a machine belongs to one token and is
-unknown to others; its share of the quota is given back when it ends, however it ends; one that has ended is remembered
-for a while, so that whoever asks is told why.
+Parts: `MachineRecord`, one machine with its jobs; `Register`, all of them. Invariant: a machine belongs to one token
+and is unknown to others; its share of the quota is given back when it ends, however it ends; one that has ended is
+remembered for a while, so that whoever asks is told why.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
 from mettle.sandbox.protocols import Job, Machine, Machines
-from mettle.sandbox.service.faults import NoMachine
-from mettle.sandbox.service.metrics import Metrics
+from mettle.sandbox.service.faults import NoJob, NoMachine
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder
 
 logger = logging.getLogger(__name__)
 
+DELETED: Final = EndReason("it was deleted", EndCause.DELETED)
 _MAX_ENDED: Final = 10_000
 _MAX_JOBS: Final = 1000
 MAX_PAGE: Final = 1000
@@ -34,7 +35,7 @@ _MAX_ABOUT: Final = 64 << 10
 
 
 @dataclass
-class Record:
+class MachineRecord:
     """One machine and what its client has said about it."""
 
     number: int
@@ -70,9 +71,7 @@ class Record:
     def job(self, name: str) -> Job:
         known = self.jobs.get(name)
         if known is None:
-            raise NoMachine(
-                f"machine {self.id} has no job {name!r}; it has {', '.join(list(self.jobs)[-5:]) or 'none'}"
-            )
+            raise NoJob(f"machine {self.id} has no job {name!r}; it has {', '.join(list(self.jobs)[-5:]) or 'none'}")
         return known
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,12 +97,12 @@ class Record:
 class Register:
     """All machines of a service."""
 
-    def __init__(self, pool: Machines, quotas: Quotas, metrics: Metrics) -> None:
+    def __init__(self, pool: Machines, quotas: Quotas, metrics: ServiceMetrics) -> None:
         self.pool = pool
         self._quotas = quotas
         self._metrics = metrics
-        self._records: dict[str, Record] = {}
-        self._ended: OrderedDict[str, Record] = OrderedDict()
+        self._records: dict[str, MachineRecord] = {}
+        self._ended: OrderedDict[str, MachineRecord] = OrderedDict()
         self._num_made = 0
         self._num_making = 0
 
@@ -115,7 +114,7 @@ class Register:
     def num_making(self) -> int:
         return self._num_making
 
-    async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> Record:
+    async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> MachineRecord:
         """A new machine of this token. Raises: QuotaExceeded; SandboxError if it cannot be made."""
         _check_size(config)
         give_back = self._quotas.take_machine(holder, config)
@@ -128,9 +127,9 @@ class Register:
             raise
         finally:
             self._num_making -= 1
-        self._metrics.times["create_seconds"].add(time.monotonic() - started)
+        self._metrics.add_time("create_seconds", time.monotonic() - started)
         self._num_made += 1
-        record = Record(self._num_made, machine, holder.name, client, give_back, **about)
+        record = MachineRecord(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record
         return record
 
@@ -145,27 +144,27 @@ class Register:
                 raise
         return machine
 
-    def find(self, holder: Holder, machine_id: str) -> Record:
+    def find(self, holder: Holder, machine_id: str) -> MachineRecord:
         """A machine of this token that may have ended. Raises: NoMachine."""
         record = self._records.get(machine_id) or self._ended.get(machine_id)
         if record is None or record.owner != holder.name:
             raise NoMachine(f"there is no machine {machine_id!r}; it has ended, or never was")
         if record.ended is None and not record.machine.is_alive:
-            self._bury(record)
+            self._note_ended(record)
         return record
 
-    def running(self, holder: Holder, machine_id: str) -> Record:
+    def running(self, holder: Holder, machine_id: str) -> MachineRecord:
         """A machine of this token. Raises: NoMachine; MachineLost, which says why it has ended."""
         record = self.find(holder, machine_id)
         if record.ended is not None:
-            raise MachineLost(f"machine {record.id} has ended: {record.why}")
+            raise MachineLost(f"machine {record.id} has ended: {record.why}", why=record.why)
         return record
 
-    def select(self, holder: Holder, labels: Mapping[str, str], status: str | None = None) -> list[Record]:
+    def select(self, holder: Holder, labels: Mapping[str, str], status: str | None = None) -> list[MachineRecord]:
         """Those of a token that have all the labels, oldest first; a label without a value asks for its name."""
         if status not in (None, "running", "ended"):
             raise UserError(f"status is {status!r}; it must be running or ended")
-        sources: list[Iterable[Record]] = []
+        sources: list[Iterable[MachineRecord]] = []
         if status != "running":
             sources.append(self._ended.values())
         if status != "ended":
@@ -180,7 +179,7 @@ class Register:
 
     def page(
         self, holder: Holder, labels: Mapping[str, str], status: str | None, limit: int, cursor: str | None
-    ) -> tuple[list[Record], str | None]:
+    ) -> tuple[list[MachineRecord], str | None]:
         """At most `limit` of them after the cursor, and the cursor of the rest (None when there is none)."""
         try:
             after = int(cursor, 36) if cursor else 0
@@ -193,21 +192,21 @@ class Register:
         found = found[:limit]
         return found, _base36(found[-1].number) if is_more else None
 
-    def of_client(self, owner: str, client: str) -> list[Record]:
+    def of_client(self, owner: str, client: str) -> list[MachineRecord]:
         return [record for record in self._records.values() if (record.owner, record.client) == (owner, client)]
 
     def ended_of_client(self, owner: str, client: str) -> dict[str, str]:
         """Why the client's machines have ended, by id, as far as is remembered."""
         return {r.id: r.why for r in self._ended.values() if (r.owner, r.client) == (owner, client)}
 
-    async def delete(self, record: Record, why: str = "it was deleted") -> None:
+    async def delete(self, record: MachineRecord, why: EndReason = DELETED) -> None:
         """End a machine; doing it twice is harmless."""
         if record.ended is not None:
             return
-        self._bury(record, why)
+        self._note_ended(record, why)
         await record.machine.delete(why)
 
-    async def delete_all(self, records: Iterable[Record], why: str) -> None:
+    async def delete_all(self, records: Iterable[MachineRecord], why: EndReason = DELETED) -> None:
         async with asyncio.TaskGroup() as group:
             for record in records:
                 group.create_task(self._delete_quietly(record, why))
@@ -215,25 +214,27 @@ class Register:
     def sweep(self) -> None:
         """Notice those that have ended by themselves."""
         for record in [record for record in self._records.values() if not record.machine.is_alive]:
-            self._bury(record)
+            self._note_ended(record)
 
     async def close(self) -> None:
-        await self.delete_all(list(self._records.values()), "the sandbox service was shut down")
+        await self.delete_all(
+            list(self._records.values()), EndReason("the sandbox service was shut down", EndCause.SHUTDOWN)
+        )
 
-    async def _delete_quietly(self, record: Record, why: str) -> None:
+    async def _delete_quietly(self, record: MachineRecord, why: EndReason) -> None:
         try:
             await self.delete(record, why)
         except (SandboxError, OSError) as error:
             logger.warning("a machine could not be deleted", extra={"machine": record.id, "why": str(error)})
 
-    def _bury(self, record: Record, why: str = "") -> None:
+    def _note_ended(self, record: MachineRecord, why: str = "") -> None:
         record.why = why or getattr(record.machine, "why_ended", "") or "its process 1 ended"
         record.ended = time.time()
         record.give_back()
         record.jobs = OrderedDict((name, job) for name, job in record.jobs.items() if _has_result(job))
         self._records.pop(record.id, None)
         self._ended[record.id] = record
-        self._metrics.count("machines_ended_total", cause=_cause(record.why))
+        self._metrics.count("machines_ended_total", cause=cause_of(record.why))
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 
@@ -253,21 +254,6 @@ def _has_result(job: Job) -> bool:
 
 def _has_labels(held: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(name in held and value in ("", held[name]) for name, value in wanted.items())
-
-
-def _cause(why: str) -> str:
-    for words, cause in (
-        ("deleted", "deleted"),
-        ("lifetime", "lifetime"),
-        ("nothing was asked", "idle"),
-        ("has not been heard of", "lease"),
-        ("shut down", "shutdown"),
-        ("client left", "left"),
-        ("never learned of it", "left"),
-    ):
-        if words in why:
-            return cause
-    return "failure"
 
 
 def _base36(number: int) -> str:

@@ -1,61 +1,23 @@
-"""Figures for Prometheus, in its text format, written by hand: there are few, and none costs more than an addition.
+"""Figures for Prometheus: the tables of all of them, from which the reference page is made, and what has been counted.
 
-Parts: the tables of all figures, from which the reference page is made; `Metrics`, what has been counted. Invariant: a
-page has every figure of the tables and no other, each under its own type; units are seconds and bytes.
+Invariant: a page has every figure of the tables and no other, each under its own type; units are seconds and bytes.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from mettle.web.figures import Figure, metrics_page, snapshot
 
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 PREFIX: Final = "mettle_sandbox_"
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-
-class Histogram:
-    """Seconds, by bucket."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_BUCKETS_S) + 1)
-        self._total_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect.bisect_left(_BUCKETS_S, seconds)] += 1
-        self._total_s += seconds
-
-    def lines(self, name: str) -> Iterator[str]:
-        num_so_far = 0
-        for bound, count in zip((*map(str, _BUCKETS_S), "+Inf"), self._counts, strict=True):
-            num_so_far += count
-            yield f'{name}_bucket{{le="{bound}"}} {num_so_far}'
-        yield f"{name}_sum {self._total_s:.6f}"
-        yield f"{name}_count {num_so_far}"
-
-
-TIMES: Final = {
-    "judge_seconds": "Time of a judgement from its cell to its last verdict.",
-    "judge_queue_seconds": "Time that a judgement waited for a slot.",
-    "create_seconds": "Time to make a machine.",
-    "exec_seconds": "Time of a command, from its order to its result.",
-    "request_seconds": "Time to answer a request, long ones included.",
-}
-"""Histograms."""
-COUNTS: Final = {
-    "requests_total": "Requests answered, by route and status.",
-    "errors_total": "Requests that failed, by cause.",
-    "refusals_total": "Requests refused for what their token has already, by token and cause (quota or busy).",
-    "verdicts_total": "Tests judged, by verdict.",
-    "machines_ended_total": "Machines that have ended, by cause.",
-    "judge_cells_total": "Cells made.",
-    "judge_cells_lost_total": "Cells that ended before their work did.",
-    "judge_remembered_total": "Judgements that were remembered and not carried out again.",
-}
-"""Counters, since the start of the service."""
 GAUGES: Final = {
     "judge_queue": "Judgements that wait for a slot.",
     "judge_running": "Judgements being carried out.",
@@ -75,51 +37,90 @@ GAUGES: Final = {
     "token_requests_open": "Requests of a token being answered.",
 }
 """Of the moment; those of tokens have the label `token`."""
-Labels = tuple[tuple[str, str], ...]
-Sample = tuple[Labels, float]
+COUNTS: Final = {
+    "requests_total": "Requests answered, by route and status.",
+    "errors_total": "Requests that failed, by cause.",
+    "refusals_total": "Requests refused for what their token has already, by token and cause (quota or busy).",
+    "verdicts_total": "Tests judged, by verdict.",
+    "machines_ended_total": "Machines that have ended, by cause.",
+    "judge_cells_total": "Cells made.",
+    "judge_cells_lost_total": "Cells that ended before their work did.",
+    "judge_remembered_total": "Judgements that were remembered and not carried out again.",
+}
+"""Counters, since the start of the service."""
+TIMES: Final = {
+    "judge_seconds": "Time of a judgement from its cell to its last verdict.",
+    "judge_queue_seconds": "Time that a judgement waited for a slot.",
+    "create_seconds": "Time to make a machine.",
+    "exec_seconds": "Time of a command, from its order to its result.",
+    "request_seconds": "Time to answer a request, long ones included.",
+}
+"""Histograms."""
+_LABELS: Final = {
+    "requests_total": ("route", "status"),
+    "errors_total": ("cause",),
+    "refusals_total": ("token", "cause"),
+    "verdicts_total": ("verdict",),
+    "machines_ended_total": ("cause",),
+}
+"""Of what is counted here; the other counters are the pool's."""
 
 
-@dataclass
-class Metrics:
+class Sample(NamedTuple):
+    """A figure of the moment."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class ServiceMetrics:
     """What has happened since the service started."""
 
-    times: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in TIMES})
-    counts: dict[str, Counter[Labels]] = field(default_factory=lambda: {name: Counter() for name in COUNTS})
+    def __init__(self) -> None:
+        self._times = {
+            name: Histogram(PREFIX + name, text, buckets=_BUCKETS_S, registry=None) for name, text in TIMES.items()
+        }
+        self._counts = {
+            name: Counter(PREFIX + name, COUNTS[name], labels, registry=None) for name, labels in _LABELS.items()
+        }
 
-    def count(self, name: str, num: int = 1, **labels: str) -> None:
-        self.counts[name][tuple(labels.items())] += num
+    def count(self, name: str, **labels: str) -> None:
+        self._counts[name].labels(**labels).inc()
 
-    def page(self, gauges: Mapping[str, Sequence[Sample]], shown: Callable[[str], bool] = lambda _: True) -> str:
-        """The page at /metrics; `gauges` are the samples of the moment, `shown` says which tokens' figures it has."""
-        lines: list[str] = []
-        for name, text in GAUGES.items():
-            lines += _head(name, "gauge", text)
-            lines += [f"{PREFIX}{name}{_labels(labels)} {_figure(value)}" for labels, value in gauges.get(name, ())]
-        for name, counted in self.counts.items():
-            lines += _head(name, "counter", COUNTS[name])
-            for labels, num in sorted(counted.items()):
-                if shown(dict(labels).get("token", "")):
-                    lines.append(f"{PREFIX}{name}{_labels(labels)} {num}")
-        for name, histogram in self.times.items():
-            lines += _head(name, "histogram", TIMES[name])
-            lines += histogram.lines(PREFIX + name)
-        return "\n".join(lines) + "\n"
+    def add_time(self, name: str, seconds: float) -> None:
+        self._times[name].observe(seconds)
 
+    def page(self, samples: Iterable[Sample], is_shown: Callable[[str], bool] = lambda _: True) -> Response:
+        """The page at /metrics; `is_shown` says of which tokens it has figures."""
+        moment = list(samples)
+        registry = CollectorRegistry(auto_describe=False)
 
-def _head(name: str, kind: str, text: str) -> tuple[str, str]:
-    return f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"
+        def figures(names: Iterable[str], texts: dict[str, str]) -> Iterator[Figure]:
+            for name in names:
+                held = [(s.labels, s.value) for s in moment if s.name == name and _may_see(s.labels, is_shown)]
+                yield Figure(PREFIX + name, texts[name], held)
 
-
-def _figure(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return "{" + shown + "}"
+        snapshot(registry, lambda: figures(GAUGES, GAUGES))
+        for counter in self._counts.values():
+            registry.register(_Shown(counter, is_shown))
+        snapshot(registry, lambda: figures((name for name in COUNTS if name not in _LABELS), COUNTS))
+        for histogram in self._times.values():
+            registry.register(histogram)
+        return metrics_page(registry)
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+class _Shown(Collector):
+    """A counter, without the samples of tokens that are not shown."""
+
+    def __init__(self, counter: Counter, is_shown: Callable[[str], bool]) -> None:
+        self._counter, self._is_shown = counter, is_shown
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._counter.collect():
+            metric.samples = [sample for sample in metric.samples if _may_see(sample.labels, self._is_shown)]
+            yield metric
+
+
+def _may_see(labels: dict[str, str], is_shown: Callable[[str], bool]) -> bool:
+    return "token" not in labels or is_shown(labels["token"])

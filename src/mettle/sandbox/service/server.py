@@ -13,37 +13,33 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Final
-
-from aiohttp import web
 
 from mettle.errors import UserError
 from mettle.sandbox.backends import find_backend
 from mettle.sandbox.protocols import Judge
-from mettle.sandbox.service.app import make_app
-from mettle.sandbox.service.bodies import sweep_spools
+from mettle.sandbox.service.app import make_app, sweeping
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.lessees import Lessees
+from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import Register
-from mettle.sandbox.service.metrics import Metrics
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
-from mettle.sandbox.service.state import Service
+from mettle.sandbox.service.state import SandboxService
 from mettle.sandbox.service.tokens import TOKEN_ENV, Tokens
+from mettle.sandbox.service.uploads import sweep_spools
+from mettle.web.server import HttpServer, bind, bind_unix, url_of
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.25
-_SHUTDOWN_S: Final = 2.0
 
 
 @contextlib.asynccontextmanager
-async def started_service(config: ServiceConfig) -> AsyncIterator[Service]:
+async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService]:
     """The pools of a service, and everything that it counts with."""
     tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
     if config.unix is None and tokens.is_empty:
@@ -58,43 +54,41 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[Service]:
     except UserError as error:
         logger.warning("this service judges nothing: %s", error)
         judge = None
-    quotas, metrics = Quotas(), Metrics()
+    quotas, metrics = Quotas(), ServiceMetrics()
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(backend.machines(config.sandbox))
         if judge is not None:
             await stack.enter_async_context(judge)
         register = Register(pool, quotas, metrics)
-        service = Service(config, tokens, register, judge, quotas, metrics, Lessees(config.lease_s))
+        service = SandboxService(config, tokens, register, judge, quotas, metrics, ClientLeases(config.lease_s))
         try:
             yield service
         finally:
-            service.once.close()
+            service.idempotent.close()
             await register.close()
 
 
 @contextlib.asynccontextmanager
-async def listening(config: ServiceConfig) -> AsyncIterator[tuple[Service, str]]:
+async def listening(config: ServiceConfig) -> AsyncIterator[tuple[SandboxService, str]]:
     """A service that answers, and its URL."""
     context = tls_context(config.tls_cert, config.tls_key) if config.tls_cert is not None else None
-    async with started_service(config) as service:
-        runner = web.AppRunner(
-            make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
-        )
-        await runner.setup()
-        service.visitors.connections = lambda: runner.server.connections if runner.server is not None else []
+    async with started_service(config) as service, sweeping(service):
+        listener = bind_unix(config.unix) if config.unix is not None else bind(config.host, config.port)
+        server = HttpServer(make_app(service), listener, tls=context, has_websockets=True)
+        await server.start()
         try:
-            yield service, await _bind(runner, config, context)
+            yield service, _url(config, listener)
             service.is_closing = True
             await _drain(service)
         finally:
             service.is_closing = True
-            await runner.cleanup()
+            await server.stop()
             if config.unix is not None:
                 config.unix.unlink(missing_ok=True)
 
 
 async def serve(config: ServiceConfig, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of an idle service's patience."""
+    """Serve until SIGTERM, SIGINT, or until it has been idle for `idle_exit_s`."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,49 +105,20 @@ async def serve(config: ServiceConfig, on_ready: Callable[[str], None]) -> None:
             loop.remove_signal_handler(number)
 
 
-def _is_idle(service: Service) -> bool:
+def _is_idle(service: SandboxService) -> bool:
     after_s = service.config.idle_exit_s
     if after_s is None or service.num_open or service.register.num_running:
         return False
     return time.monotonic() - service.last_used > after_s
 
 
-async def _bind(runner: web.AppRunner, config: ServiceConfig, context: ssl.SSLContext | None) -> str:
+def _url(config: ServiceConfig, listener: socket.socket) -> str:
     if config.unix is not None:
-        await web.SockSite(runner, _unix_socket(config.unix)).start()
         return f"unix:{config.unix}"
-    site = web.TCPSite(runner, config.host, config.port, ssl_context=context)
-    try:
-        await site.start()
-    except OSError as error:
-        raise UserError(f"cannot listen on {config.host}:{config.port}: {_why_not(error)}") from error
-    port = int(runner.addresses[0][1])
-    shown = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http{'s' if context else ''}://{shown}:{port}"
+    return url_of(config.host, int(listener.getsockname()[1]), "https" if config.tls_cert is not None else "http")
 
 
-def _why_not(error: OSError) -> str:
-    """The reason alone; what asyncio says repeats the address."""
-    is_of_name = isinstance(error, socket.gaierror)
-    return "there is no such host" if is_of_name else os.strerror(error.errno).lower() if error.errno else str(error)
-
-
-def _unix_socket(path: Path) -> socket.socket:
-    """A listening socket that no other user can open, from its first moment on."""
-    path.unlink(missing_ok=True)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        bound.bind(str(path))
-    except OSError as error:
-        bound.close()
-        raise UserError(f"cannot listen on {path}: {error.strerror or error}") from error
-    finally:
-        os.umask(before)
-    return bound
-
-
-async def _drain(service: Service) -> None:
+async def _drain(service: SandboxService) -> None:
     deadline = time.monotonic() + service.config.grace_s
     while service.num_open and time.monotonic() < deadline:  # noqa: ASYNC110 - a counter, looked at once, at the end
         await asyncio.sleep(0.05)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import time
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from aiohttp import web
+from starlette.requests import HTTPConnection
 
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.lessees import Lessees
-from mettle.sandbox.service.machines import Record, Register
-from mettle.sandbox.service.metrics import Metrics
-from mettle.sandbox.service.once import Once
+from mettle.sandbox.service.idempotency import IdempotentRequests
+from mettle.sandbox.service.leases import ClientLeases
+from mettle.sandbox.service.machines import MachineRecord, Register
+from mettle.sandbox.service.messages import CLIENT_HEADER, KEY_HEADER
+from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder, Tokens
-from mettle.sandbox.service.visitors import Visitors
-
-CLIENT_HEADER = "Mettle-Client"
-KEY_HEADER = "Idempotency-Key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,14 @@ class Pass:
 
 
 @dataclass
-class Service:
+class PortListener:
+    """Connections that have been made inside, on a port that a client listens on, and not been fetched yet."""
+
+    pending: dict[str, socket.socket] = field(default_factory=dict)
+
+
+@dataclass
+class SandboxService:
     """One service while it runs."""
 
     config: ServiceConfig
@@ -44,10 +48,9 @@ class Service:
     register: Register
     judge: Judge | None
     quotas: Quotas
-    metrics: Metrics
-    lessees: Lessees
-    visitors: Visitors = field(default_factory=Visitors)
-    once: Once = field(default_factory=Once)
+    metrics: ServiceMetrics
+    leases: ClientLeases
+    idempotent: IdempotentRequests = field(default_factory=IdempotentRequests)
     reports: dict[str, IsolationReport] = field(default_factory=dict)
     passes: dict[bytes, Pass] = field(default_factory=dict)
     """By the hash of what the bearer shows, the oldest first."""
@@ -56,6 +59,8 @@ class Service:
     num_judging: int = 0
     last_used: float = field(default_factory=time.monotonic)
     endings: set[asyncio.Task[None]] = field(default_factory=set)
+    listeners: dict[tuple[str, int], PortListener] = field(default_factory=dict)
+    """By machine and port."""
 
     def __post_init__(self) -> None:
         self.transfers = asyncio.Semaphore(self.config.max_transfers)
@@ -68,25 +73,33 @@ class Service:
         return name
 
 
-HOLDER: ContextVar[Holder] = ContextVar("holder")
-"""Of the request that is being answered; set before its handler is called."""
-SERVICE: web.AppKey[Service] = web.AppKey("service")
+def service_of(request: HTTPConnection) -> SandboxService:
+    service: SandboxService = request.app.state.service
+    return service
 
 
-def service_of(request: web.Request) -> Service:
-    return request.app[SERVICE]
-
-
-def holder_of(_: web.Request) -> Holder:
+def holder_of(request: HTTPConnection) -> Holder:
     """Whose token the request came with."""
-    return HOLDER.get()
+    holder: Holder = request.state.holder
+    return holder
 
 
-def client_of(request: web.Request) -> str:
+def client_of(request: HTTPConnection) -> str:
     """Who sent it, for the lease; empty when it wants none."""
     return request.headers.get(CLIENT_HEADER, "")[:64]
 
 
-def record_of(request: web.Request) -> Record:
+def key_of(request: HTTPConnection, *scope: str) -> str | None:
+    """Its idempotency key, within its token and `scope`; None when it has none."""
+    key = request.headers.get(KEY_HEADER)
+    return "/".join((holder_of(request).name, *scope, key)) if key else None
+
+
+def record_of(request: HTTPConnection) -> MachineRecord:
     """The running machine that the path names."""
-    return service_of(request).register.running(holder_of(request), request.match_info["id"])
+    return service_of(request).register.running(holder_of(request), request.path_params["id"])
+
+
+def known_record_of(request: HTTPConnection) -> MachineRecord:
+    """The same of one that may have ended."""
+    return service_of(request).register.find(holder_of(request), request.path_params["id"])

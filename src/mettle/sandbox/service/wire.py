@@ -21,7 +21,7 @@ from mettle.errors import UserError
 from mettle.sandbox import isolation
 from mettle.sandbox.judge import verdicts
 from mettle.sandbox.languages import LanguageReport
-from mettle.sandbox.machines.execution import ExecResult
+from mettle.sandbox.machines.commands import ExecResult
 from mettle.sandbox.machines.files import Entry
 from mettle.sandbox.zygote.values import require_spread
 

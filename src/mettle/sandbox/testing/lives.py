@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.machines.channel import MachineLost
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.protocols import Machine, Machines
 from mettle.sandbox.testing.fixtures import MachineFixture
 

@@ -6,8 +6,8 @@ standard library and each other. The owner's side of the same sockets is `templa
     template.py   the zygote: builds the read-only root, then clones one cell per request
     cell.py       process 1 of a cell: takes tests from the owner, starts a child for each, watches and reaps it
     child.py      closes every door behind the judged code, then becomes it
-    watch.py      what a test's processes have used; unmapped.py and mappings.py, what else they hold
-    shares.py     their memory exactly, as far as the kernel tells in time
+    watch.py      what a test's processes have used; kernel_memory.py and mappings.py, what else they hold
+    pss.py        their memory exactly, as far as the kernel tells in time
     rootfs.py     the file system that judged code sees
     seccomp.py    the system calls that judged code may make
     landlock.py   what the kernel itself lets it do with files, TCP and signals: a second line

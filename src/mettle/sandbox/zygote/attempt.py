@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 from mettle.sandbox.zygote import frames, jail, watch
 from mettle.sandbox.zygote.counter import Counter
 from mettle.sandbox.zygote.settings import Settings
-from mettle.sandbox.zygote.watch import Usage
+from mettle.sandbox.zygote.watch import ProcessUsage
 
-WALL_PATIENCE: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
+WALL_FACTOR: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
 _POLL_S: Final = 0.02
 _READ_BYTES: Final = 1 << 16
 _READABLE: Final = select.POLLIN | select.POLLHUP | select.POLLERR
@@ -51,7 +51,7 @@ class Child(NamedTuple):
             os.close(descriptor)
 
 
-class Attempt:
+class RunAttempt:
     """The clocks start when it is made. `ended` is why it is over: "exit", or the limit that it passed."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Attempt:
         elif self._scratch and watch.tree_bytes(self._scratch, self.child.pid) > self._disk_bytes:
             self.ended = "disk"
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> ProcessUsage:
         if self.child.counter is None:
             return watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
         return watch.measure_one(self.child.pid)
@@ -201,7 +201,7 @@ class Attempt:
         if lacked_s > 0 and not watch.is_runnable(self._pids()):
             self._asleep_s += lacked_s
         self._looked, self._used_s = now, max(cpu_s, self._used_s)
-        return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_PATIENCE * self._wall_s
+        return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_FACTOR * self._wall_s
 
     def _pids(self) -> list[int]:
         if self.child.counter is not None:

@@ -18,8 +18,8 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import alone, child, frames, jail, kernel, rootfs, watch
-from mettle.sandbox.zygote.attempt import Attempt, Child
+from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, rootfs, watch
+from mettle.sandbox.zygote.attempt import Child, RunAttempt
 from mettle.sandbox.zygote.counter import Counter, take_over
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
@@ -50,7 +50,7 @@ def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, 
         _enter(settings)
         files = _make_directory(settings) if has_files else None
         _confine(settings, program)
-        cell = Cell(channel, settings, program if settings.is_landlocked else None, files)
+        cell = CellProcess(channel, settings, program if settings.is_landlocked else None, files)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
@@ -89,7 +89,7 @@ def _confine(settings: Settings, program: bytes | None) -> None:
     if settings.is_jailed:
         jail.confine(program, settings.max_processes + 1)  # process 1 counts
     elif settings.is_landlocked:
-        alone.confine_process_1()
+        landlock_only.confine_process_1()
 
 
 class Spent(NamedTuple):
@@ -100,7 +100,7 @@ class Spent(NamedTuple):
     peak_bytes: int
 
 
-class Cell:
+class CellProcess:
     """The loop of process 1."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Cell:
             os.close(descriptor)
         counted = None
         if self._program is not None:
-            counted = Counter(take_over(ours), pid, self._settings.max_processes, alone.MAX_FILES)
+            counted = Counter(take_over(ours), pid, self._settings.max_processes, landlock_only.MAX_FILES)
         frame = frames.receive(ours, _MAX_HELLO_BYTES)
         if frame is None or "failed" in frame.header:
             reason = "it ended" if frame is None else str(frame.header["failed"])
@@ -206,13 +206,13 @@ class Cell:
         }
         return frames.Frame(done, b"".join(pieces))
 
-    def _start(self, frame: frames.Frame) -> Attempt:
+    def _start(self, frame: frames.Frame) -> RunAttempt:
         """Hand the job over; the clocks start here."""
         header, waiting = frame.header, self._child
         assert waiting is not None, "a child waits between tests"
         is_call, is_program = header["mode"] == "call", header["mode"] == "program"
         stdin = b"" if is_call else frame.payload
-        attempt = Attempt(waiting, header, stdin, self._settings, self._scratch)
+        attempt = RunAttempt(waiting, header, stdin, self._settings, self._scratch)
         source = b"" if is_program else self._source
         job = {**header, "code_bytes": len(source)}
         if is_program:

@@ -23,7 +23,7 @@ import traceback
 import types
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import alone, frames, kernel, values
+from mettle.sandbox.zygote import frames, kernel, landlock_only, values
 
 RESULT_FD: Final = 3
 _JOB_FD: Final = 4
@@ -72,7 +72,7 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
     job.close()
     _limit(frame.header, space_bytes)
     if program is not None:
-        alone.finish(program)
+        landlock_only.finish(program)
     if frame.header["mode"] == "program":
         _become_program(frame.header)
     _become(frame.header, frame.payload)
@@ -100,7 +100,7 @@ def _shut_doors(job: socket.socket, program: bytes | None, scratch: str) -> None
         kernel.die_with_parent()
         os.chdir(scratch)
     if program is not None:
-        alone.restrict(job, scratch)
+        landlock_only.restrict(job, scratch)
 
 
 def _limit(header: dict[str, Any], space_bytes: int) -> None:

@@ -1,10 +1,10 @@
-"""Process 1 of a machine: starts a hand for each order of the owner, watches memory, ends trees, collects the dead.
+"""Process 1 of a machine: starts a worker for each order of the owner, watches memory, ends trees, collects the dead.
 
-A hand (`hands.py`) is a process of its own that runs one command, or moves one file, with descriptors that the owner
-sent along; what they carry never passes through here. Orders: `start`, `kill`, `listen`, `connect`; each is answered
-once, `start` when its hand has ended. Files and processes that a command leaves behind live on until the machine ends,
-which is when the owner hangs up.
-Invariant: the answer to a killed order is sent when no process of its tree is left.
+A worker (`operations.py`) is a process of its own that runs one command, or moves one file, with descriptors that the
+owner sent along; what they carry never passes through here. Orders: `start`, `kill`, `listen`, `connect`; each is
+answered once, `start` when its worker has ended. Files and processes that a command leaves behind live on until the
+machine ends, which is when the owner hangs up. Invariant: the answer to a killed order is sent when no process of its
+tree is left.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import socket
 import sys
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import frames, jail, kernel, landlock, rootfs, unmapped, watch
+from mettle.sandbox.zygote import frames, jail, kernel, kernel_memory, landlock, rootfs, watch
 from mettle.sandbox.zygote.overseer import Overseer
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 _MAX_DESCRIPTORS: Final = 4
-_RESERVED_PROCESSES: Final = 64  # for hands, when the code inside has used up its own
+_RESERVED_PROCESSES: Final = 64  # for workers, when the code inside has used up its own
 _BACKLOG: Final = 128
 _TCP_BUFFER_BYTES: Final = f"4096 65536 {1 << 20}"  # least, first, most: of a connection to the same machine
 
@@ -46,11 +46,11 @@ class Tools(NamedTuple):
     template_pid: int
 
 
-class Machine(Overseer):
+class MachineProcess(Overseer):
     """The loop of process 1."""
 
     def __init__(
-        self, channel: socket.socket, tools: Tools, root: str, sockets: unmapped.Sockets | None = None
+        self, channel: socket.socket, tools: Tools, root: str, sockets: kernel_memory.Sockets | None = None
     ) -> None:
         super().__init__(tools.settings, tools.limits, root, sockets)
         self.channel = channel
@@ -62,7 +62,7 @@ class Machine(Overseer):
         poller.register(self.channel, select.POLLIN)
         poller.register(wake, select.POLLIN)
         while True:
-            for descriptor, _ in poller.poll(self.patience_ms()):
+            for descriptor, _ in poller.poll(self.wait_ms()):
                 if descriptor == wake:
                     os.read(wake, 4096)
                 elif not self._obey():
@@ -153,10 +153,10 @@ def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) 
         return
     channel.sendall(frames.encode({"ready": True, "has_cgroup": has_cgroup}))
     gc.enable()
-    Machine(channel, tools, root, sockets).serve()
+    MachineProcess(channel, tools, root, sockets).serve()
 
 
-def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> unmapped.Sockets | None:
+def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> kernel_memory.Sockets | None:
     """Shut all doors; returns what asks for the sockets of its network, if it has one of its own."""
     limits = tools.limits
     jail.forget_signals()
@@ -171,7 +171,7 @@ def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> unmapped.Sockets | N
     jail.own_user()
     kernel.raise_loopback()
     is_small = [kernel.set_control(f"net/ipv4/tcp_{name}", _TCP_BUFFER_BYTES) for name in ("rmem", "wmem")]
-    sockets = unmapped.Sockets(has_small_buffers=all(is_small))
+    sockets = kernel_memory.Sockets(has_small_buffers=all(is_small))
     rootfs.enter_machine_root(limits.disk_bytes, limits.max_files)
     os.chdir("/work")
     jail.lower(resource.RLIMIT_CPU, limits.cpu_s)

@@ -40,7 +40,7 @@ _MAP_ANONYMOUS: Final = 0x20
 _MAP_HUGETLB: Final = 0x40000
 # DUPFD, GETFD, SETFD, GETFL, SETFL, locks of processes and of files, owner and signal, GETLEASE, DUPFD_QUERY,
 # DUPFD_CLOEXEC, GETPIPE_SZ, seals, write-life hints. Not SETPIPE_SZ, SETLEASE and NOTIFY: larger pipes and directory
-# watches are memory of the kernel's that no limit counts, and a lease holds up the hand that opens the file.
+# watches are memory of the kernel's that no limit counts, and a lease holds up the worker that opens the file.
 _FCNTLS: Final = (
     *(1, 3, 2, 4, 1030, 0, 5, 6, 7, 36, 37, 38, 8, 9, 10, 11, 15, 16),
     *range(1033, 1041),

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import alone, cell, child, jail, kernel, landlock, machine, rootfs, seccomp
+from mettle.sandbox.zygote import cell, child, jail, kernel, landlock, landlock_only, machine, rootfs, seccomp
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
 
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
@@ -55,7 +55,7 @@ def main(settings_json: str) -> NoReturn:
     child.note_harness()
     program = None
     if hello["layers"].get("seccomp") == "":
-        program = alone.build_filter() if settings.is_landlocked else seccomp.build_filter()
+        program = landlock_only.build_filter() if settings.is_landlocked else seccomp.build_filter()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -77,7 +77,7 @@ def _preload() -> None:
 def _preload_packages(settings: Settings) -> str:
     """Let judged code import the chosen packages, and import some of them for all of it; "" or what went wrong."""
     if settings.is_landlocked:
-        folders = [alone.link_packages(settings)]
+        folders = [landlock_only.link_packages(settings)]
     elif settings.is_jailed:
         folders = [rootfs.PACKAGES]
     else:
@@ -97,7 +97,7 @@ def _set_up(settings: Settings) -> dict[str, Any]:
     """Put the layers in force. Each maps to "" or to why it is not; the first that fails ends the attempt."""
     layers: dict[str, str] = {}
     if settings.is_landlocked:
-        return alone.set_up(settings)
+        return landlock_only.set_up(settings)
     if not settings.is_jailed:
         return {"is_ready": True, "layers": layers}
     is_ready = True

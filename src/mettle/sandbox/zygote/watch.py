@@ -2,7 +2,7 @@
 
 In a cell every process but process 1 belongs to the test. Without a jail the test is the tree below its first process.
 Invariant: memory that a process shares with the template it was forked from is counted once; memory that no process
-maps (`unmapped.py`) is counted too.
+maps (`kernel_memory.py`) is counted too.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mettle.sandbox.zygote import procfs, unmapped
-from mettle.sandbox.zygote.shares import Shares
+from mettle.sandbox.zygote import kernel_memory, procfs
+from mettle.sandbox.zygote.pss import ProportionalSizes
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
 _NUM_LOOKS: Final = 3
-_shares: Final = Shares()  # of the one cell or machine that this process is process 1 of
+_sizes: Final = ProportionalSizes()  # of the one cell or machine that this process is process 1 of
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """Processor seconds of live processes, and resident bytes of all of them together."""
 
     cpu_s: float
@@ -46,17 +46,17 @@ def process_resident_bytes(pid: int) -> int:
         return 0
 
 
-def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> Usage:
+def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> ProcessUsage:
     """Add up the test's live processes; `inherited_bytes` is what each fork of the template starts with."""
     pids = cell_processes() if is_jailed else descendants(os.getpid())  # orphans come to this process
     cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
-    return Usage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
+    return ProcessUsage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
 
 
-def measure_one(pid: int) -> Usage:
+def measure_one(pid: int) -> ProcessUsage:
     """Of a test that can only be one process."""
-    return Usage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
+    return ProcessUsage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
 
 
 def tree_bytes(directory: str, pid: int) -> int:
@@ -87,7 +87,7 @@ def _deleted_bytes(pid: int) -> int:
 
 def hidden_bytes(pids: list[int]) -> int:
     """What these processes hold without having it mapped."""
-    return sum(unmapped.table_bytes(pids).values()) + unmapped.stream_bytes(pids)
+    return sum(kernel_memory.table_bytes(pids).values()) + kernel_memory.stream_bytes(pids)
 
 
 def cell_processes() -> list[int]:
@@ -144,4 +144,4 @@ def proportional_bytes(pids: Sequence[int]) -> dict[int, int]:
 
     The kernel walks the page tables for it, so it is asked only when the quick sum is over a limit.
     """
-    return _shares.sizes({pid: process_resident_bytes(pid) for pid in pids})
+    return _sizes.sizes({pid: process_resident_bytes(pid) for pid in pids})

@@ -15,12 +15,11 @@ from textual import work
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from mettle.envs.evaluation.reader import EvaluationEntry
+from mettle.evals.reader import EvaluationEntry
 from mettle.tui.catalog import Group, errors_of, mean_of
-from mettle.tui.figures import DASH, ago, count, figure, percent, whole
 from mettle.tui.parts import BrowserScreen, PromptBar
 from mettle.tui.record_table import Cell, Column, RecordTable
-from mettle.tui.text import one_line
+from mettle.wording import DASH, ago, count, format_reward, one_line, percent, whole
 
 LOOK_AGAIN_S = 2.0
 NOTHING = "no evaluations in outputs/evals or environments/*/outputs/evals; mettle eval run ENV -m MODEL makes one"
@@ -134,7 +133,7 @@ class EnvironmentsScreen(ChoiceScreen):
         best = item.best
         return (
             Cell(item.name, "strong"), Cell(str(len(item.models))), Cell(str(len(item.entries))),
-            Cell(figure(mean_of(best) if best else None), "accent"), Cell(best.model if best else DASH, "dim"),
+            Cell(format_reward(mean_of(best) if best else None), "accent"), Cell(best.model if best else DASH, "dim"),
             Cell(ago(item.entries[0].modified_at, time.time()), "dim"),
         )  # fmt: skip
 
@@ -177,7 +176,7 @@ class ModelsScreen(ChoiceScreen):
         errors = errors_of(latest)
         return (
             Cell(item.name, "strong"), Cell(str(len(item.entries))),
-            Cell(figure(mean_of(best) if best else None), "accent"), Cell(figure(mean_of(latest))),
+            Cell(format_reward(mean_of(best) if best else None), "accent"), Cell(format_reward(mean_of(latest))),
             Cell(percent(errors) if errors else DASH, "bad" if errors else "dim"),
             Cell(ago(latest.modified_at, time.time()), "dim"),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Two evaluations side by side: what changed, and the tasks that changed most.
 
-Parts: `CompareScreen`. The comparison itself is `mettle.envs.evaluation.compare`. Invariant: A is the one that was
+Parts: `CompareScreen`. The comparison itself is `mettle.evals.compare`. Invariant: A is the one that was
 marked first; a change is always B - A.
 """
 
@@ -16,14 +16,14 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from mettle.envs.evaluation.compare import Comparison, TaskChange, compare_evaluations
 from mettle.errors import MettleError
-from mettle.tui.figures import bar, between, figure, percent, whole
+from mettle.evals.compare import Comparison, TaskChange, compare_evaluations
 from mettle.tui.opened import OpenRun, well_formed
 from mettle.tui.overview import MUTED, Part
 from mettle.tui.parts import BrowserScreen
 from mettle.tui.record_table import Cell, Column, RecordTable
-from mettle.tui.text import one_line, pad
+from mettle.tui.text import pad
+from mettle.wording import bar, format_interval, format_reward, one_line, percent, whole
 
 BAR_CELLS = 24
 SHOWN = ("changed", "lost", "gained", "all")
@@ -131,7 +131,7 @@ class CompareScreen(BrowserScreen):
         task = self.tasks[row]
         tone = "good" if task.change > 0 else "bad" if task.change < 0 else "dim"
         return (
-            Cell(str(task.example_id)), Cell(figure(task.reward_before)), Cell(figure(task.reward_after)),
+            Cell(str(task.example_id)), Cell(format_reward(task.reward_before)), Cell(format_reward(task.reward_after)),
             Cell(f"{task.change:+.3f}", tone),
             Cell(f"{percent(task.passed_before)} to {percent(task.passed_after)}", "dim"),
             Cell(bar(min(1.0, abs(task.change)), BAR_CELLS), tone),
@@ -146,12 +146,12 @@ def _verdict(runs: tuple[OpenRun, OpenRun], found: Comparison) -> Content:
         parts += [
             (f"{word}  ", "bold $secondary"),
             pad(about, 60),
-            (figure(reward["mean"]) if reward else "-", "bold"),
+            (format_reward(reward["mean"]) if reward else "-", "bold"),
             "\n",
         ]
     change = found.difference
     colour = "$success" if change.mean > 0 else "$error" if change.mean < 0 else MUTED
-    parts += [("B - A  ", MUTED), (f"{change.mean:+.3f}", f"bold {colour}"), f" {between(change.interval)}"]
+    parts += [("B - A  ", MUTED), (f"{change.mean:+.3f}", f"bold {colour}"), f" {format_interval(change.interval)}"]
     if change.p_value is not None:
         sure = "a real change" if change.p_value < 0.05 else "could be chance"
         parts += [("  p ", MUTED), f"{change.p_value:.3g}", (f", {sure}", MUTED)]
@@ -161,7 +161,7 @@ def _verdict(runs: tuple[OpenRun, OpenRun], found: Comparison) -> Content:
         parts += [
             "\n",
             (pad(one_line(name, 40), 24), MUTED),
-            f"{metric.difference.mean:+.3f} {between(metric.difference.interval)}",
+            f"{metric.difference.mean:+.3f} {format_interval(metric.difference.interval)}",
         ]
     for warning in found.warnings[:4]:
         parts += ["\n", (f"note: {one_line(warning, 200)}", "$warning")]

@@ -18,11 +18,11 @@ from textual.widgets import Static
 from mettle.errors import MettleError
 from mettle.tui.blocks import BODY_CHARS, Block, blocks_of, json_block
 from mettle.tui.details import details, facts_line
-from mettle.tui.figures import whole
 from mettle.tui.opened import OpenRun
 from mettle.tui.parts import BrowserScreen, Page, PromptBar
 from mettle.tui.search import Needle
 from mettle.tui.transcript import Transcript
+from mettle.wording import whole
 
 MORE = 10
 

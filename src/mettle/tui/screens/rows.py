@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mettle.envs.evaluation.facts import RolloutFacts
+from mettle.evals.facts import RolloutFacts
 from mettle.tui.details import tone_of
-from mettle.tui.figures import DASH, bar, figure, seconds, short
 from mettle.tui.opened import OpenRun
 from mettle.tui.record_table import Cell, Column
+from mettle.wording import DASH, bar, compact, duration, format_reward
 
 MAX_METRICS = 3
 
@@ -43,13 +43,11 @@ def row_of(run: OpenRun, index: int) -> list[Cell]:
         Cell("\N{BULLET}" if index in run.found else "", "mark"),
         Cell(str(index), "dim"),
         Cell(str(facts.example_id)),
-        Cell(
-            figure(facts.reward) if facts.reward is not None else "error", tone if facts.reward is not None else "bad"
-        ),
+        _reward(facts, tone),
         Cell(_bar(facts, 5), tone),
         Cell(str(facts.num_turns), "dim"),
-        Cell(short(facts.output_tokens)),
-        Cell(seconds(facts.total_s)),
+        Cell(compact(facts.output_tokens)),
+        Cell(duration(facts.total_s)),
         Cell(*_stop(facts)),
         Cell(facts.excerpt, "bad" if facts.cause is not None else "dim"),
     ]
@@ -81,14 +79,12 @@ def member_row(run: OpenRun, index: int, metrics: Sequence[str]) -> list[Cell]:
     tone = tone_of(facts, run.reader.pass_threshold)
     return [
         Cell(str(index), "dim"),
-        Cell(
-            figure(facts.reward) if facts.reward is not None else "error", tone if facts.reward is not None else "bad"
-        ),
+        _reward(facts, tone),
         Cell(_bar(facts, 12), tone),
-        *(Cell(figure(facts.metrics.get(name))) for name in metrics[:MAX_METRICS]),
+        *(Cell(format_reward(facts.metrics.get(name))) for name in metrics[:MAX_METRICS]),
         Cell(str(facts.num_turns), "dim"),
-        Cell(short(facts.output_tokens)),
-        Cell(seconds(facts.total_s)),
+        Cell(compact(facts.output_tokens)),
+        Cell(duration(facts.total_s)),
         Cell(*_stop(facts)),
         Cell(facts.excerpt, "bad" if facts.cause is not None else "dim"),
     ]
@@ -102,3 +98,7 @@ def _stop(facts: RolloutFacts) -> tuple[str, str]:
     if facts.cause is not None:
         return str(facts.error_type or facts.cause), "bad"
     return str(facts.stop_condition or DASH), "middling" if facts.is_truncated else "dim"
+
+
+def _reward(facts: RolloutFacts, tone: str) -> Cell:
+    return Cell("error", "bad") if facts.reward is None else Cell(format_reward(facts.reward), tone)

@@ -19,9 +19,8 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from mettle.envs.evaluation.reader import EvaluationReader
 from mettle.errors import MettleError, UserError
-from mettle.tui.figures import count, whole
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.filters import parse_filter
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import headline, overview
@@ -31,6 +30,7 @@ from mettle.tui.screens.rows import columns_of, row_of
 from mettle.tui.screens.scanning import ScanningScreen
 from mettle.tui.search import Needle
 from mettle.tui.selection import SORTS
+from mettle.wording import count, whole
 
 READ_ON_S = 1.0
 FILTER_HINT = 'reward<0.5  error  stop:max_turns  task:12  text:"foo"  !truncated; ? tells more; empty shows all'

@@ -15,14 +15,13 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widget import Widget
 
-from mettle.envs.evaluation.reader import EvaluationEntry
+from mettle.evals.reader import EvaluationEntry
 from mettle.tui.catalog import cost_of, errors_of, mean_of, number, planned_of, saved_of, took_of
-from mettle.tui.figures import DASH, between, count, figure, percent, seconds, usd, whole
 from mettle.tui.overview import Paragraphs
 from mettle.tui.parts import Page
 from mettle.tui.record_table import Cell, Column, RecordTable
 from mettle.tui.screens.choices import ChoiceScreen
-from mettle.tui.text import one_line
+from mettle.wording import DASH, count, duration, format_interval, format_reward, one_line, percent, usd, whole
 
 
 class RunsScreen(ChoiceScreen):
@@ -69,12 +68,12 @@ class RunsScreen(ChoiceScreen):
         return (
             Cell("" if number is None else "AB"[number], "mark"),
             Cell(item.path.name, "bad" if item.problem else "strong"),
-            Cell(figure(mean_of(item)), "accent"),
-            Cell(between(interval), "dim"),
+            Cell(format_reward(mean_of(item)), "accent"),
+            Cell(format_interval(interval), "dim"),
             Cell(whole(num or planned_of(item))),
             Cell(percent(errors) if errors else DASH, "bad" if errors else "dim"),
             Cell(usd(cost_of(item))),
-            Cell(seconds(took_of(item)), "dim"),
+            Cell(duration(took_of(item)), "dim"),
             Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(item.modified_at)), "dim"),
         )
 
@@ -131,13 +130,13 @@ def _preview(entry: EvaluationEntry, width: int) -> Content:
     if entry.problem:
         page.line((one_line(entry.problem, 600), "$error"))
         return page.content()
-    page.row("reward", figure(mean_of(entry)), tone="bold")
+    page.row("reward", format_reward(mean_of(entry)), tone="bold")
     for title in ("pass_at_k", "pass_all_k", "avg_metrics"):
         values = metadata.get(title)
         if isinstance(values, dict) and values:
             page.head({"pass_at_k": "pass@k", "pass_all_k": "pass^k"}.get(title, "Metrics"))
             for name, value in values.items():
-                page.row(one_line(name, 60), figure(number(value)))
+                page.row(one_line(name, 60), format_reward(number(value)))
     page.head("Settings")
     for name in ("num_examples", "rollouts_per_example", "base_url"):
         page.row(name.replace("_", " "), one_line(metadata.get(name, DASH), 200))

@@ -12,13 +12,13 @@ from typing import Any
 from textual import work
 from textual.worker import get_current_worker
 
-from mettle.envs.evaluation.reader import EvaluationReader
-from mettle.tui.figures import whole
+from mettle.evals.reader import EvaluationReader
 from mettle.tui.filters import Filter
 from mettle.tui.opened import OpenRun
 from mettle.tui.parts import BrowserScreen
 from mettle.tui.record_table import RecordTable
 from mettle.tui.search import Needle, scan
+from mettle.wording import whole
 
 
 class ScanningScreen(BrowserScreen):

@@ -5,7 +5,6 @@ Parts: `TaskScreen`. Invariant: the prompt is that of the task; what is below it
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,17 +14,18 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from mettle.envs.evaluation.facts import content_of, messages_of
 from mettle.errors import MettleError
+from mettle.evals.estimator import mean_of
+from mettle.evals.output import messages_of
+from mettle.records.tasks import content_of
 from mettle.tui.blocks import blocks_of
-from mettle.tui.figures import count, figure
 from mettle.tui.opened import OpenRun
 from mettle.tui.overview import MUTED, Part
 from mettle.tui.parts import BrowserScreen
 from mettle.tui.record_table import RecordTable
 from mettle.tui.screens.rows import member_columns, member_row
-from mettle.tui.text import one_line, printable
 from mettle.tui.transcript import Transcript
+from mettle.wording import count, format_reward, one_line, printable
 
 PROMPT_CHARS = 3_000
 
@@ -100,9 +100,11 @@ class TaskScreen(BrowserScreen):
         parts = [f"{count(len(self.members), 'rollout')} of task {one_line(self.example_id, 40)}"]
         if rewards:
             passed = sum(reward >= self.run.reader.pass_threshold for reward in rewards)
-            parts.append(f"mean {figure(statistics.fmean(rewards))}, {passed} passed")
+            parts.append(f"mean {format_reward(mean_of(rewards))}, {passed} passed")
             spread = max(rewards) - min(rewards)
-            parts.append(f"spread {figure(spread)}" if spread > 1e-9 else "all the same: no signal to learn from")
+            parts.append(
+                f"spread {format_reward(spread)}" if spread > 1e-9 else "all the same: no signal to learn from"
+            )
         self.say("  |  ".join(parts))
 
     def _show_preview(self) -> None:

@@ -17,7 +17,7 @@ from serving import make_token, service_process, serving, wait_until
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import Machine, MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
-from mettle.sandbox.service.client.client import SandboxClient
+from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.client.machine import RemoteMachine
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceLost, TokenRefused
 from mettle.sandbox.zygote import watch
@@ -98,7 +98,7 @@ async def test_machines_of_a_killed_client_end_with_its_lease(tmp_path: Path) ->
             assert service.register.num_running == 2, "a client that is there keeps its machines beyond the lease"
             client.kill()
         await wait_until(lambda: asyncio.sleep(0, service.register.num_running == 0))
-        async with SandboxClient(url, "MSB_TOKEN") as other:
+        async with ServiceClient(url, "MSB_TOKEN") as other:
             assert "has not been heard of" in (await other.show(ids[0]))["why_ended"]
 
 

@@ -11,7 +11,7 @@ from serving import make_token, serving
 
 from mettle.sandbox import SandboxConfig, open_judge, open_machines
 from mettle.sandbox.protocols import Judge, Machines
-from mettle.sandbox.service.state import Service
+from mettle.sandbox.service.state import SandboxService
 from mettle.sandbox.testing import JudgeContract, MachineContract
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
@@ -26,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(home: Path) -> AsyncIterator[tuple[Service, str]]:
+async def served(home: Path) -> AsyncIterator[tuple[SandboxService, str]]:
     async with serving(home) as started:
         yield started
 
@@ -36,13 +36,13 @@ def remote(*urls: str) -> SandboxConfig:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def machines(served: tuple[Service, str]) -> AsyncIterator[Machines]:
+async def machines(served: tuple[SandboxService, str]) -> AsyncIterator[Machines]:
     async with open_machines(remote(served[1])) as started:
         yield started
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def judge(served: tuple[Service, str]) -> AsyncIterator[Judge]:
+async def judge(served: tuple[SandboxService, str]) -> AsyncIterator[Judge]:
     async with open_judge(remote(served[1])) as started:
         yield started
 

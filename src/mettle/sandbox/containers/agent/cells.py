@@ -26,7 +26,7 @@ _PRIVATE: Final = (_WORK, "/tmp", "/dev/shm")
 State = tuple[tuple[str, int, int], ...]
 
 
-class ContainerCell(cell.Cell):
+class ContainerCell(cell.CellProcess):
     """The loop of a cell whose tests share the container's directories, and find them as they were at the start."""
 
     def __init__(self, channel: socket.socket, settings: Settings, files: ProgramDirectory | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from mettle.sandbox.containers.agent.loop import Event, Loop, Task, readable, writable
-from mettle.sandbox.machines.capture import Capture
+from mettle.sandbox.machines.capture import OutputCapture
 
 _READ_BYTES: Final = 1 << 16
 _PIPE_BYTES: Final = 1 << 20  # no pipe holds more
@@ -63,7 +63,7 @@ class Command:
         self._order = order
         self._on_chunk = on_chunk
         self._most = order["max_output_bytes"] + _FLOOD_BYTES if has_flood_limit else None
-        self.captures = {name: Capture(order["max_output_bytes"]) for name in ("stdout", "stderr")}
+        self.captures = {name: OutputCapture(order["max_output_bytes"]) for name in ("stdout", "stderr")}
         self._began = time.monotonic()
         self._is_stopped = self._is_over = False
         self.ended = Event()

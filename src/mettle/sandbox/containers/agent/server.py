@@ -44,17 +44,8 @@ from mettle.sandbox.containers.agent.http import (
 )
 from mettle.sandbox.containers.agent.loop import Event, Loop, Task, readable, writable
 from mettle.sandbox.containers.agent.mux import Mux
-from mettle.sandbox.service.messages import (
-    EOF,
-    ERROR_HEADER,
-    HEARTBEAT_S,
-    LINES_TYPE,
-    MAX_WAIT_S,
-    PREFIX,
-    STATUSES,
-    command_order,
-    take,
-)
+from mettle.sandbox.containers.agent.orders import MAX_OUTPUT_BYTES, command_order, take
+from mettle.sandbox.service.messages import EOF, ERROR_HEADER, HEARTBEAT_S, LINES_TYPE, PREFIX, STATUSES
 from mettle.sandbox.zygote import jail
 from mettle.sandbox.zygote.overseer import Hand, Overseer
 from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
@@ -65,7 +56,7 @@ _FETCH_S: Final = 30.0
 _MAX_PENDING: Final = 256
 _MAX_JOBS: Final = 1000
 _MAX_BODY_BYTES: Final = 32 << 20
-_MAX_OUTPUT_BYTES: Final = 64 << 20
+_MAX_WAIT_S: Final = 60.0
 _FULL_BYTES: Final = 1 << 20
 _SEND_BYTES: Final = 1 << 18
 _FIRST_SIGNAL: Final = 133  # error numbers end here
@@ -94,7 +85,11 @@ class TooLarge(UserError):
 
 
 class NoSuch(UserError):
-    """There is no such job or connection."""
+    """There is no such connection, or route."""
+
+
+class NoJob(UserError):
+    """There is no such job."""
 
 
 class Listener(NamedTuple):
@@ -278,7 +273,7 @@ class Agent(Overseer):
     async def _exec(self, request: Request) -> None:
         """Run a command, and answer in lines: output, signs of life, the result."""
         body = await _json(request)
-        order = command_order(body, 30.0, _MAX_OUTPUT_BYTES)
+        order = command_order(body, 30.0)
         await request.begin(LINES_TYPE)
 
         async def chunk(name: str, data: bytes) -> None:
@@ -299,7 +294,7 @@ class Agent(Overseer):
         await request.send(b"")
 
     async def _start_job(self, request: Request) -> None:
-        order = command_order(await _json(request), None, _MAX_OUTPUT_BYTES)
+        order = command_order(await _json(request), None)
         name = str(next(self._numbers))
         self._jobs[name] = Command(self, order)
         if len(self._jobs) > _MAX_JOBS:
@@ -310,7 +305,7 @@ class Agent(Overseer):
 
     async def _show_job(self, request: Request, name: str) -> None:
         job = self._job(name)
-        await job.ended.wait(min(MAX_WAIT_S, max(0.0, _float(request.one("wait_s", "0")))))
+        await job.ended.wait(min(_MAX_WAIT_S, max(0.0, _float(request.one("wait_s", "0")))))
         shown: dict[str, Any] = {"id": name, "result": job.result or None}
         if request.one("output", "") == "1":
             shown |= {stream: capture.text() for stream, capture in job.captures.items()}
@@ -325,7 +320,7 @@ class Agent(Overseer):
 
     def _job(self, name: str) -> Command:
         if name not in self._jobs:
-            raise NoSuch(f"the machine has no job {name[:100]!r}")
+            raise NoJob(f"the machine has no job {name[:100]!r}")
         return self._jobs[name]
 
     async def _give(self, request: Request, kind: str) -> None:
@@ -380,7 +375,7 @@ class Agent(Overseer):
         try:
             while data := await read(descriptor):
                 lines += data
-                if len(lines) > _MAX_OUTPUT_BYTES:
+                if len(lines) > MAX_OUTPUT_BYTES:
                     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
             await op.ended.wait()
         finally:
@@ -522,7 +517,8 @@ async def _let_go(known: Listener, name: str) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> None:
-    kind = "too_large" if isinstance(error, TooLarge) else "no_machine" if isinstance(error, NoSuch) else "user"
+    kinds = {TooLarge: "too_large", NoJob: "no_job", NoSuch: "no_route"}
+    kind = kinds.get(type(error), "user")
     body: dict[str, Any] = {"type": kind, "message": str(error)}
     if isinstance(error, OSError):
         number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)

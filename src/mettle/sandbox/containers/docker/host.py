@@ -29,7 +29,7 @@ from mettle.sandbox.containers.owners import IMAGE, Owner
 from mettle.sandbox.containers.pool import Shape
 from mettle.sandbox.containers.warm import Warm
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
 
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer as Filler

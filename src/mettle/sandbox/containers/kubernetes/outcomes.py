@@ -16,7 +16,7 @@ from mettle.sandbox.containers.errors import (
     MachineRemoved,
     NodeLost,
 )
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
 
 Pod = dict[str, Any]
 

@@ -25,7 +25,7 @@ from mettle.sandbox.containers.kubernetes.outcomes import (
 )
 from mettle.sandbox.containers.kubernetes.pods import Pods
 from mettle.sandbox.containers.link import AgentLink
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
 
 _GONE: Final = 404
 _CONFLICT: Final = 409

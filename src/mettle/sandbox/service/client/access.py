@@ -23,6 +23,7 @@ from mettle.sandbox.service.config import is_this_host
 _UNKNOWN_ISSUER: Final = (2, 18, 19, 20, 21)
 _TIMES: Final = {9: "is not valid yet", 10: "has expired"}
 _OTHER_NAME: Final = (62, 64)
+_NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
 class NotTrusted(UserError):
@@ -30,7 +31,7 @@ class NotTrusted(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ServiceAccess:
     """What a client brings."""
 
     token: str | None = None
@@ -70,10 +71,10 @@ def not_trusted(url: str, error: BaseException) -> NotTrusted | None:
     known = _first(error, lambda cause: hasattr(cause, "verify_code"))
     if isinstance(known, ssl.SSLCertVerificationError):
         return NotTrusted(f"sandbox service {url}: {_reason(known)}")
-    if _first(error, lambda cause: isinstance(cause, ssl.SSLError)) is None:
+    failed = _first(error, lambda cause: isinstance(cause, ssl.SSLError))
+    if failed is None:
         return None
-    text = str(error).lower()
-    if "wrong_version_number" in text or "record_layer" in text or "http_request" in text:
+    if _first(error, lambda cause: getattr(cause, "reason", None) in _NOT_TLS) is not None:
         return NotTrusted(f"sandbox service {url} does not speak TLS; is it http:// there?")
     return NotTrusted(f"sandbox service {url}: no TLS connection: {' '.join(str(error).split())}")
 

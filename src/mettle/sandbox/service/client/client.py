@@ -1,6 +1,6 @@
 """One service for somebody who comes and goes: machines made here stay until they are deleted or their time is over.
 
-Unlike the pools of this package a `SandboxClient` holds no lease, so that three commands at a terminal can make a
+Unlike the pools of this package a `ServiceClient` holds no lease, so that three commands at a terminal can make a
 machine, use it, and delete it.
 """
 
@@ -14,26 +14,26 @@ from typing import Any, Self
 
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.service.client.access import Access
-from mettle.sandbox.service.client.connection import Connection
+from mettle.sandbox.service.client.access import ServiceAccess
+from mettle.sandbox.service.client.connection import ServiceConnection
 from mettle.sandbox.service.client.machine import RemoteMachine, machine_request
 from mettle.sandbox.service.tokens import TOKEN_ENV
 from mettle.sandbox.service.wire import unpack
 
 
-class SandboxClient:
-    """Use as `async with SandboxClient(url) as client`. The token is taken from the environment."""
+class ServiceClient:
+    """Use as `async with ServiceClient(url) as client`. The token is taken from the environment."""
 
     def __init__(
         self, url: str, token_env: str = TOKEN_ENV, *, ca_file: Path | None = None, plain_http: bool = False
     ) -> None:
         self.url = url
-        self._access = Access(os.environ.get(token_env), ca_file, plain_http)
+        self._access = ServiceAccess(os.environ.get(token_env), ca_file, plain_http)
         self._access.check(url)
-        self._connection: Connection | None = None
+        self._connection: ServiceConnection | None = None
 
     async def __aenter__(self) -> Self:
-        self._connection = Connection(self.url, self._access, client="")
+        self._connection = ServiceConnection(self.url, self._access, client="")
         return self
 
     async def __aexit__(
@@ -42,7 +42,7 @@ class SandboxClient:
         await self.connection.close()
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ServiceConnection:
         assert self._connection is not None, "a client is used in an `async with` block"
         return self._connection
 

@@ -6,11 +6,10 @@ import asyncio
 import base64
 import contextlib
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final
 
-from mettle.sandbox.machines.execution import Chunk, ExecResult, Output, StreamName
+from mettle.sandbox.machines.commands import Chunk, ExecResult, Job, Output, Stream, StreamName
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.wire import unpack
 
@@ -20,7 +19,7 @@ _LINES_AHEAD: Final = 16
 Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 
-class RemoteStream:
+class RemoteStream(Stream):
     """The output of a command as it comes. What is not read here makes the command wait; leaving ends it."""
 
     def __init__(self, lines: AsyncGenerator[dict[str, Any], None]) -> None:
@@ -32,19 +31,7 @@ class RemoteStream:
 
     @property
     def result(self) -> ExecResult | None:
-        """How the command ended; None while it runs."""
         return self._result
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        return self
 
     async def __anext__(self) -> Chunk:
         if self._is_over:
@@ -59,7 +46,6 @@ class RemoteStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the command if it still runs."""
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
@@ -79,7 +65,7 @@ class RemoteStream:
             await self._items.put(error)
 
 
-class RemoteJob:
+class RemoteJob(Job):
     """A command in the background of a remote machine. It goes on when the connection does not."""
 
     def __init__(self, job_id: str, ask: Ask, path: str, is_alive: Callable[[], bool]) -> None:
@@ -91,21 +77,17 @@ class RemoteJob:
         self.following.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def poll(self) -> ExecResult | None:
-        """The result, or None while it runs."""
         return self.following.result() if self.following.done() else None
 
     async def wait(self, timeout_s: float | None = None) -> ExecResult | None:
-        """Wait for the result; None when it still runs after `timeout_s`."""
         done, _ = await asyncio.wait({self.following}, timeout=timeout_s)
         return self.following.result() if done else None
 
     async def output(self) -> Output:
-        """What it has written so far."""
         shown = await self._ask("GET", self._path, params={"output": "1"})
         return Output(shown["stdout"], shown["stderr"])
 
     async def kill(self) -> ExecResult:
-        """End it, and everything that it has started."""
         if not self.following.done():
             await self._ask("DELETE", self._path)
         return await asyncio.shield(self.following)

@@ -20,13 +20,11 @@ import aiohttp
 from mettle.errors import SandboxError
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.service import faults
-from mettle.sandbox.service.client.access import Access, not_trusted
+from mettle.sandbox.service.client.access import ServiceAccess, not_trusted
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.pumps import MAX_MESSAGE
-from mettle.sandbox.service.state import CLIENT_HEADER, KEY_HEADER
+from mettle.sandbox.service.messages import CLIENT_HEADER, ERROR_HEADER, KEY_HEADER, MAX_MESSAGE_BYTES, PREFIX
 from mettle.sandbox.service.wire import unpack
 
-PREFIX: Final = "/api/v1"
 _CONNECT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 512 << 20
 _MAX_ERROR_BYTES: Final = 1 << 20
@@ -37,17 +35,17 @@ class NotConnected(ServiceLost):
     """The request never left."""
 
 
-class Told(dict[str, Any]):
+class JsonAnswer(dict[str, Any]):
     """A JSON answer. A field that a service of this kind would have sent is missed as its fault."""
 
     def __missing__(self, name: str) -> Any:
         raise ServiceLost(f"a sandbox service sent an answer without {name!r}")
 
 
-class Connection:
+class ServiceConnection:
     """One service. Made in the loop that uses it."""
 
-    def __init__(self, url: str, access: Access, client: str) -> None:
+    def __init__(self, url: str, access: ServiceAccess, client: str) -> None:
         self.url = url.rstrip("/")
         base, connector = access.connector(self.url)
         headers = {CLIENT_HEADER: client} if client else {}
@@ -110,12 +108,12 @@ class Connection:
         with self._attributed():
             try:
                 opening = self._session.ws_connect(
-                    url, params=params, heartbeat=heartbeat_s, max_msg_size=MAX_MESSAGE, compress=0
+                    url, params=params, heartbeat=heartbeat_s, max_msg_size=MAX_MESSAGE_BYTES, compress=0
                 )
                 async with opening as ws:
                     yield ws
             except aiohttp.WSServerHandshakeError as error:
-                text = error.headers.get(faults.HEADER, "") if error.headers else ""
+                text = error.headers.get(ERROR_HEADER, "") if error.headers else ""
                 raise self._named(faults.rebuild(error.status, text.encode())) from None
 
     async def report(self, name: str) -> IsolationReport:
@@ -134,14 +132,14 @@ class Connection:
     async def close(self) -> None:
         await self._session.close()
 
-    def _decode(self, text: bytes) -> Told:
+    def _decode(self, text: bytes) -> JsonAnswer:
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
             raise ServiceLost(f"sandbox service {self.url} answered with something that is not JSON") from None
         if not isinstance(body, dict):
             raise ServiceLost(f"sandbox service {self.url} answered with a {type(body).__name__}, not an object")
-        return Told(body)
+        return JsonAnswer(body)
 
     @contextlib.asynccontextmanager
     async def _until_lost(self, timeout_s: float | None) -> AsyncIterator[None]:

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, TypeVar
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.service.client.access import Access
-from mettle.sandbox.service.client.connection import Connection, NotConnected
+from mettle.sandbox.service.client.access import ServiceAccess
+from mettle.sandbox.service.client.connection import NotConnected, ServiceConnection
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 class Member:
     """One service of the fleet."""
 
-    connection: Connection
+    connection: ServiceConnection
     is_there: bool = False
     why_not: str = "it has not been asked yet"
     isolation: IsolationReport | None = None
@@ -76,11 +76,11 @@ class Fleet:
 
     async def start(self) -> None:
         """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
-        client, access = f"c-{secrets.token_hex(8)}", Access.of(self.config)
+        client, access = f"c-{secrets.token_hex(8)}", ServiceAccess.of(self.config)
         for url in self.config.urls:
             access.check(url)
         for url in self.config.urls:
-            self.members.append(Member(Connection(url, access, client)))
+            self.members.append(Member(ServiceConnection(url, access, client)))
         asked = await asyncio.gather(*(self._meet(member) for member in self.members), return_exceptions=True)
         for result in asked:
             if isinstance(result, BaseException) and not isinstance(result, ServiceLost | ServiceBusy):

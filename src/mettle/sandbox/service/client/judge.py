@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from mettle.errors import SandboxError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.judge.verdicts import JudgeResult, Test
+from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
+from mettle.sandbox.judge.verdicts import JudgeResult
 from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.service.client.fleet import Fleet, Member
 from mettle.sandbox.service.wire import pack, unpack
 
 
-class RemoteJudge:
+class RemoteJudge(CodeJudge):
     """Judges code at the services of a config. Use as `async with RemoteJudge(config) as judge`."""
 
     def __init__(self, config: SandboxConfig) -> None:
@@ -42,11 +42,12 @@ class RemoteJudge:
     ) -> None:
         await self.close()
 
-    async def judge(self, code: str, tests: Sequence[Test], **options: Any) -> JudgeResult:
-        """The verdicts; see `Judge.judge` for the options. A judgement whose service is lost is done by another one."""
+    async def judge_request(self, request: JudgeRequest) -> JudgeResult:
+        """The verdicts. A judgement whose service is lost is done by another one."""
         _ = self.isolation  # says that it has not been started
-        body = {"code": pack(code), "tests": [pack(test) for test in tests]}
-        body |= {name: pack(value) for name, value in options.items() if value is not None}
+        given = {field.name: getattr(request, field.name) for field in fields(request)}
+        body = {name: pack(value) for name, value in given.items() if value is not None}
+        body["tests"] = [pack(test) for test in request.tests]
         key = secrets.token_hex(16)
 
         async def ask(member: Member) -> JudgeResult:

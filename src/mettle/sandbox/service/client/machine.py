@@ -16,15 +16,15 @@ import aiohttp
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.machines.channel import MachineLost
-from mettle.sandbox.machines.config import MachineConfig, check_environment
-from mettle.sandbox.machines.execution import ExecResult
+from mettle.sandbox.machines.commands import CommandRunner, CommandSpec, ExecResult
+from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces
 from mettle.sandbox.service.client.commands import RemoteJob, RemoteStream
-from mettle.sandbox.service.client.connection import Connection, read_body
+from mettle.sandbox.service.client.connection import ServiceConnection, read_body
 from mettle.sandbox.service.client.tunnels import Tunnels
 from mettle.sandbox.service.faults import NoMachine, ServiceLost
-from mettle.sandbox.service.transfers import FILES_TYPE
+from mettle.sandbox.service.messages import FILES_TYPE
 from mettle.sandbox.service.wire import unpack
 
 _END_S: Final = 5.0
@@ -33,11 +33,11 @@ _MAX_PORT: Final = 65_535
 _QUIET: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=120.0)
 
 
-class RemoteMachine:
+class RemoteMachine(CommandRunner):
     """A machine at a service. Made by `RemoteMachines.create`; see `mettle.sandbox.protocols.Machine`."""
 
     def __init__(
-        self, machine_id: str, config: MachineConfig, isolation: IsolationReport, connection: Connection
+        self, machine_id: str, config: MachineConfig, isolation: IsolationReport, connection: ServiceConnection
     ) -> None:
         self.id = machine_id
         self.config = config
@@ -52,53 +52,21 @@ class RemoteMachine:
     def is_alive(self) -> bool:
         return not self.why_ended
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = 30.0,
-        max_output_bytes: int = 1 << 20,
-    ) -> ExecResult:
+    async def exec_command(self, spec: CommandSpec) -> ExecResult:
         """Run a command and wait for its end. It is never sent twice."""
-        body = _order(command, cwd, env, stdin, timeout_s, max_output_bytes)
         result: ExecResult | None = None
-        async with contextlib.aclosing(self._lines({**body, "stream": "result"})) as lines:
+        async with contextlib.aclosing(self._lines({**_body_of(spec), "stream": "result"})) as lines:
             async for line in lines:  # to the end, so that the connection can be used again
                 result = unpack(line["result"])
         if result is None:
             raise ServiceLost(f"sandbox service {self.connection.url} gave a command no result")
         return result
 
-    def stream(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = 30.0,
-        max_output_bytes: int = 1 << 20,
-    ) -> RemoteStream:
-        """Like `exec`, with the output as it comes."""
-        body = _order(command, cwd, env, stdin, timeout_s, max_output_bytes)
-        return RemoteStream(self._lines({**body, "stream": "chunks"}))
+    def stream_command(self, spec: CommandSpec) -> RemoteStream:
+        return RemoteStream(self._lines({**_body_of(spec), "stream": "chunks"}))
 
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = "/work",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> RemoteJob:
-        """Run a command in the background."""
-        body = _order(command, cwd, env, stdin, timeout_s, max_output_bytes)
-        told = await self._ask("POST", f"{self._path}/jobs", json=body, key=secrets.token_hex(16))
+    async def start_command(self, spec: CommandSpec) -> RemoteJob:
+        told = await self._ask("POST", f"{self._path}/jobs", json=_body_of(spec), key=secrets.token_hex(16))
         return self.job(str(told["id"]))
 
     def job(self, name: str) -> RemoteJob:
@@ -179,7 +147,7 @@ class RemoteMachine:
     def require_alive(self) -> None:
         """Raises: MachineLost, which says why it ended."""
         if self.why_ended:
-            raise MachineLost(f"machine {self.id} has ended: {self.why_ended}")
+            raise MachineLost(f"machine {self.id} has ended: {self.why_ended}", why=self.why_ended)
 
     async def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         try:
@@ -207,29 +175,18 @@ class RemoteMachine:
             raise self._ended(error) from None
 
     def _ended(self, error: SandboxError) -> SandboxError:
-        if "no job" not in str(error):
-            self.end(str(error).partition(" has ended: ")[2] or "its service does not know it any more")
-        return error if isinstance(error, MachineLost) else MachineLost(str(error))
+        if isinstance(error, MachineLost):
+            self.end(error.why or "it has ended")
+            return error
+        self.end("its service does not know it any more")
+        return MachineLost(str(error), why=self.why_ended)
 
 
-def _order(
-    command: str | Sequence[str],
-    cwd: str,
-    env: Mapping[str, str] | None,
-    stdin: bytes | str | None,
-    timeout_s: float | None,
-    max_output_bytes: int,
-) -> dict[str, Any]:
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    return {
-        "command": command if isinstance(command, str) else list(command),
-        "cwd": cwd,
-        "env": check_environment(env or {}),
-        **({"stdin_base64": base64.b64encode(data).decode()} if data else {}),
-        **({"stdin": ""} if data == b"" else {}),
-        "timeout_s": timeout_s,
-        "max_output_bytes": max_output_bytes,
-    }
+def _body_of(spec: CommandSpec) -> dict[str, Any]:
+    body = {"command": spec.command, "cwd": spec.cwd, "env": dict(spec.env)}
+    if spec.stdin is not None:
+        body["stdin_base64"] = base64.b64encode(spec.stdin).decode()
+    return {**body, "timeout_s": spec.timeout_s, "max_output_bytes": spec.max_output_bytes}
 
 
 def machine_request(config: MachineConfig) -> dict[str, Any]:

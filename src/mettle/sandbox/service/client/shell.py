@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.machines.execution import ExecResult
+from mettle.sandbox.machines.commands import ExecResult
 from mettle.sandbox.protocols import Machine
 
 _FRAME: Final = struct.Struct(">cI")

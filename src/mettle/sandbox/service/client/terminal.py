@@ -9,48 +9,25 @@ import codecs
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from mettle.errors import UserError
+from mettle.sandbox.machines.commands import CommandSpec, ExecResult, StreamName
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.execution import ExecResult, StreamName
 from mettle.sandbox.protocols import Machine
-from mettle.sandbox.service.client.client import SandboxClient
+from mettle.sandbox.service.client.client import ServiceClient
 
 _TIMED_OUT: Final = 124
 _ENDED: Final = 137
 _KEPT_BYTES: Final = 16 << 20
+_RESULT_BYTES: Final = 1 << 20  # the output has been written by then
 _LOOK_S: Final = 0.5
 _SHOWN: Final = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 }
 _decoders: Final = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A command as it was typed."""
-
-    command: str | list[str]
-    cwd: str
-    env: Mapping[str, str]
-    timeout_s: float
-    stdin: bytes | None
-
-    @classmethod
-    def read(cls, env: Mapping[str, str], *, command: Sequence[str], cwd: str, timeout: float, is_fed: bool) -> Self:
-        """A single word is for the shell; standard input is read when it is to be fed."""
-        if timeout <= 0:
-            raise UserError(f"--timeout is {timeout:g}; it must be more than 0")
-        words = list(command)
-        return cls(
-            words[0] if len(words) == 1 else words, cwd, env, timeout, sys.stdin.buffer.read() if is_fed else None
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        return asdict(self) | {"env": dict(self.env)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +48,39 @@ class Ended:
         return {**asdict(self.result), **shown, "exit_code": self.exit_code}
 
 
-async def execute_here(client: SandboxClient, machine_id: str, order: Order, *, is_quiet: bool = False) -> Ended:
+def typed_command(
+    env: Mapping[str, str], *, command: Sequence[str], cwd: str, timeout: float, is_fed: bool
+) -> CommandSpec:
+    """A command as it was typed: a single word is for the shell; standard input is read when it is to be fed."""
+    if timeout <= 0:
+        raise UserError(f"--timeout is {timeout:g}; it must be more than 0")
+    words = command[0] if len(command) == 1 else command
+    return CommandSpec.make(words, cwd, env, sys.stdin.buffer.read() if is_fed else None, timeout, _RESULT_BYTES)
+
+
+async def execute_here(client: ServiceClient, machine_id: str, spec: CommandSpec, *, is_quiet: bool = False) -> Ended:
     """Run it in a machine and write what it writes, as it comes."""
-    return await _follow(await client.machine(machine_id), order, is_quiet=is_quiet)
+    return await _follow(await client.machine(machine_id), spec, is_quiet=is_quiet)
 
 
-async def run_once(client: SandboxClient, config: MachineConfig, order: Order, *, is_quiet: bool = False) -> Ended:
+async def run_once(client: ServiceClient, config: MachineConfig, spec: CommandSpec, *, is_quiet: bool = False) -> Ended:
     """Run it in a machine of its own, which ends with it."""
     machine = await client.create(config, "run")
     try:
-        return await _follow(machine, order, is_quiet=is_quiet)
+        return await _follow(machine, spec, is_quiet=is_quiet)
     finally:
         await machine.delete()
 
 
-async def start_here(client: SandboxClient, machine_id: str, order: Order) -> str:
+async def start_here(client: ServiceClient, machine_id: str, spec: CommandSpec) -> str:
     """Start it in the background; its job's number."""
     machine = await client.machine(machine_id)
-    job = await machine.start(**order.arguments(), max_output_bytes=_KEPT_BYTES)
+    job = await machine.start_command(replace(spec, max_output_bytes=_KEPT_BYTES))
     job.following.cancel()
     return job.id.rpartition("/")[2]
 
 
-async def job_logs(client: SandboxClient, machine_id: str, name: str | None) -> dict[str, Any]:
+async def job_logs(client: ServiceClient, machine_id: str, name: str | None) -> dict[str, Any]:
     """What a job has written, and how it stands with it; the last job when none is named."""
     name = name or await _last_job(client, machine_id)
     shown = await client.job_output(machine_id, name)
@@ -103,7 +90,7 @@ async def job_logs(client: SandboxClient, machine_id: str, name: str | None) -> 
     return {"job": name, "state": _state(name, result), "exit_code": code, **written}
 
 
-async def follow_job(client: SandboxClient, machine_id: str, name: str | None, *, is_patient: bool) -> str:
+async def follow_job(client: ServiceClient, machine_id: str, name: str | None, *, is_patient: bool) -> str:
     """Write what a job has written, and if patient, what it writes until it ends; how it stands with it then."""
     name = name or await _last_job(client, machine_id)
     written: dict[StreamName, str] = {"stdout": "", "stderr": ""}
@@ -126,7 +113,7 @@ def _num_shared(before: str, after: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
 
 
-async def _last_job(client: SandboxClient, machine_id: str) -> str:
+async def _last_job(client: ServiceClient, machine_id: str) -> str:
     jobs = await client.jobs(machine_id)
     if not jobs:
         raise UserError(f"machine {machine_id} has no background command; `exec -b` starts one")
@@ -160,9 +147,9 @@ def write_output(stream: StreamName, data: bytes) -> None:
     out.flush()
 
 
-async def _follow(machine: Machine, order: Order, *, is_quiet: bool) -> Ended:
+async def _follow(machine: Machine, spec: CommandSpec, *, is_quiet: bool) -> Ended:
     held: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-    async with machine.stream(**order.arguments()) as stream:
+    async with machine.stream_command(spec) as stream:
         async for chunk in stream:
             if is_quiet:
                 room = _KEPT_BYTES - len(held[chunk.stream])
@@ -171,15 +158,15 @@ async def _follow(machine: Machine, order: Order, *, is_quiet: bool) -> Ended:
                 write_output(chunk.stream, chunk.data)
         result = stream.result
     assert result is not None, "a stream that has ended has a result"
-    if not is_quiet and (why := _why_killed(result, machine, order)):
+    if not is_quiet and (why := _why_killed(result, machine, spec)):
         write_output("stderr", f"{why}\n".encode())
     return Ended(result, bytes(held["stdout"]), bytes(held["stderr"]))
 
 
-def _why_killed(result: ExecResult, machine: Machine, order: Order) -> str:
+def _why_killed(result: ExecResult, machine: Machine, spec: CommandSpec) -> str:
     """What was over, and which option gives more; empty for a command that ended by itself."""
     if result.is_timed_out:
-        return f"ended after {order.timeout_s:g} s; --timeout gives it more"
+        return f"ended after {spec.timeout_s:g} s; --timeout gives it more"
     if result.is_out_of_memory:
         return f"ended: {machine.config.memory_mb} MB of memory were not enough; `create` and `run` take --memory"
     return ""

@@ -10,23 +10,39 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mettle.errors import SandboxError
 from mettle.sandbox.machines.listeners import FarListener, PrivateListener
-from mettle.sandbox.service.client.connection import Connection
+from mettle.sandbox.service.client.connection import ServiceConnection
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.pumps import pump
+from mettle.sandbox.service.relay import relay
 
 _HEARTBEAT_S: Final = 20.0
+
+
+@dataclass
+class _Messages:
+    """A websocket of the client's, as `relay` takes it."""
+
+    websocket: ClientWebSocketResponse
+
+    async def send(self, data: bytes | str) -> None:
+        await (self.websocket.send_str(data) if isinstance(data, str) else self.websocket.send_bytes(data))
+
+    async def receive(self) -> bytes | str | None:
+        message = await self.websocket.receive()
+        data: bytes | str | None = message.data if message.type in (WSMsgType.BINARY, WSMsgType.TEXT) else None
+        return data
 
 
 class Tunnels:
     """The tunnels of one machine."""
 
-    def __init__(self, connection: Connection, path: str) -> None:
+    def __init__(self, connection: ServiceConnection, path: str) -> None:
         self._connection = connection
         self._path = path
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +99,7 @@ class Tunnels:
             async with self._connection.websocket(path, params=params) as ws:
                 if opened is not None and not opened.done():
                     opened.set_result(None)
-                await pump(ws, ours)
+                await relay(_Messages(ws), ours)
         except (SandboxError, OSError) as error:
             if opened is not None and not opened.done():
                 opened.set_exception(error)

@@ -1,0 +1,449 @@
+"""Reading evaluations: which there are, the figures of each rollout, and any rollout on demand.
+
+Parts: `EvaluationEntry`; `list_evaluations` (what is saved here), `evaluations_in` (one run directory's);
+`EvaluationReader`, a lazy index over one evaluation, in the store (`run.db` and shards) or as published
+(`results.jsonl` and `metadata.json`, from an earlier release or another program). Invariants: figures come without
+opening a conversation; what cannot be read is counted and passed over; an evaluation that is still running is read as
+far as it is, and `refresh` reads on from there; no more than one rollout is in memory at a time.
+
+A run that trains has many evaluations: `RUN` means its newest, `RUN:final` its newest of a kind, `RUN:3` that of an id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mettle.errors import StorageError, UserError
+from mettle.evals.estimator import RunningMean
+from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
+from mettle.evals.output import error_row, output_row, record_of
+from mettle.evals.report import Stats, stats_of
+from mettle.evals.results import METADATA, RESULTS, ResultsFolder, parsed_row
+from mettle.records.tasks import RolloutRecord
+from mettle.storage.database import Database
+from mettle.storage.evals import FINISHED, EvalRow, read_evals
+from mettle.storage.rollouts import RolloutRow, read_rollout, rollout_rows
+from mettle.storage.run_dir import RunDir
+from mettle.storage.schema import MIGRATIONS
+
+OWN_KIND = "eval"
+"""Of an evaluation that was run by itself: it is the only one of its folder."""
+
+PUBLISHED_STATE = "published"
+"""Of an evaluation that is only there as the files that are published: they do not say how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEntry:
+    """One evaluation, by its metadata. `problem` says why there is none.
+
+    `state` is running (or killed), finished, interrupted or published. `num_rollouts` are done, `planned_rollouts` were
+    asked for; None where the files do not say. `eval_id` tells apart those of one run directory.
+    """
+
+    path: Path
+    modified_at: float
+    metadata: dict[str, Any]
+    problem: str | None = None
+    eval_id: int | None = None
+    kind: str = "eval"
+    step: int = 0
+    state: str = PUBLISHED_STATE
+    num_rollouts: int | None = None
+    planned_rollouts: int | None = None
+    measured: tuple[float | None, tuple[float, float] | None] | None = None
+    """Mean and interval of the reward as the store has them, so that a list needs no rollout."""
+
+    @property
+    def env_id(self) -> str:
+        """The environment; the folder's name where the metadata does not say it."""
+        return str(self.metadata.get("env_id") or self.metadata.get("env") or self.path.parent.name)
+
+    @property
+    def model(self) -> str:
+        """The model; the policy version where a run evaluated its own."""
+        own = "?" if self.eval_id is None or self.kind == OWN_KIND else f"{self.path.name} v{self.step}"
+        return str(self.metadata.get("model") or own)
+
+    @property
+    def name(self) -> str:
+        """What a command takes: the folder, with the number of the evaluation where the run has several kinds."""
+        return str(self.path) if self.eval_id is None or self.kind == OWN_KIND else f"{self.path}:{self.eval_id}"
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over tasks of the reward so far; what the file says where only that is there."""
+        if self.measured is not None:
+            return self.measured[0]
+        saved = self._saved("reward")
+        return _finite(self.metadata.get("avg_reward") if saved is None else saved.get("mean"))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the reward; None while it runs."""
+        if self.measured is not None:
+            return self.measured[1]
+        ends = (self._saved("reward") or {}).get("interval")
+        low, high = map(_finite, ends) if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def error_rate(self) -> float | None:
+        """The share of rollouts that failed."""
+        return _finite(self.metadata.get("avg_error"))
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What it cost."""
+        cost = self.metadata.get("cost")
+        return _finite(cost.get("total_usd")) if isinstance(cost, dict) else None
+
+    @property
+    def num_done(self) -> int | None:
+        """Rollouts that are there; None where the files do not say."""
+        if self.num_rollouts is not None:
+            return self.num_rollouts
+        stats = self.metadata.get("stats")
+        counted = _finite(stats.get("num_rollouts")) if isinstance(stats, dict) else None
+        return None if counted is None else int(counted)
+
+    @property
+    def num_planned(self) -> int | None:
+        """Rollouts that were asked for; None where the files do not say."""
+        if self.planned_rollouts is not None:
+            return self.planned_rollouts
+        tasks, each = (_finite(self.metadata.get(name)) for name in ("num_examples", "rollouts_per_example"))
+        return int(tasks * each) if tasks is not None and each is not None and tasks >= 0 else None
+
+    def _saved(self, name: str) -> dict[str, Any] | None:
+        """A part of the statistics that a finished evaluation publishes."""
+        stats = self.metadata.get("stats")
+        found = stats.get(name) if isinstance(stats, dict) else None
+        return found if isinstance(found, dict) else None
+
+    @property
+    def is_complete(self) -> bool:
+        """True unless the store knows that some of it was not run."""
+        return self.state in (FINISHED, PUBLISHED_STATE)
+
+    @property
+    def time_s(self) -> float | None:
+        """How long it took; older files have milliseconds under another name."""
+        milliseconds = _finite(self.metadata.get("time_ms"))
+        return _finite(self.metadata.get("time")) if milliseconds is None else milliseconds / 1000
+
+
+def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
+    """Every evaluation under `outputs/evals`, `environments/*/outputs/evals` and `runs`, the newest first."""
+    entries = [entry for path in find_evaluations(root) for entry in _entries_or_problem(path)]
+    return sorted(entries, key=lambda entry: entry.modified_at, reverse=True)
+
+
+def find_evaluations(root: Path = Path()) -> list[Path]:
+    """Folders with evaluations: under `outputs/evals`, here and beside each environment, and runs that have some."""
+    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
+    found = {file.parent for base in bases for name in (METADATA, "run.db") for file in base.glob(f"*/*/{name}")}
+    return sorted(found | {file.parent for file in root.glob("runs/*/run.db")})
+
+
+def _entries_or_problem(folder: Path) -> list[EvaluationEntry]:
+    """As `evaluations_in`; nothing for a run that has none, and the reason for a folder that cannot be read."""
+    try:
+        if (folder / METADATA).exists() or is_stored(folder):
+            return evaluations_in(folder)
+    except StorageError as error:
+        return [EvaluationEntry(folder, 0.0, {}, str(error))]
+    return []
+
+
+def evaluations_in(folder: Path) -> list[EvaluationEntry]:
+    """The evaluations of one folder, oldest first: a run directory's, or the one that is published there."""
+    if is_stored(folder):
+        database = _database(folder)
+        try:
+            return [_stored_entry(folder, database, row) for row in read_evals(database)]
+        finally:
+            database.close()
+    return [_published_entry(folder)]
+
+
+def is_stored(folder: Path) -> bool:
+    """True when `folder` is a run directory that has an evaluation."""
+    if not RunDir(folder).ledger.exists():
+        return False
+    database = _database(folder)
+    try:
+        return bool(database.value("SELECT count(*) FROM sqlite_master WHERE name = 'evals'")) and bool(
+            database.value("SELECT count(*) FROM evals")
+        )
+    finally:
+        database.close()
+
+
+def evaluation_folder(path: Path) -> Path:
+    """The folder of the evaluation that a path means; see `EvaluationReader`.
+
+    Raises: UserError when there is none.
+    """
+    return _located(path)[0]
+
+
+class EvaluationReader:
+    """One evaluation. `facts[i]` are the figures of rollout i, `record(i)` and `row(i)` the rollout itself.
+
+    `path` is a folder, one of its published files, or a run with what of it is meant (`RUN:final`). Raises: UserError
+    when it holds no evaluation.
+    """
+
+    def __init__(self, path: Path, eval_id: int | None = None) -> None:
+        self.path, self.eval_id = _located(path, eval_id)
+        self._rollouts: _Rollouts = _Published(self.path) if self.eval_id is None else _Stored(self.path, self.eval_id)
+        self.metadata = self.entry.metadata if self.eval_id is not None else ResultsFolder(self.path).read_metadata()
+        self.refresh()
+
+    @property
+    def facts(self) -> list[RolloutFacts]:
+        """The figures of each rollout, in the order in which they ended."""
+        return self._rollouts.facts
+
+    @property
+    def num_broken(self) -> int:
+        """Lines or blocks that cannot be read."""
+        return self._rollouts.num_broken
+
+    @property
+    def entry(self) -> EvaluationEntry:
+        """The evaluation as the list of them shows it, as it stands now."""
+        return next(entry for entry in evaluations_in(self.path) if entry.eval_id == self.eval_id)
+
+    @property
+    def rollouts_per_example(self) -> int:
+        """Rollouts of each task, as it was asked for."""
+        return int(self.metadata.get("rollouts_per_example") or 1)
+
+    @property
+    def pass_threshold(self) -> float:
+        """The reward from which on a rollout has passed."""
+        saved = self.metadata.get("pass_threshold")
+        return float(saved) if isinstance(saved, int | float) else 0.5
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    def refresh(self) -> int:
+        """Take in what was added since; how many rollouts that is. What became less is read anew."""
+        return self._rollouts.refresh()
+
+    def record(self, index: int) -> RolloutRecord:
+        """Rollout `index`. Raises: UserError when there is no such rollout, StorageError when it cannot be read."""
+        if not 0 <= index < len(self.facts):
+            many = f"rollouts 0 to {len(self.facts) - 1}" if self.facts else "no rollouts"
+            raise UserError(f"{self.path} has {many}, not {index}")
+        return self._rollouts.record(index)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Rollout `index` as it is published. Raises: as `record` does."""
+        return output_row(self.record(index))
+
+    def records(self) -> Iterator[tuple[int, RolloutRecord]]:
+        """(number, rollout) of every rollout that can be read, one at a time."""
+        for index in range(len(self.facts)):
+            try:
+                record = self._rollouts.record(index)
+            except StorageError:
+                continue
+            yield index, record
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every rollout that can be read as it is published, one at a time."""
+        return (output_row(record) for _, record in self.records())
+
+    def search(self, text: str, is_wanted: Callable[[RolloutFacts], bool] | None = None) -> Iterator[int]:
+        """Numbers of the rollouts whose conversation, answer or error holds `text`, whatever the case."""
+        wanted = text.casefold()
+        for index, record in self.records():
+            if is_wanted is not None and not is_wanted(self.facts[index]):
+                continue
+            said = [record.messages, record.answer, record.info, error_row(record)]
+            if wanted in json.dumps(said, ensure_ascii=False).casefold():
+                yield index
+
+    def stats(self) -> Stats:
+        """What came of it, from the rollouts; the price, if any, is worked back from the saved cost."""
+        stats = stats_of(self.facts, rollouts_per_example=self.rollouts_per_example, pass_threshold=self.pass_threshold)
+        saved = (self.metadata.get("stats") or {}).get("cost") or self.metadata.get("cost")
+        if isinstance(saved, dict):
+            stats["cost"] = Stats(saved)
+        return stats
+
+
+class _Rollouts(Protocol):
+    """Where the rollouts of one evaluation are read."""
+
+    facts: list[RolloutFacts]
+    num_broken: int
+
+    def refresh(self) -> int: ...
+    def record(self, index: int) -> RolloutRecord: ...
+
+
+class _Stored:
+    """Rollouts of the store: figures from the rows of the database, conversations from the shards."""
+
+    def __init__(self, folder: Path, eval_id: int) -> None:
+        self.facts: list[RolloutFacts] = []
+        self.num_broken = 0
+        self._folder, self._eval_id = folder, eval_id
+        self._rows: list[RolloutRow] = []
+
+    def refresh(self) -> int:
+        database = _database(self._folder)
+        try:
+            last = self._rows[-1].number if self._rows else 0
+            older = database.value(
+                "SELECT count(*) FROM rollouts WHERE eval_id = ? AND rowid <= ?", (self._eval_id, last)
+            )
+            if older != len(self._rows):  # What had failed was run again.
+                self._rows, self.facts, last = [], [], 0
+            added = rollout_rows(database, self._eval_id, last)
+        finally:
+            database.close()
+        self._rows += added
+        self.facts += map(facts_of_stored, added)
+        return len(added)
+
+    def record(self, index: int) -> RolloutRecord:
+        return read_rollout(RunDir(self._folder).rollouts, self._rows[index])
+
+
+class _Published:
+    """Rollouts of a `results.jsonl`, by the offsets of its lines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.facts: list[RolloutFacts] = []
+        self.num_broken = 0
+        self._file = folder / RESULTS
+        self._offsets: list[int] = []
+        self._read_to = 0
+
+    def refresh(self) -> int:
+        before = len(self.facts)
+        try:
+            if self._file.stat().st_size < self._read_to:
+                self.facts, self._offsets, self.num_broken, self._read_to, before = [], [], 0, 0, 0
+            with self._file.open("rb") as file:
+                file.seek(self._read_to)
+                for line in file:
+                    if not line.endswith(b"\n") and parsed_row(line) is None:
+                        break  # Being written, or cut short by a kill.
+                    self._add(line)
+        except OSError as error:
+            raise StorageError(f"cannot read {self._file}: {error.strerror}") from error
+        return len(self.facts) - before
+
+    def record(self, index: int) -> RolloutRecord:
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._offsets[index])
+                row = parsed_row(file.readline())
+        except OSError as error:
+            raise StorageError(f"cannot read {self._file}: {error.strerror}") from error
+        if row is None:
+            raise StorageError(f"{self._file} was rewritten while it was read; look again")
+        return record_of(row)
+
+    def _add(self, line: bytes) -> None:
+        row = parsed_row(line)
+        if row is None:
+            self.num_broken += bool(line.strip())
+        else:
+            self._offsets.append(self._read_to)
+            self.facts.append(facts_of_row(row))
+        self._read_to += len(line)
+
+
+def _located(path: Path, eval_id: int | None = None) -> tuple[Path, int | None]:
+    """(folder, id in the store) of the evaluation that `path` means; the id is None for one that is only published."""
+    folder, chosen = _folder_of(path)
+    if not folder.exists() and not path.is_absolute():
+        named, wanted = _folder_of("runs" / path)
+        if named.exists():
+            folder, chosen = named, wanted
+    if is_stored(folder):
+        return folder, _chosen(folder, chosen) if eval_id is None else eval_id
+    if chosen or not (folder / METADATA).exists() or not (folder / RESULTS).exists():
+        raise UserError(f"no evaluation in {path}: it has no {METADATA} and {RESULTS}; `mettle eval view` lists them")
+    return folder, None
+
+
+def _folder_of(path: Path) -> tuple[Path, str]:
+    """(folder, what of it is chosen after a colon) as a path or the name of a run says it."""
+    folder = path.parent if path.name in (RESULTS, METADATA, "run.db") else path
+    head, _, chosen = path.name.rpartition(":")
+    if folder.exists() or not head or not chosen:
+        return folder, ""
+    return path.with_name(head), chosen
+
+
+def _chosen(folder: Path, chosen: str) -> int:
+    entries = evaluations_in(folder)
+    wanted = [entry for entry in entries if chosen in ("", entry.kind, str(entry.eval_id))]
+    if not wanted:
+        there = ", ".join(dict.fromkeys(f"{entry.kind}" for entry in entries))
+        raise UserError(f"{folder} has no evaluation {chosen!r}; there are 1 to {len(entries)}: {there}")
+    found = wanted[-1].eval_id
+    assert found is not None, "what is stored has an id"
+    return found
+
+
+def _database(folder: Path) -> Database:
+    return Database(RunDir(folder).ledger, MIGRATIONS, is_read_only=True)
+
+
+def _stored_entry(folder: Path, database: Database, row: EvalRow) -> EvaluationEntry:
+    about: dict[str, Any] = {"env_id": row.env_id, "model": row.model, **row.metadata}
+    if not row.is_finished:
+        mean, interval = _mean_so_far(database, row.eval_id), None
+    else:
+        mean = row.mean
+        interval = None if row.ci_low is None or row.ci_high is None else (row.ci_low, row.ci_high)
+    if row.num_rollouts:
+        about |= {"avg_reward": mean, "avg_error": row.num_errors / row.num_rollouts}
+    return EvaluationEntry(
+        folder, row.updated_at or row.created_at, about, None, row.eval_id, row.kind, row.step, row.state,
+        row.num_rollouts, row.planned_rollouts, (mean, interval),
+    )  # fmt: skip
+
+
+def _mean_so_far(database: Database, eval_id: int) -> float | None:
+    """The estimator's mean over tasks, as far as an evaluation is."""
+    running = RunningMean()
+    for row in database.rows(
+        "SELECT coalesce(example_id, uid) AS task, reward FROM rollouts WHERE eval_id = ?", (eval_id,)
+    ):
+        if row["reward"] is not None:
+            running.add(row["task"], row["reward"])
+    return running.mean
+
+
+def _finite(value: Any) -> float | None:
+    """A figure that can be drawn; metadata may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        return None
+    return float(value)
+
+
+def _published_entry(path: Path) -> EvaluationEntry:
+    file = path / METADATA
+    try:
+        modified_at = file.stat().st_mtime
+    except OSError:
+        modified_at = 0.0
+    try:
+        return EvaluationEntry(path, modified_at, ResultsFolder(path).read_metadata())
+    except UserError as error:
+        return EvaluationEntry(path, modified_at, {}, str(error))

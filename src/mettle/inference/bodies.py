@@ -1,0 +1,196 @@
+"""What the routes are asked, each with its types and ranges.
+
+pydantic reads the JSON and checks it in one pass, in less than half of the time that `json.loads` and checks by hand
+take (`benchmarks/inference_http.py` has the routes' cost). A field that is null counts as left out. One that the OpenAI
+API knows and this server would silently not honour is refused; one that nobody knows is ignored, as client libraries
+send extras of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from mettle.records.sampling import SamplingParams
+
+MAX_STOP_STRINGS: Final = 16
+MAX_TOP_LOGPROBS: Final = 20
+
+
+def _must_be(*neutral: Any) -> AfterValidator:
+    """For a field that would change what is sampled: only values at which it changes nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in neutral:
+            raise ValueError("not supported by this server; leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+TokenIds = list[int]
+JsonObjects = list[dict[str, Any]]
+StopStrings = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
+
+
+class RouteBody(BaseModel):
+    """Any body. `model`, where it is given, must be the name that is served."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: Any = None
+
+
+class SamplingBody(RouteBody):
+    """The fields that all generating routes share."""
+
+    n: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    stop: Annotated[StopStrings | None, BeforeValidator(_as_list)] = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+
+    frequency_penalty: Annotated[Any, _must_be(0)] = None
+    presence_penalty: Annotated[Any, _must_be(0)] = None
+    repetition_penalty: Annotated[Any, _must_be(1)] = None
+    length_penalty: Annotated[Any, _must_be(1)] = None
+    min_tokens: Annotated[Any, _must_be(0)] = None
+    logit_bias: Annotated[Any, _must_be({})] = None
+    best_of: Annotated[Any, _must_be(1)] = None
+    suffix: Annotated[Any, _must_be("")] = None
+    use_beam_search: Annotated[Any, _must_be(False)] = None
+    guided_json: Annotated[Any, _must_be()] = None
+    structured_outputs: Annotated[Any, _must_be()] = None
+
+    def params(self, max_tokens: int | None) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=-1 if self.top_k is None else self.top_k,
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the token counts."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class GenerateBody(SamplingBody):
+    """`POST /v1/generate`."""
+
+    prompt_ids: TokenIds
+    max_tokens: int | None = Field(default=None, ge=0)
+    prompt_logprobs: bool | None = None
+
+
+def _with_roles(messages: JsonObjects) -> JsonObjects:
+    for number, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"message {number} has no role")
+    return messages
+
+
+def _text_only(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    if wanted is not None and wanted.get("type") != "text":
+        raise ValueError("other than {'type': 'text'} is not supported")
+    return wanted
+
+
+def _own_settings(settings: dict[str, Any] | None) -> dict[str, Any] | None:
+    if {"messages", "tools", "add_generation_prompt"} & set(settings or ()):
+        raise ValueError("must be an object of the template's own settings")
+    return settings
+
+
+class ChatBody(SamplingBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[JsonObjects, Field(min_length=1), AfterValidator(_with_roles)]
+    tools: JsonObjects | None = None
+    tool_choice: Annotated[Any, _must_be("auto", "none")] = None
+    response_format: Annotated[dict[str, Any] | None, AfterValidator(_text_only)] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_own_settings)] = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    return_token_ids: bool | None = None
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tool calls are to be read from the answer."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+
+def _prompts(value: Any) -> list[str | TokenIds]:
+    """One prompt or several, each a text or token ids, as a list."""
+    if isinstance(value, str) or (value and _is_token_ids(value)):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of token ids, or a list of either")
+    if not all(isinstance(prompt, str) or _is_token_ids(prompt) for prompt in value):
+        raise ValueError("must hold strings or lists of token ids")
+    return value
+
+
+def _is_token_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+class CompletionBody(SamplingBody):
+    """`POST /v1/completions`."""
+
+    prompt: Annotated[Any, AfterValidator(_prompts)]
+    max_tokens: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class TokenizeBody(RouteBody):
+    """`POST /tokenize`."""
+
+    prompt: str | None = None
+    messages: JsonObjects | None = None
+    tools: JsonObjects | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeBody(RouteBody):
+    """`POST /detokenize`."""
+
+    tokens: TokenIds
+    skip_special_tokens: bool | None = None
+
+
+class WeightsBody(BaseModel):
+    """`POST /admin/weights`: the number and the folder of published weights."""
+
+    model_config = ConfigDict(strict=True)
+
+    version: int = Field(ge=0)
+    path: str = Field(min_length=1)
+
+
+class PauseBody(BaseModel):
+    """`POST /admin/pause`."""
+
+    mode: Literal["keep", "drain"] | None = None

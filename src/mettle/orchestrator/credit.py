@@ -1,0 +1,134 @@
+"""What algorithms say of tokens: checked, spread over the tokens, and weighed for a signal. Pure functions.
+
+An algorithm says something of a rollout by column (`records.tokens.CREDIT_COLUMNS`), in whichever grain suits it:
+
+- a number: every sampled token of the rollout;
+- a list with one entry a turn, each a number (that turn's sampled tokens) or an array. An array ends with its turn: as
+  long as the turn's completion it covers the sampled tokens, longer ones reach back into what the turn adds to the
+  prompt, so that what the policy was told can be trained too.
+
+Sampled tokens that have an advantage and no `rl_weights` get the weight 1. Parts: `per_rollout`, `rewards_of` (for
+writing algorithms), `checked`, `has_signal`, `mean_advantage`, `fill_columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mettle.records.tasks import Credit, CreditValue, GroupRecord, RolloutRecord, Turn
+from mettle.records.tokens import CREDIT_COLUMNS, FloatArray
+
+WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+
+
+def rewards_of(group: GroupRecord) -> list[float | None]:
+    """The reward of each rollout, None for one that failed."""
+    return [rollout.reward for rollout in group.rollouts]
+
+
+def per_rollout(advantages: Iterable[float | None]) -> list[Credit | None]:
+    """One advantage for all sampled tokens of each rollout; None for one that does not train."""
+    return [None if advantage is None else {"advantages": advantage} for advantage in advantages]
+
+
+def checked(credits: Sequence[Credit | None], group: GroupRecord) -> list[Credit | None]:
+    """The same in plain numbers and float32 arrays; a rollout without a reward trains nothing, whatever was said of it.
+
+    Raises: ValueError for an unknown column, or for values that do not fit the rollouts and their turns.
+    """
+    if len(credits) != len(group.rollouts):
+        raise ValueError(f"credit for {len(credits)} rollouts, but the group has {len(group.rollouts)}")
+    return [
+        None if credit is None or rollout.reward is None else _checked(credit, rollout)
+        for credit, rollout in zip(credits, group.rollouts, strict=True)
+    ]
+
+
+def _checked(credit: Credit, rollout: RolloutRecord) -> Credit:
+    unknown = sorted(credit.keys() - set(CREDIT_COLUMNS))
+    if unknown:
+        raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(CREDIT_COLUMNS)}")
+    return {name: _checked_value(name, value, rollout) for name, value in credit.items()}
+
+
+def _checked_value(name: str, value: CreditValue, rollout: RolloutRecord) -> CreditValue:
+    if _is_number(value):
+        return _finite(name, value)
+    entries: list[Any] = list(value) if isinstance(value, Iterable) else []
+    if len(entries) != len(rollout.turns):
+        raise ValueError(f"{name} is one number, or a list of one entry for each of the {len(rollout.turns)} turns")
+    found: list[float | FloatArray] = []
+    for entry, turn in zip(entries, rollout.turns, strict=True):
+        if _is_number(entry):
+            found.append(_finite(name, entry))
+            continue
+        array = np.asarray(entry, np.float32)
+        longest = len(turn.new_prompt_ids) + len(turn.completion_ids)
+        if array.ndim != 1 or not len(turn.completion_ids) <= len(array) <= longest:
+            raise ValueError(
+                f"{name} of a turn has shape {array.shape}; it has {len(turn.completion_ids)} sampled tokens "
+                f"and adds {longest} in all"
+            )
+        found.append(array)
+    return tuple(found)
+
+
+def has_signal(credit: Credit, rollout: RolloutRecord) -> bool:
+    """True when some token has an advantage other than 0, or is to be imitated or pulled towards a reference."""
+    if any(_any(credit.get(name, 0.0)) for name in ("ce_weights", "ref_kl_weights")):
+        return True
+    advantages, weights = credit.get("advantages", 0.0), credit.get("rl_weights", 1.0)
+    if isinstance(advantages, float) and isinstance(weights, float):
+        return advantages * weights != 0.0
+    return any(
+        np.any(_sampled(advantages, index, turn) * _sampled(weights, index, turn))
+        for index, turn in enumerate(rollout.turns)
+    )
+
+
+def mean_advantage(credit: Credit, rollout: RolloutRecord) -> float | None:
+    """The mean over the sampled tokens, for whoever looks at the rollout; None when the credit has no advantages."""
+    advantages = credit.get("advantages")
+    if advantages is None or isinstance(advantages, float):
+        return advantages
+    sampled = [_sampled(advantages, index, turn) for index, turn in enumerate(rollout.turns)]
+    total = float(sum(np.sum(values, dtype=np.float64) for values in sampled))
+    return total / max(1, rollout.num_completion_tokens)
+
+
+def fill_columns(columns: Mapping[str, FloatArray], credit: Credit, index: int, turn: Turn, place: slice) -> None:
+    """Write what `credit` says of turn `index` into `columns`, in which `place` is its completion (maybe cut short)."""
+    length = place.stop
+    for name, value in credit.items():
+        entry: Any = value if isinstance(value, float) else value[index]
+        if isinstance(entry, float):
+            columns[name][place] = entry
+        else:
+            begin = place.start + len(turn.completion_ids) - len(entry)
+            columns[name][begin:length] = entry[: length - begin]
+    if "advantages" in credit and "rl_weights" not in credit:
+        columns["rl_weights"][place] = 1.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def _finite(name: str, value: Any) -> float:
+    if not np.isfinite(value):
+        raise ValueError(f"{name} is {value}")
+    return float(value)
+
+
+def _any(value: CreditValue) -> bool:
+    return value != 0.0 if isinstance(value, float) else any(np.any(entry) for entry in value)
+
+
+def _sampled(value: CreditValue, index: int, turn: Turn) -> FloatArray:
+    """What a value says of the sampled tokens of turn `index`."""
+    entry: Any = value if isinstance(value, float) else value[index]
+    number = len(turn.completion_ids)
+    return np.full(number, entry, np.float32) if isinstance(entry, float) else entry[len(entry) - number :]

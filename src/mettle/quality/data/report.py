@@ -1,0 +1,117 @@
+"""What there is to know about a dataset before an environment is made of it.
+
+Parts: `DataReport`, `inspect_data`. Invariant: looking changes nothing and runs nothing of the dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mettle.errors import UserError
+from mettle.quality.checks import Check, check
+from mettle.quality.data.columns import Column, Roles, as_text, describe_columns, find_roles
+from mettle.quality.data.formats import AnswerFormat, detect_format
+from mettle.quality.data.overlap import Overlap, find_overlap
+from mettle.quality.data.recipes import Recipe, recipe_for
+from mettle.quality.data.sources import Dataset
+
+MIN_ROWS = 20
+MAX_DUPLICATE_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """The whole picture. `format` and `recipe` are None when nothing in it looks like an answer."""
+
+    dataset: Dataset
+    columns: list[Column]
+    roles: Roles
+    overlap: Overlap
+    format: AnswerFormat | None
+    recipe: Recipe | None
+
+    def checks(self) -> list[Check]:
+        """Size, duplicates, leakage, nulls."""
+        return [*overlap_checks(self.overlap), *self._role_checks()]
+
+    def _role_checks(self) -> list[Check]:
+        nulls = [f"{c.name} ({c.num_null})" for c in self.columns if c.num_null and c.name in self._needed()]
+        has_both = self.roles.question is not None or self.roles.messages is not None
+        found = f"question {self.roles.question or self.roles.messages}, answer {self.roles.answer or self.roles.tests}"
+        fix = "name them: --question COLUMN --answer COLUMN"
+        is_known = has_both and self.format is not None
+        return [
+            check("columns", is_known, found, fix, otherwise="warn"),
+            check(
+                "no nulls",
+                not nulls,
+                ", ".join(nulls) or "none where it matters",
+                "they are left out",
+                otherwise="warn",
+            ),
+        ]
+
+    def _needed(self) -> set[str | None]:
+        return {self.roles.question, self.roles.answer, self.roles.tests}
+
+    def to_dict(self, num_rows: int) -> dict[str, Any]:
+        """As JSON wants it, with so many sample rows."""
+        return {
+            "name": self.dataset.name,
+            "origin": self.dataset.origin,
+            "splits": self.overlap.num_rows,
+            "columns": [column.to_dict() for column in self.columns],
+            "roles": {name: getattr(self.roles, name) for name in self.roles.__slots__},
+            "overlap": self.overlap.to_dict(),
+            "format": self.format.to_dict() if self.format else None,
+            "recipe": self.recipe.to_dict() if self.recipe else None,
+            "checks": [each.to_dict() for each in self.checks()],
+            "rows": self.dataset.rows[:num_rows],
+        }
+
+
+def inspect_data(dataset: Dataset, *, question: str | None = None, answer: str | None = None) -> DataReport:
+    """Look at a dataset. `question` and `answer` name columns that are not found by themselves.
+
+    Raises: UserError for a column that is not there.
+    """
+    rows = dataset.rows
+    columns = describe_columns(rows)
+    names = [column.name for column in columns]
+    for wanted in (question, answer):
+        if wanted is not None and wanted not in names:
+            raise UserError(f"{dataset.name} has no column {wanted!r}; it has {', '.join(names)}")
+    roles = find_roles(rows, question=question, answer=answer)
+    found = detect_format(rows, roles)
+    overlap = find_overlap(
+        dataset.splits,
+        lambda row: as_text(row.get(roles.question or roles.messages or "")) or as_text(dict(row)),
+        lambda row: as_text(row.get(roles.answer or "")),
+    )
+    return DataReport(dataset, columns, roles, overlap, found, recipe_for(found) if found else None)
+
+
+def overlap_checks(overlap: Overlap) -> list[Check]:
+    """Size, duplicates and leakage, of a dataset or of an environment's rows."""
+    total = sum(overlap.num_rows.values())
+    sizes = ", ".join(f"{name} {num}" for name, num in overlap.num_rows.items())
+    checks = [
+        check("enough rows", total >= MIN_ROWS, sizes, f"have at least {MIN_ROWS}, better hundreds", otherwise="warn")
+    ]
+    if overlap.is_one_prompt:
+        detail = "every row asks the same; what differs is hidden, so sameness says nothing"
+        return [*checks, Check("no duplicates", "skip", detail), Check("no leakage", "skip", detail)]
+    num = sum(overlap.num_duplicates.values())
+    doubled = f"{num} of {total} rows repeat a question; {overlap.num_conflicts} questions have several answers"
+    is_clean = num <= MAX_DUPLICATE_SHARE * total and not overlap.num_conflicts
+    checks.append(check("no duplicates", is_clean, doubled, "keep one row of each question", otherwise="warn"))
+    if len(overlap.num_rows) < 2:
+        detail = "there is one split, so nothing is held out"
+        return [
+            *checks,
+            Check("no leakage", "warn", detail, "hold out rows as `eval_dataset`; `mettle env init --from data` does"),
+        ]
+    leaked = f"{overlap.num_leaked} evaluation questions are trained on"
+    checks.append(check("no leakage", overlap.num_leaked == 0, leaked, "take them out of one of the splits"))
+    return checks

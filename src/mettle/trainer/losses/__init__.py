@@ -1,0 +1,111 @@
+"""Losses: what a trained token contributes to the policy-gradient component. One small file each, formula and paper.
+
+A loss is a pydantic model: its fields are its options, `[trainer.loss]` in a config, and `surrogate` is the formula. It
+is registered by name, here and under the entry point group `mettle.losses`, or named as `module:attribute`. A module of
+losses imports no torch when it is imported (tensors bring their own methods), so that a config is checked without it.
+
+Parts: `PolicyLoss` (the base class), `SeenByLoss` (what a formula is given), `LOSSES` (the registry), `make_loss`.
+Legend: K trained tokens of one forward pass. A sequence is never split over passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mettle.config.plugins import Plugins
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mettle.records.tokens import TokenColumns
+
+LOSSES = Plugins(
+    "mettle.losses",
+    "loss",
+    {
+        "default": "mettle.trainer.losses.default:DefaultLoss",
+        "ipo": "mettle.trainer.losses.ipo:IpoLoss",
+        "ppo_clip": "mettle.trainer.losses.ppo_clip:PpoClipLoss",
+        "gspo": "mettle.trainer.losses.gspo:GspoLoss",
+        "cispo": "mettle.trainer.losses.cispo:CispoLoss",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenByLoss:
+    """One pass's K targets as a loss sees them. l: log-probability under the policy, m: under the sampler.
+
+    `logprobs_K` is l and `log_ratio_K` is l - m cut to +-`log_ratio_clamp`, both with gradient; `moved_K` is
+    exp(l) - exp(m) without. `columns` has every column of a token; `sequence_K` numbers each token's sequence in the
+    pass, from 0 to less than K. `is_member_K` is True on the tokens that train in this component: only their terms
+    count, and only they belong in what is taken over a sequence.
+    """
+
+    logprobs_K: Tensor
+    log_ratio_K: Tensor
+    moved_K: Tensor
+    is_member_K: Tensor
+    sequence_K: Tensor
+    columns: TokenColumns[Tensor, Tensor, Tensor]
+
+    def sequence_mean(self, values_K: Tensor) -> Tensor:
+        """[K]: for each token the mean of `values_K` over the members of its sequence; 0 where it has none."""
+        # K places are enough for the sums, for each sequence of a pass has a target; so no size is asked of a GPU.
+        kept_K = values_K.masked_fill(~self.is_member_K, 0.0)
+        sums_K = values_K.new_zeros(len(values_K)).index_add(0, self.sequence_K, kept_K)
+        counts_K = values_K.new_zeros(len(values_K)).index_add(0, self.sequence_K, self.is_member_K.to(values_K.dtype))
+        return (sums_K / counts_K.clamp(min=1.0))[self.sequence_K]
+
+
+class PolicyLoss(BaseModel):
+    """What all losses have in common. A token's term is w (kl_tau k^2 - adv_tau surrogate), k the log-ratio."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adv_tau: float = Field(default=1.0, ge=0)
+    """Weight of the advantage term."""
+    kl_tau: float = Field(default=1e-3, ge=0)
+    """Weight of the squared log-ratio, which holds the policy near the sampler. The tiny recipe uses 0."""
+    mask_low: float = Field(default=0.2, gt=0)
+    """ref_kl and default: drop a token whose probability fell by more than this (where its advantage is not > 0)."""
+    ref_kl_tau: float = Field(default=1e-3, ge=0)
+    """Weight of the squared log-ratio inside the ref_kl component."""
+    log_ratio_clamp: float = Field(default=20.0, gt=0, le=80)
+    """Log-ratios beyond this are cut (their gradient is 0) and counted, so that exp() stays finite."""
+
+    def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
+        """([K] what is to be made large, before weights; [K] True where a trust region holds the token back)."""
+        raise NotImplementedError
+
+    def build(self) -> PolicyLoss:
+        """The loss that this configures."""
+        return self
+
+
+class TokenRatioLoss(PolicyLoss):
+    """A loss in the importance ratio of single tokens."""
+
+    ratio: Literal["token", "none"] = "token"
+    """token: importance ratio against the sampler's logprobs; none: plain policy gradient (right only without lag)."""
+
+    def ratio_of(self, seen: SeenByLoss) -> Tensor:
+        """[K] the ratio r = exp(k); under "none" its value is 1 and its gradient stays."""
+        return (seen.log_ratio_K if self.ratio == "token" else seen.logprobs_K - seen.logprobs_K.detach()).exp()
+
+
+def make_loss(name: str, options: Mapping[str, Any]) -> PolicyLoss:
+    """The loss called `name`. Raises: ValueError for an unknown name or option."""
+    kind = LOSSES.find(name)
+    if not (isinstance(kind, type) and issubclass(kind, PolicyLoss)):
+        raise ValueError(f"loss {name!r} is no subclass of mettle.trainer.losses.PolicyLoss")
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"loss {name!r}: {where}: {first['msg']}; it takes {', '.join(kind.model_fields)}") from error

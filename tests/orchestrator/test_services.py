@@ -1,0 +1,195 @@
+"""Frozen models over HTTP: a served policy scores what another one sampled, and pulls it; what else may answer."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from mettle.errors import ProviderError, RolloutError
+from mettle.orchestrator.admission import judge_group
+from mettle.orchestrator.algorithms import make_algorithm
+from mettle.orchestrator.batcher import ReadyGroup
+from mettle.orchestrator.config import RetryConfig, ServiceConfig
+from mettle.orchestrator.samples import group_samples
+from mettle.orchestrator.services import HttpModel, HttpServices
+from mettle.orchestrator.shipping import assemble
+from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
+from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.losses.default import DefaultLoss
+from mettle.trainer.model import load_policy
+from mettle.trainer.policy import write_policy
+from mettle.trainer.presets import PolicyConfig
+from mettle.trainer.publish import compute_canary
+from mettle.trainer.world import World
+
+MINI = PolicyConfig(
+    num_layers=2, hidden_size=32, mlp_size=48, num_heads=2, num_kv_heads=1, head_dim=16, init_std=0.4, seed=1
+)
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """(folder, base URL) of a policy behind the embedded engine, in a process of its own."""
+    folder = tmp_path_factory.mktemp("teacher")
+    model = write_policy(folder / "model", MINI)
+    config, ready = folder / "inference.json", folder / "ready.json"
+    config.write_text(json.dumps({"model": str(model), "served_model_name": "teacher", "max_slots": 64}))
+    command = [sys.executable, "-m", "mettle.inference", "--config", str(config), "--ready-file", str(ready)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not ready.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "the server was not ready in time"
+            time.sleep(0.02)
+        yield model, json.loads(ready.read_text())["base_url"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def canary(learner_or_policy, sequences):
+    return compute_canary(learner_or_policy, sequences, ALONE).logprobs
+
+
+@pytest.fixture
+async def services(teacher):
+    made = HttpServices({"reference": HttpModel("reference", base_url=teacher[1], model="teacher", max_concurrency=32)})
+    yield made
+    await made.close()
+
+
+async def test_a_served_model_scores_ids_as_the_trainer_does(teacher, services):
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 256, n).astype(np.int64) for n in (9, 1, 30)]
+    model = services.model("reference")
+    found = await asyncio.gather(*(model.logprobs(ids.astype(np.int32)) for ids in sequences))
+    expected = canary(load_policy(teacher[0], ALONE, dtype=torch.float32), sequences)
+    for scored, row, ids in zip(found, expected, sequences, strict=True):
+        np.testing.assert_allclose(scored, row[: len(ids)], atol=1e-4)
+
+
+@pytest.mark.e2e
+async def test_a_policy_is_pulled_towards_a_served_one(tmp_path, teacher, services):
+    """On-policy distillation from the credit to the weights, on what the policy samples itself."""
+    student = MINI.model_copy(update={"seed": 2, "init_std": 0.02})
+    learner = Learner(
+        load_policy(write_policy(tmp_path / "student", student), ALONE, dtype=torch.float32),
+        Recipe(OptimConfig(lr=2e-2, weight_decay=0.0), SchedulerConfig(), DefaultLoss(), MicroBatchConfig(), 100),
+        ALONE,
+    )
+    algorithm = make_algorithm("reference_kl", {})
+    rng = np.random.default_rng(0)
+    gaps = []
+    for step in range(1, 17):
+        group = GroupRecord(TaskDraw(step, "e", "u", 0, 0), step - 1, tuple(sampled(learner, rng, step, 64)))
+        verdict = await judge_group(
+            group, algorithm, services, retry=RetryConfig(), num_failures=0, filter_zero_advantages=True
+        )
+        assert verdict.is_admitted
+        assert all(r.credit is not None and r.advantage is None for r in verdict.group.rollouts)
+        samples = group_samples(verdict.group, seq_len=64, keep_zero_advantages=False)
+        metrics = learner.train(assemble(step, [ReadyGroup.of(step, samples)], {}), step)
+        assert metrics["tokens/trained"] == 64 * 2
+        assert metrics["loss/rl"] == metrics["loss/ce"] == 0
+        # The loss is the mean of -(ref - l) r at r = 1: the estimate of KL(policy || reference).
+        gap = np.mean([s.logprobs[s.loss_mask] - s.ref_logprobs[s.loss_mask] for s in samples])
+        assert metrics["loss/ref_kl"] == pytest.approx(gap, abs=1e-3)
+        gaps.append(metrics["loss/ref_kl"])
+    assert np.mean(gaps[-3:]) < 0.75 * np.mean(gaps[:3]), gaps
+
+
+def sampled(learner, rng, step, number):
+    """Rollouts of one prompt and two sampled tokens, with the logprobs that the policy gives them."""
+    prompt = np.array([65, 66, 67], np.int64)
+    network = learner.policy.network
+    ids = torch.from_numpy(np.tile(prompt, (number, 1)))
+    generator = torch.Generator().manual_seed(step)
+    logprobs = []
+    with torch.no_grad():
+        for _ in range(2):
+            distribution = torch.log_softmax(network(input_ids=ids).logits[:, -1].float(), -1)
+            chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
+            logprobs.append(distribution.gather(1, chosen))
+            ids = torch.cat([ids, chosen], 1)
+    scored = torch.cat(logprobs, 1).numpy()
+    for i in range(number):
+        turn = Turn(
+            0, prompt.astype(np.int32), ids[i, 3:].numpy().astype(np.int32), scored[i], np.full(2, step - 1, np.int32)
+        )
+        yield RolloutRecord(f"r{i}", 0.0, {}, [], (turn,))
+
+
+@pytest.fixture
+async def stand_in():
+    """An endpoint that answers whatever it is told to; `asked` are the requests."""
+    answers, asked = {}, []
+
+    async def completions(request):
+        asked.append(await request.json())
+        return web.json_response(answers["body"], status=answers.get("status", 200))
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", completions)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    model = HttpModel("teacher", base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", model="big")
+    yield answers, asked, model
+    await model.close()
+    await runner.cleanup()
+
+
+def saying(*logprobs):
+    return {"choices": [{"logprobs": {"token_logprobs": list(logprobs)}}]}
+
+
+async def test_ids_are_asked_for_as_they_stand_and_a_token_too_many_is_left_out(stand_in):
+    answers, asked, model = stand_in
+    answers["body"] = saying(None, -1.0, -2.0, -0.1)
+    found = await model.logprobs(np.array([5, 6, 7], np.int32))
+    assert found.tolist() == [0, -1, -2]
+    assert asked == [
+        {"model": "big", "prompt": [5, 6, 7], "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 1.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"choices": [{"text": "hi", "logprobs": None}]}, "does not tell the logprobs of a prompt"),
+        ({"choices": []}, "does not tell the logprobs of a prompt"),
+        (saying(None, -1.0), "gave 2 logprobs for 3 tokens"),
+        (saying(None, -1.0, None), "does not tell|not finite"),
+    ],
+)
+async def test_an_answer_that_scores_nothing_is_the_services_fault(stand_in, body, why):
+    answers, _, model = stand_in
+    answers["body"] = body
+    with pytest.raises(ProviderError, match=why):
+        await model.logprobs(np.array([5, 6, 7], np.int32))
+
+
+async def test_a_refusal_is_a_rollout_error_that_names_the_address(stand_in):
+    answers, _, model = stand_in
+    answers |= {"status": 400, "body": {"error": {"message": "no echo here"}}}
+    with pytest.raises(RolloutError, match="no echo here"):
+        await model.logprobs(np.array([5, 6, 7], np.int32))
+
+
+def test_a_service_is_made_from_its_table():
+    made = TypeAdapter(dict[str, ServiceConfig]).validate_python(
+        {"teacher": {"base_url": "http://127.0.0.1:1/v1", "model": "big"}}
+    )
+    services = HttpServices({name: HttpModel(name, **config.model_dump()) for name, config in made.items()})
+    assert isinstance(services.model("teacher"), HttpModel)
