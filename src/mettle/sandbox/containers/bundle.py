@@ -1,8 +1,8 @@
 """What is put into a container: the agent and the zygote as one archive, named by what is in it.
 
 Beside each source lies its bytecode for the Python of this process: an image with the same version starts with a
-quarter less work, and any other one compiles. The bytecode of one source is not always the same bytes, so the name is made of the
-sources and the version.
+quarter less work, and any other one compiles. The bytecode of one source is not always the same bytes, so the name is
+made of the sources and the version.
 Invariant: a name stands for the same sources, so that an archive that is there already need not be brought again.
 """
 

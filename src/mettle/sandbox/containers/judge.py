@@ -36,7 +36,7 @@ _MAX_DISK_FILES: Final = 1024
 _LIFETIME_S: Final = 24 * 3600.0
 
 
-class FarCell(Cell):
+class RemoteCell(Cell):
     """A cell in a container of its own, which ends with it."""
 
     machine: ContainerMachine | None = None
@@ -48,13 +48,13 @@ class FarCell(Cell):
             self.ending = asyncio.create_task(self.machine.delete("its cell is done"), name="cell end")
 
 
-class FarKeeper(TemplateKeeper):
+class RemoteCells(TemplateKeeper):
     """There is no template process elsewhere: a cell is lost when its own container is."""
 
     def __init__(self) -> None:
         self.template = None
         self.num_templates = 0
-        self.cells: dict[int, FarCell] = {}
+        self.cells: dict[int, RemoteCell] = {}
 
     def has_lost(self, generation: int) -> bool:
         return False
@@ -69,8 +69,8 @@ class ContainerJudge(SandboxPool):
     """Judges code in containers. Use as `async with`."""
 
     def __init__(self, config: SandboxConfig, host: ContainerHost) -> None:
-        self._far = FarKeeper()
-        super().__init__(config, self._far)
+        self._remote = RemoteCells()
+        super().__init__(config, self._remote)
         self._machines = ContainerPool(config, host)
         self._numbers = itertools.count(1)
         self._missing: dict[str, str | None] = {}
@@ -81,7 +81,7 @@ class ContainerJudge(SandboxPool):
 
     async def close(self) -> None:
         await super().close()
-        endings = [cell.ending for cell in self._far.cells.values() if cell.ending is not None]
+        endings = [cell.ending for cell in self._remote.cells.values() if cell.ending is not None]
         if endings:
             await asyncio.wait(endings)
         await self._machines.close()
@@ -138,13 +138,13 @@ class ContainerJudge(SandboxPool):
         self._stats = replace(self._stats, num_cells=self._stats.num_cells + 1)
         return cell
 
-    async def _enter(self, machine: ContainerMachine, limits: CellLimits | None) -> FarCell:
+    async def _enter(self, machine: ContainerMachine, limits: CellLimits | None) -> RemoteCell:
         try:
             ours = await machine.open_cell(self._settings(), limits)
         except SandboxError as error:
             raise CellLost("the container ended before its cell was made") from error
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        cell = FarCell(next(self._numbers), 0, limits, reader, writer)
+        cell = RemoteCell(next(self._numbers), 0, limits, reader, writer)
         try:
             await cell.wait_ready(_READY_S)
         except BaseException:
@@ -152,15 +152,15 @@ class ContainerJudge(SandboxPool):
             raise
         cell.machine = machine
         self._forget_ended()
-        self._far.cells[cell.number] = cell
+        self._remote.cells[cell.number] = cell
         return cell
 
     def _forget_ended(self) -> None:
-        for number, cell in list(self._far.cells.items()):
+        for number, cell in list(self._remote.cells.items()):
             if cell.ending is not None and cell.ending.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     cell.ending.exception()
-                del self._far.cells[number]
+                del self._remote.cells[number]
 
     def _machine_config(self, limits: CellLimits | None) -> MachineConfig:
         disk_mb = self.config.disk_mb if limits is None else limits.disk_bytes >> 20

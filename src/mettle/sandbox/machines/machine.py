@@ -11,6 +11,7 @@ import builtins
 import itertools
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final

@@ -189,7 +189,7 @@ def _serve(wire: Wire, held: dict[str, str]) -> None:
 
 
 def _settings() -> Settings:
-    """Those of hands. Whoever is not process 1 sees other processes beside its own."""
+    """Those of workers. Whoever is not process 1 sees other processes beside its own."""
     given: dict[str, Any] = {
         name: (() if "tuple" in str(kind) else 0) for name, kind in Settings.__annotations__.items()
     }

@@ -78,7 +78,7 @@ class Command:
     async def _run(self) -> None:
         command, stdin = self._order["command"], self._order["stdin"]
         order = {
-            "hand": "run",
+            "op": "run",
             "argv": ["sh", "-c", command] if isinstance(command, str) else command,
             "cwd": self._order["cwd"],
             "environment": self._order["env"],

@@ -1,4 +1,4 @@
-"""What a command's request says, read without pydantic: as `service/bodies.py` has it, with the same words for mistakes.
+"""What a command's request says, read without pydantic, which no image has; `service/bodies.py` is its model.
 
 Invariant: a field of the wrong type is a `UserError` that names it.
 """

@@ -47,7 +47,7 @@ from mettle.sandbox.containers.agent.mux import Mux
 from mettle.sandbox.containers.agent.orders import MAX_OUTPUT_BYTES, command_order, take
 from mettle.sandbox.service.messages import EOF, ERROR_HEADER, HEARTBEAT_S, LINES_TYPE, PREFIX, STATUSES
 from mettle.sandbox.zygote import jail
-from mettle.sandbox.zygote.overseer import Hand, Overseer
+from mettle.sandbox.zygote.overseer import OperationWorker, Overseer
 from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
 
 _BACKLOG: Final = 128
@@ -166,7 +166,7 @@ class Agent(Overseer):
         silent_s = time.monotonic() - self._last_heard
         if silent_s > self._lease_s:
             self.loop.is_over = True
-        soon_ms = self.patience_ms()
+        soon_ms = self.wait_ms()
         waits = [self._lease_s - silent_s + 0.001, *([] if soon_ms is None else [soon_ms / 1000])]
         return max(0.0, min(waits))
 
@@ -325,7 +325,7 @@ class Agent(Overseer):
 
     async def _give(self, request: Request, kind: str) -> None:
         """The body into an op, which writes files."""
-        op, [descriptor] = self.start_op({"hand": kind}, [0])
+        op, [descriptor] = self.start_op({"op": kind}, [0])
         try:
             is_wanted = True
             async for piece in request.body():
@@ -344,11 +344,11 @@ class Agent(Overseer):
 
     async def _get_file(self, request: Request) -> None:
         path = request.one("path", "")
-        await self._send_output(request, {"hand": "get", "path": path}, path)
+        await self._send_output(request, {"op": "get", "path": path}, path)
 
     async def _snapshot(self, request: Request) -> None:
         paths = request.query.get("path", ["/work"])
-        await self._send_output(request, {"hand": "pack", "paths": paths}, " ".join(paths))
+        await self._send_output(request, {"op": "pack", "paths": paths}, " ".join(paths))
 
     async def _send_output(self, request: Request, order: dict[str, Any], what: str) -> None:
         """What an op prints, as it comes. One that fails before it has printed is an error, and later the end."""
@@ -370,7 +370,7 @@ class Agent(Overseer):
 
     async def _entries(self, request: Request) -> None:
         path = request.one("path", "/work")
-        op, [descriptor] = self.start_op({"hand": "list", "path": path}, [1])
+        op, [descriptor] = self.start_op({"op": "list", "path": path}, [1])
         lines = bytearray()
         try:
             while data := await read(descriptor):
@@ -476,7 +476,7 @@ class Agent(Overseer):
             own = limits.of(settings) if limits else settings
             cells.live(theirs, own, has_files=limits is not None and limits.has_program)
         theirs.close()
-        self.hands[pid] = Hand(next(self._numbers), pid)
+        self.workers[pid] = OperationWorker(next(self._numbers), pid)
         ours.setblocking(False)
         with ours:
             await self._carry(request, ours)
@@ -517,7 +517,7 @@ async def _let_go(known: Listener, name: str) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> None:
-    kinds = {TooLarge: "too_large", NoJob: "no_job", NoSuch: "no_route"}
+    kinds: dict[type[Exception], str] = {TooLarge: "too_large", NoJob: "no_job", NoSuch: "no_route"}
     kind = kinds.get(type(error), "user")
     body: dict[str, Any] = {"type": kind, "message": str(error)}
     if isinstance(error, OSError):

@@ -158,14 +158,22 @@ class DockerHost:
         labels = self._owner.labels(None)
         volumes = self._client.docker.volumes
         body = {"Name": name, "Labels": {}}
-        await self._client.ask("create volume", lambda: volumes.create(body), is_repeatable=True)
+        await self._client.ask(
+            "create volume",
+            lambda: volumes.create(body),  # type: ignore[no-untyped-call]
+            is_repeatable=True,
+        )
         filling = filler_body(image_id, name, labels)
         filler_id = await make_or_undo(self._create(f"mettle-fill-{secrets.token_hex(6)}", filling), self._remove)
         filler = self._client.docker.containers.container(filler_id)
         try:
             if not await self._has_agent(filler):
                 data = bundle.as_tar()
-                await self._client.ask("put archive", lambda: filler.put_archive(FOLDER, data), is_repeatable=True)
+                await self._client.ask(
+                    "put archive",
+                    lambda: filler.put_archive(FOLDER, data),  # type: ignore[no-untyped-call]
+                    is_repeatable=True,
+                )
         finally:
             await asyncio.shield(self._remove(filler_id))
         return name
