@@ -116,9 +116,9 @@ async def test_code_inside_finds_no_secret_and_cannot_look_into_the_agent(agent:
     ("method", "path", "body", "words"),
     [
         ("GET", "/nowhere", None, "no GET"),
-        ("POST", "/machines/m/exec", {"command": 5}, "command must be"),
-        ("POST", "/machines/m/exec", {"command": "x", "timeout_s": -1}, "timeout_s is"),
-        ("POST", "/machines/m/exec", {"command": "x", "max_output_bytes": 1 << 40}, "max_output_bytes is"),
+        ("POST", "/machines/m/exec", {}, "command"),
+        ("POST", "/machines/m/exec", {"command": "x", "stdin_base64": "*"}, "base64"),
+        ("GET", "/machines/m/fetch/me", None, "no GET"),
         ("POST", "/machines/m/exec", {"command": "x" * (33 << 20)}, "more than 32 MB"),
     ],
 )

@@ -44,7 +44,6 @@ from mettle.sandbox.containers.agent.http import (
 )
 from mettle.sandbox.containers.agent.loop import Event, Loop, Task, readable, writable
 from mettle.sandbox.containers.agent.mux import Mux
-from mettle.sandbox.containers.agent.orders import MAX_OUTPUT_BYTES, command_order, take
 from mettle.sandbox.service.messages import EOF, ERROR_HEADER, HEARTBEAT_S, LINES_TYPE, PREFIX, STATUSES
 from mettle.sandbox.zygote import jail
 from mettle.sandbox.zygote.overseer import OperationWorker, Overseer
@@ -56,6 +55,7 @@ _FETCH_S: Final = 30.0
 _MAX_PENDING: Final = 256
 _MAX_JOBS: Final = 1000
 _MAX_BODY_BYTES: Final = 32 << 20
+_MAX_OUTPUT_BYTES: Final = 64 << 20
 _MAX_WAIT_S: Final = 60.0
 _FULL_BYTES: Final = 1 << 20
 _SEND_BYTES: Final = 1 << 18
@@ -221,7 +221,7 @@ class Agent(Overseer):
             while (request := await read_request(stream)) is not None:
                 try:
                     await self._handle(request)
-                except (UserError, OSError) as error:
+                except (UserError, OSError, KeyError, TypeError, ValueError) as error:
                     if request.has_answered:
                         raise Ended(str(error)) from error
                     await _refuse(request, error)
@@ -273,7 +273,7 @@ class Agent(Overseer):
     async def _exec(self, request: Request) -> None:
         """Run a command, and answer in lines: output, signs of life, the result."""
         body = await _json(request)
-        order = command_order(body, 30.0)
+        order = _order(body)
         await request.begin(LINES_TYPE)
 
         async def chunk(name: str, data: bytes) -> None:
@@ -283,7 +283,7 @@ class Agent(Overseer):
         async def line(told: dict[str, Any]) -> None:
             await request.send(json.dumps(told, separators=(",", ":")).encode() + b"\n")
 
-        is_stream = take(body, "stream", str, "no") == "chunks"
+        is_stream = body.get("stream") == "chunks"
         command = Command(self, order, on_chunk=chunk if is_stream else None, has_flood_limit=not is_stream)
         try:
             while not await command.ended.wait(HEARTBEAT_S):
@@ -294,7 +294,7 @@ class Agent(Overseer):
         await request.send(b"")
 
     async def _start_job(self, request: Request) -> None:
-        order = command_order(await _json(request), None)
+        order = _order(await _json(request))
         name = str(next(self._numbers))
         self._jobs[name] = Command(self, order)
         if len(self._jobs) > _MAX_JOBS:
@@ -305,7 +305,7 @@ class Agent(Overseer):
 
     async def _show_job(self, request: Request, name: str) -> None:
         job = self._job(name)
-        await job.ended.wait(min(_MAX_WAIT_S, max(0.0, _float(request.one("wait_s", "0")))))
+        await job.ended.wait(min(_MAX_WAIT_S, float(request.one("wait_s", "0"))))
         shown: dict[str, Any] = {"id": name, "result": job.result or None}
         if request.one("output", "") == "1":
             shown |= {stream: capture.text() for stream, capture in job.captures.items()}
@@ -375,7 +375,7 @@ class Agent(Overseer):
         try:
             while data := await read(descriptor):
                 lines += data
-                if len(lines) > MAX_OUTPUT_BYTES:
+                if len(lines) > _MAX_OUTPUT_BYTES:
                     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
             await op.ended.wait()
         finally:
@@ -393,13 +393,13 @@ class Agent(Overseer):
 
     async def _connect(self, request: Request, text: str) -> None:
         """A websocket to 127.0.0.1:`port` inside."""
-        port = _port(text)
+        port = int(text)
         connection = socket.socket()
         connection.setblocking(False)
         try:
             number = connection.connect_ex(("127.0.0.1", port))
             if number == errno.EINPROGRESS:
-                timeout_s = _float(request.one("timeout_s", str(_CONNECT_S)))
+                timeout_s = float(request.one("timeout_s", str(_CONNECT_S)))
                 is_made = await writable(connection.fileno(), timeout_s)
                 number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_made else errno.ETIMEDOUT
             if number:
@@ -416,7 +416,7 @@ class Agent(Overseer):
         listener = socket.socket()
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", _port(request.one("port", "0"))))
+            listener.bind(("127.0.0.1", int(request.one("port", "0"))))
             listener.listen(_BACKLOG)
             listener.setblocking(False)
             await self._tell(request, listener)
@@ -456,7 +456,7 @@ class Agent(Overseer):
             await ws.send(TEXT, json.dumps({"accept": name}).encode())
 
     async def _fetch(self, request: Request, port: str, name: str) -> None:
-        known = self._listeners.get(_port(port))
+        known = self._listeners.get(int(port))
         connection = known.pending.pop(name, None) if known is not None else None
         if connection is None:
             raise NoSuch(f"port {port} has no connection {name[:20]!r} to fetch")
@@ -519,13 +519,26 @@ async def _let_go(known: Listener, name: str) -> None:
 async def _refuse(request: Request, error: Exception) -> None:
     kinds: dict[type[Exception], str] = {TooLarge: "too_large", NoJob: "no_job", NoSuch: "no_route"}
     kind = kinds.get(type(error), "user")
-    body: dict[str, Any] = {"type": kind, "message": str(error)}
+    body: dict[str, Any] = {"type": kind, "message": str(error) or type(error).__name__}
     if isinstance(error, OSError):
         number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
         what = {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
         body = {"type": "os", "message": str(error), **what}
     told = json.dumps({"error": body})
     await request.answer({"error": body}, STATUSES[body["type"]], {ERROR_HEADER: told} if request.is_websocket else {})
+
+
+def _order(body: dict[str, Any]) -> dict[str, Any]:
+    """A command as `service/bodies.py` has it. There is no pydantic here; the owner, who alone can ask, has made it."""
+    stdin = body.get("stdin_base64")
+    return {
+        "command": body["command"],
+        "cwd": body.get("cwd", "/work"),
+        "env": dict(body.get("env") or {}),
+        "stdin": None if stdin is None else base64.b64decode(stdin, validate=True),
+        "timeout_s": body.get("timeout_s"),
+        "max_output_bytes": min(int(body.get("max_output_bytes", 1 << 20)), _MAX_OUTPUT_BYTES),
+    }
 
 
 async def _json(request: Request) -> dict[str, Any]:
@@ -547,19 +560,6 @@ def _check(op: Op, what: str) -> None:
         raise InterruptedError(errno.EINTR, "ended by a process of the machine, or for lack of memory", what)
     if status:
         raise OSError(status, os.strerror(status), what)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65_535:
-        raise UserError(f"there is no port {text[:20]}")
-    return int(text)
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{text[:20]!r} is no number") from None
 
 
 def _close(descriptors: list[int]) -> None:

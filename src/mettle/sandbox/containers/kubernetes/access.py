@@ -22,7 +22,8 @@ try:
     from kubernetes_asyncio.client.rest import RESTClientObject
     from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 except ImportError as error:
-    raise UserError(f"the backend kubernetes needs {error.name}: pip install 'mettle-lab[kubernetes]'") from None
+    missing = str(error.name).partition(".")[0]
+    raise UserError(f"the backend kubernetes needs {missing}: pip install 'mettle-lab[kubernetes]'") from None
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_AGE_S: Final = 60.0
