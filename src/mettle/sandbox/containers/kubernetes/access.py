@@ -47,6 +47,7 @@ class Access:
     async def open(cls, config: KubernetesConfig, environ: Mapping[str, str] = os.environ) -> Self:
         """As the config names it, or what there is. Raises: UserError."""
         configuration = Configuration()
+        configuration.connection_pool_maxsize = config.max_requests + 1  # the watch of pods holds one
         if config.kubeconfig is None and environ.get("KUBERNETES_SERVICE_HOST"):
             try:
                 load_incluster_config(configuration, environ=environ)  # type: ignore[no-untyped-call]
