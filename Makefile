@@ -16,8 +16,11 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ENVIRONMENTS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard environments/*/pyproject.toml)))
-MANIFESTS := pyproject.toml $(addsuffix /pyproject.toml,$(ENVIRONMENTS))
+# Adapters bring other libraries, so users install those that they want; in a checkout they are found without.
+ADAPTERS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard adapters/*/pyproject.toml)))
+MANIFESTS := pyproject.toml $(addsuffix /pyproject.toml,$(ENVIRONMENTS) $(ADAPTERS))
 EDITABLE := $(addprefix -e ./,$(ENVIRONMENTS))
+EDITABLE_ADAPTERS := $(addprefix -e ./,$(ADAPTERS))
 # One thread a process: several processes share the cores, and more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
@@ -73,5 +76,5 @@ $(VENV)/.installed: $(MANIFESTS) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,games,mcp,docker,kubernetes,gepa,tui,dev]' $(EDITABLE)
+	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS)
 	@touch $@

@@ -151,7 +151,12 @@ def sandbox_api_page() -> str:
         lines += [f"| `{method} {path}` | {_words(handler.__doc__)} |" for method, path, handler in routes]
         lines.append("")
     lines += ["## Streamed output", "", *(commands.__doc__ or "").strip().splitlines()[2:], ""]
-    lines += ["## Errors", "", '`{"error": {"type", "message"}}`, one line, with', ""]
+    lines += [
+        "## Errors",
+        "",
+        '`{"error": {"type", "message"}}`, one line (`machine_ended` also has `why` and `cause`,',
+    ]
+    lines += ["`os` its `errno`), with", ""]
     lines += ["| type | status | in Python |", "|---|---|---|"]
     statuses = messages.STATUSES
     lines += [f"| `{name}` | {statuses[name]} | `{kind.__name__}` |" for name, kind in faults.KINDS.items()]

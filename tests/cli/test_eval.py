@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def environment(tmp_path, monkeypatch):
 def only_evaluation(folder: Path) -> Path:
     (path,) = (folder / "outputs" / "evals").glob("*/*")
     return path
+
+
+def only_published(folder: Path) -> Path:
+    """As another program, or a release without a store, leaves its folder; the file of rows."""
+    shutil.rmtree(folder / "rollouts")
+    for file in folder.glob("run.db*"):
+        file.unlink()
+    return folder / "results.jsonl"
 
 
 def read_rollouts(folder: Path) -> list[dict]:
@@ -125,7 +134,7 @@ def test_a_failed_rollout_has_no_reward_and_a_resume_tries_it_again(mettle, envi
 def test_a_resumed_evaluation_runs_only_what_is_missing(mettle, environment, endpoint):
     first = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "2", "--json").json
     rows = read_rollouts(Path(first["path"]))
-    results = Path(first["path"]) / "results.jsonl"
+    results = only_published(Path(first["path"]))
     results.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]) + '{"cut sho')
     ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "--resume", first["path"], "--json")
     assert ended.code == 0, ended.err
@@ -178,10 +187,11 @@ def test_evaluations_are_listed_then_one_then_one_rollout(mettle, environment, e
     words = ("mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "1", "-c", "1", "--json")
     path = mettle("eval", "run", *words).json["path"]
     listed = mettle("eval", "view")
-    assert re.search(rf"^mirror-words +reverser +1 +0% +2 +1 .* {re.escape(path)}$", listed.out, re.MULTILINE)
+    line = rf"^mirror-words +reverser +eval +1\.000 .* 0% +2 rollouts .* {re.escape(path)}$"
+    assert re.search(line, listed.out, re.MULTILINE)
     assert [row["path"] for row in mettle("eval", "view", "--json").json] == [path]
     one = mettle("eval", "view", path)
-    assert re.search(r"^0 +0 +1 +max_turns_reached +2 +cba$", one.out, re.MULTILINE)
+    assert re.search(r"^0 +0 +1\.000 +max_turns_reached +2 +cba$", one.out, re.MULTILINE)
     rollout = mettle("eval", "view", path, "-i", "1")
     assert "reverse def" in rollout.out
     assert re.search(r"^expected +fed$", rollout.out, re.MULTILINE)
@@ -328,7 +338,7 @@ def test_a_mistake_in_one_evaluation_shows_before_any_runs(mettle, environment, 
 
 def test_a_saved_evaluation_is_continued_without_saying_again_what_it_was(mettle, environment, endpoint, seen):
     first = run_words(mettle, endpoint, "-n", "2", "-r", "2", "-a", '{"words": "ab cd ef"}', "-T", "0.5")
-    results = Path(first["path"]) / "results.jsonl"
+    results = only_published(Path(first["path"]))
     results.write_text("".join(results.read_text().splitlines(keepends=True)[:3]))
     seen.clear()
     again = mettle("eval", "run", "--resume", first["path"], "--json")
@@ -355,7 +365,7 @@ def test_resume_without_a_path_takes_the_newest_one_like_this(mettle, environmen
 def test_two_evaluations_are_compared(mettle, environment, endpoint):
     first = run_words(mettle, endpoint, "-n", "3", "-r", "1", "-T", "0.5")
     second = run_words(mettle, endpoint, "-n", "3", "-r", "1")
-    results = Path(second["path"]) / "results.jsonl"
+    results = only_published(Path(second["path"]))
     rows = read_rollouts(results)
     results.write_text("".join(json.dumps({**row, "reward": float(row["example_id"] != 0)}) + "\n" for row in rows))
     ended = mettle("eval", "compare", first["path"], second["path"])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mettle.cli import progress as module
-from mettle.cli.progress import Progress, line_of
+from mettle.cli.progress import EvalProgress, line_of
 from mettle.clients.prices import Price
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.tally import Tally
@@ -36,7 +36,7 @@ async def test_a_terminal_sees_one_line_for_each_evaluation(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("TERM", "xterm")
-    async with Progress([tally_of(3, 10), tally_of(0, 4)], is_quiet=False):
+    async with EvalProgress([tally_of(3, 10), tally_of(0, 4)], is_quiet=False):
         pass
     shown = screen.getvalue()
     for word in ("tokens/s", "words", "3/10", "0.5", "$6.00", "0/4"):
@@ -47,9 +47,9 @@ async def test_ten_thousand_rollouts_are_not_ten_thousand_drawings(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     drawn = []
-    monkeypatch.setattr(Progress, "_table", lambda self: drawn.append(1) or "")
+    monkeypatch.setattr(EvalProgress, "_table", lambda self: drawn.append(1) or "")
     tally = tally_of(0, 10_000)
-    async with Progress([tally], is_quiet=False):
+    async with EvalProgress([tally], is_quiet=False):
         for i in range(10_000):
             tally.add(RolloutFacts(i, 1.0))
     assert len(drawn) <= 3
@@ -58,9 +58,9 @@ async def test_ten_thousand_rollouts_are_not_ten_thousand_drawings(monkeypatch):
 async def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr(module, "LINE_EVERY_S", 0.0)
     tally = tally_of(2, 4)
-    async with Progress([tally, tally_of(0, 0)], is_quiet=False):
+    async with EvalProgress([tally, tally_of(0, 0)], is_quiet=False):
         pass
-    async with Progress([tally], is_quiet=True):
+    async with EvalProgress([tally], is_quiet=True):
         pass
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -72,7 +72,7 @@ async def test_a_log_is_told_that_nothing_happens(monkeypatch, capsys):
     monkeypatch.setattr(module, "LINE_AT_LEAST_EVERY_S", 0.002)
     tally = Tally("words")
     tally.start(4, [])
-    async with Progress([tally], is_quiet=False):
+    async with EvalProgress([tally], is_quiet=False):
         await asyncio.sleep(0.1)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3, "one for the start, and more though nothing has ended"

@@ -16,11 +16,11 @@ from typing_extensions import TypedDict
 from mettle.clients.endpoints import EndpointsFile, NamedEndpoint, PriceTable, Provider
 from mettle.clients.prices import Price
 from mettle.config import Loaded, load_config, render_toml, shape
-from mettle.config.layers import Layer, tree_layer
+from mettle.config.layers import ConfigLayer, tree_layer
 from mettle.config.options import Foreign, Given, Option, asked_fields, fields_of, own_names
 from mettle.config.overrides import parse_overrides
 from mettle.errors import UserError
-from mettle.evals.plan import EvalPlan, read_plan
+from mettle.evals.plan import EvalFile, read_plan
 from mettle.evals.spec import EvalSpec
 from mettle.gepa.config import GepaSpec, load_spec, read_file
 from mettle.quality.settings import QualitySettings
@@ -46,7 +46,7 @@ class Small(BaseModel):
     file: Annotated[str | None, Option(is_path=True)] = None
 
 
-def own(tree: dict[str, Any], folder: Path | None = None) -> Layer:
+def own(tree: dict[str, Any], folder: Path | None = None) -> ConfigLayer:
     return own_names(Small, tree_layer(tree, "a.toml:1"), folder)
 
 
@@ -172,8 +172,8 @@ def one(load: Callable[[Path], Loaded[Any]]) -> Callable[[str, Path], Any]:
 
 READERS: dict[type[BaseModel], tuple[Callable[[Any], str], Callable[[str, Path], Any]]] = {
     EvalSpec: (
-        lambda spec: render_toml(EvalPlan(eval=[spec])),
-        one(lambda path: read_plan([path], Given(), lambda env_id: Layer())[0]),
+        lambda spec: render_toml(EvalFile(eval=[spec])),
+        one(lambda path: read_plan([path], Given(), lambda env_id: ConfigLayer())[0]),
     ),
     GepaSpec: (render_toml, one(lambda path: load_spec([read_file(path)]))),
     GenerateSpec: (render_toml, one(lambda path: load_config(GenerateSpec, [path]))),

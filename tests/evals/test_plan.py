@@ -13,7 +13,7 @@ from mettle.config.options import Given, fields_of, own_names
 from mettle.config.overrides import parse_overrides
 from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.errors import UserError
-from mettle.evals.plan import EvalPlan, read_plan
+from mettle.evals.plan import EvalFile, read_plan
 from mettle.evals.spec import EvalSpec
 
 
@@ -181,7 +181,7 @@ def test_a_resolved_plan_loads_back_to_itself(plan, tmp_path):
     text = 'model = "m"\n[[ablation]]\nid = "words"\n[ablation.sweep]\ntemperature = [0.0, 1.0]\nargs.a = [[1, 2]]\n'
     first = plan(text)
     loaded = read_plan([tmp_path / "e.toml"], Given(), package_defaults)
-    assert plan(EvalPlan.of(loaded).render()) == first
+    assert plan(EvalFile.of(loaded).render()) == first
 
 
 def test_the_file_in_the_guide_can_be_read(plan, tmp_path):

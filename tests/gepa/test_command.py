@@ -179,12 +179,12 @@ def test_ctrl_c_keeps_the_best_so_far_and_names_the_command_that_goes_on(mettle,
 
 def test_the_display_is_one_line_that_changes_and_is_gone_at_the_end(capsys, monkeypatch):
     from mettle.cli.optimisation import Display
-    from mettle.gepa.progress import Progress
+    from mettle.gepa.progress import SearchProgress
 
     monkeypatch.setenv("COLUMNS", "40")
     now = iter(range(100))
     display = Display(is_quiet=False, is_live=True, clock=lambda: float(next(now)))
-    progress = Progress(500, stage="search", num_calls=12, num_candidates=2, best_score=0.5, num_errors=1)
+    progress = SearchProgress(500, stage="search", num_calls=12, num_candidates=2, best_score=0.5, num_errors=1)
     display.show(progress)
     display.say("candidate 1 scores 0.5")
     said = capsys.readouterr().err

@@ -16,7 +16,7 @@ from mettle.config.overrides import parse_overrides
 from mettle.errors import ServiceError, UserError
 from mettle.gepa.config import GepaSpec
 from mettle.gepa.outputs import RunFolder
-from mettle.gepa.run import Outcome, prepare, resumed
+from mettle.gepa.run import SearchOutcome, prepare, resumed
 
 pytest.importorskip("gepa")
 
@@ -24,10 +24,10 @@ SMALL = {"max_calls": 160, "num_train": 12, "num_val": 12, "num_test": 12, "max_
 
 
 @pytest.fixture
-def optimise(workplace: Path, endpoint: Any) -> Callable[..., Outcome]:
+def optimise(workplace: Path, endpoint: Any) -> Callable[..., SearchOutcome]:
     """Run a small search with these settings on top."""
 
-    def run(**settings: Any) -> Outcome:
+    def run(**settings: Any) -> SearchOutcome:
         given = {
             "env_id": "three-kinds", "model": "worker", "reflection_model": "writer", "api_base_url": endpoint.url,
             **SMALL, **settings,

@@ -21,15 +21,17 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mettle.clients.byte_level import BYTE_OF_CHARACTER
 from mettle.hub.app import create_app
-from mettle.hub.server import bind
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
+from mettle.web.server import bind
 
 ENV = "reverse-text"
 SYSTEM = "Reverse the text. Answer with the reversed text and nothing else."
@@ -271,22 +273,12 @@ class RunWriter:
 
 def tokenizer_document() -> dict[str, object]:
     """A Hugging Face tokenizer.json over bytes, with the special tokens of the built-in policy."""
-    vocabulary = {character: byte for byte, character in byte_alphabet().items()}
-    added = [{"id": 256 + i, "content": word, "special": True} for i, word in enumerate(SPECIAL)]
-    return {
-        "added_tokens": added,
-        "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    }
-
-
-def byte_alphabet() -> dict[int, str]:
-    """Byte to printable character as byte-level BPE writes it."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {byte: chr(byte) for byte in kept}
-    for byte in range(256):
-        alphabet.setdefault(byte, chr(256 + len(alphabet) - len(kept)))
-    return alphabet
+    made = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(SPECIAL))
+    document: dict[str, object] = json.loads(made.to_str())
+    return document
 
 
 def write_finished(

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, make_learner, make_recipe, make_sample
 
+import mettle
 from mettle.errors import UserError
 from mettle.trainer.config import (
     OptimConfig,
@@ -102,6 +104,23 @@ def test_bfloat16_trains_in_the_same_direction_and_publishes_exact_canaries(mini
     sequences = fixed_sequences(264, 3)
     canaries = [compute_canary(learner.policy, sequences, ALONE).logprobs for learner in (exact, rough)]
     np.testing.assert_array_equal(*canaries)
+
+
+def test_a_step_can_be_read_in_six_files(mini_model):
+    learner, batch, root = make_learner(mini_model), make_batch(groups()), str(Path(mettle.__file__).parent)
+    files = set()
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            files.add(frame.f_code.co_filename[len(root) + 1 :])
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        learner.train(batch, 1)
+    finally:
+        sys.setprofile(before)
+    assert len(files) <= 6, sorted(files)
 
 
 def test_vectors_do_not_decay(mini_model):

@@ -21,13 +21,13 @@ from mettle.trainer.losses.default import DefaultLoss
 
 
 def default_twin(form, own, sampler, k, advantage, mean_k):
-    moved, ratio = np.exp(own) - np.exp(sampler), np.exp(k) if form.ratio == "token" else 1.0
+    moved, ratio = np.exp(own) - np.exp(sampler), np.exp(k)
     is_kept = not (moved > form.mask_high if advantage > 0 else moved < -form.mask_low)
     return ratio * advantage * is_kept, ratio * advantage * is_kept
 
 
 def ipo_twin(form, own, sampler, k, advantage, mean_k):
-    moved, ratio = np.exp(own) - np.exp(sampler), np.exp(k) if form.ratio == "token" else 1.0
+    moved, ratio = np.exp(own) - np.exp(sampler), np.exp(k)
     return (ratio * advantage * (abs(moved) <= form.ipo_threshold),) * 2
 
 
@@ -37,7 +37,7 @@ def clipped(form, ratio, advantage):
 
 
 def ppo_clip_twin(form, own, sampler, k, advantage, mean_k):
-    return clipped(form, np.exp(k) if form.ratio == "token" else 1.0, advantage)
+    return clipped(form, np.exp(k), advantage)
 
 
 def gspo_twin(form, own, sampler, k, advantage, mean_k):
@@ -67,10 +67,16 @@ def twin(logprobs, targets, counts, form):
         k, flows = log_ratios[i], abs(raw[i]) <= form.log_ratio_clamp
         if (weight := targets["rl_weights"][i] / max(1, counts.rl)) != 0:
             mates = (targets["sequences"] == targets["sequences"][i]) & (targets["rl_weights"] != 0)
+            has_ratio = form.ratio == "token"
             value, slope = TWINS[form.type](
-                form, own, targets["logprobs"][i], k, targets["advantages"][i], log_ratios[mates].mean()
+                form,
+                own,
+                targets["logprobs"][i],
+                k * has_ratio,
+                targets["advantages"][i],
+                log_ratios[mates].mean() * has_ratio,
             )
-            if form.type in ("default", "ipo", "ppo_clip") and form.ratio == "token":
+            if form.type in ("default", "ipo", "ppo_clip") and has_ratio:
                 slope *= flows
             loss += weight * (form.kl_tau * k**2 - form.adv_tau * value)
             gradient[i] += weight * (2 * form.kl_tau * k * flows - form.adv_tau * slope)
@@ -128,7 +134,7 @@ OPTIONS = {
 FORMS = [
     make_loss(name, options)
     for name in LOSSES.names()
-    for options in [*OPTIONS.get(name, []), {}, {"log_ratio_clamp": 0.4}]
+    for options in [*OPTIONS.get(name, []), {}, {"log_ratio_clamp": 0.4}, {"ratio": "none"}]
 ]
 
 

@@ -68,6 +68,20 @@ def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is
         view_rollout(path, index, is_json=is_json)
 
 
+@evaluations.command("list")
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
+@json_option
+def list_(run: Path | None, num_rows: int, is_json: bool) -> None:
+    """List saved evaluations, newest first. All of them, or those of one RUN.
+
+    `runs/mine:3` and `runs/mine:final`, as listed, are what `view`, `compare`, `check` and `export` take.
+    """
+    from mettle.cli.results import view_evaluations
+
+    view_evaluations(num_rows, is_json=is_json, folder=run)
+
+
 @evaluations.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))

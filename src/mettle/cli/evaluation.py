@@ -14,18 +14,18 @@ from typing import Any
 
 import click
 
-from mettle.cli.local_server import local_server
+from mettle.cli.local_server import serving
 from mettle.cli.options import print_config, split_words, with_words
-from mettle.cli.progress import Progress
+from mettle.cli.progress import EvalProgress
 from mettle.cli.terminal import console, going_on, print_json, print_next, print_table
 from mettle.config import Loaded
-from mettle.config.layers import Layer, tree_layer
+from mettle.config.layers import ConfigLayer, tree_layer
 from mettle.config.loader import check_needed, load_levels
 from mettle.config.options import Given, own_names
 from mettle.envs.packages.eval_defaults import package_defaults
 from mettle.envs.prepared import Outcome, Prepared, prepare, run_all, saved_settings
 from mettle.errors import ServiceError, StorageError, UserError
-from mettle.evals.plan import EvalPlan, read_plan
+from mettle.evals.plan import EvalFile, read_plan
 from mettle.evals.report import Stats, plain
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
@@ -45,11 +45,11 @@ def evaluate(
     given = with_words(given, "env_id", names)
     loaded = read_plan(files, given, package_defaults) if files else [_one(given)]
     if is_dry_run:
-        print_config(EvalPlan.of(loaded), is_json=is_json)
+        print_config(EvalFile.of(loaded), is_json=is_json)
         return
     specs = [one.config for one in loaded]
     with ExitStack() as servers:
-        prepared = _prepare_all(specs, _serving(servers))
+        prepared = _prepare_all(specs, serving(servers))
         servers.enter_context(going_on(_how_to_go_on(" ".join(map(str, files)), given, prepared)))
         outcomes = asyncio.run(_run(prepared, is_quiet=is_json, is_plain=is_plain))
     _report(outcomes, is_file=bool(files), is_json=is_json)
@@ -61,7 +61,7 @@ def _one(given: Given) -> Loaded[EvalSpec]:
     said = own_names(EvalSpec, given.layer)
     given.override(EvalSpec, said)
     path = said.tree.get("resume")
-    saved = Layer()
+    saved = ConfigLayer()
     if isinstance(path, str):
         saved = tree_layer(saved_settings(Path(path)), path)
     hows = {
@@ -85,23 +85,9 @@ def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> 
     return prepared
 
 
-def _serving(servers: ExitStack) -> Callable[[Path], Served]:
-    """Starts a server for each model directory, once, until `servers` closes."""
-    running: dict[Path, Served] = {}
-
-    def serve(directory: Path) -> Served:
-        key = directory.resolve()
-        if key not in running:
-            server = servers.enter_context(local_server(directory, served_model_name=_name_of(directory)))
-            running[key] = server.base_url, server.model
-        return running[key]
-
-    return serve
-
-
 async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
     slots = Slots(max(one.spec.max_concurrent for one in prepared))
-    async with Progress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
+    async with EvalProgress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
         return await run_all(prepared, slots)
 
 
@@ -114,12 +100,6 @@ def _how_to_go_on(files: str, given: Given, prepared: Sequence[Prepared]) -> str
         return f"`{program()} eval run {files} --resume`{again} runs what is missing"
     again = " with the same --header" if prepared[0].spec.headers else ""
     return f"`{program()} eval run --resume {path}`{again} runs what is missing"
-
-
-def _name_of(model_dir: Path) -> str:
-    """What to call a model directory: its own name, after its run's where it stands in one."""
-    path = model_dir.resolve()
-    return f"{path.parent.name}/{path.name}" if (path.parent / "run.db").exists() else path.name
 
 
 def _raise_failure(outcome: Outcome) -> None:

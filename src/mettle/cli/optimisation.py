@@ -23,9 +23,9 @@ from mettle.wording import between, duration, figure, format_reward, printable, 
 if TYPE_CHECKING:
     from mettle.config.options import Given
     from mettle.evals.estimator import Estimate
-    from mettle.gepa.held_out import Comparison
-    from mettle.gepa.progress import Progress
-    from mettle.gepa.run import Outcome
+    from mettle.gepa.held_out import HeldOutComparison
+    from mettle.gepa.progress import SearchProgress
+    from mettle.gepa.run import SearchOutcome
 
 LINE_EVERY_S = 5.0
 DRAW_EVERY_S = 0.25
@@ -84,7 +84,7 @@ class Display:
         self._shown = clock()
         self._has_line = False
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: SearchProgress) -> None:
         """Figures have changed."""
         now = self._clock()
         if self._is_quiet or now - self._shown < (DRAW_EVERY_S if self._is_live else LINE_EVERY_S):
@@ -111,7 +111,7 @@ class Display:
             self._has_line = False
 
 
-def _line_of(progress: Progress) -> str:
+def _line_of(progress: SearchProgress) -> str:
     parts = [STAGES[progress.stage], f"{progress.num_rollouts} rollouts"]
     if progress.stage == "search":
         parts += [f"{progress.num_calls}/{progress.max_calls} calls", f"{progress.num_candidates} candidates"]
@@ -122,7 +122,7 @@ def _line_of(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
+def _document(outcome: SearchOutcome) -> dict[str, Any]:
     search = outcome.search
     return {
         "path": str(outcome.path) if outcome.path else None,
@@ -143,7 +143,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Outcome, *, env_id: str, title: str) -> None:
+def _print(outcome: SearchOutcome, *, env_id: str, title: str) -> None:
     search = outcome.search
     rows = [
         (
@@ -178,7 +178,7 @@ def _print(outcome: Outcome, *, env_id: str, title: str) -> None:
         print_next(f"mettle eval run {env_id}")
 
 
-def _held_out_rows(outcome: Outcome) -> list[tuple[str, str]]:
+def _held_out_rows(outcome: SearchOutcome) -> list[tuple[str, str]]:
     found = outcome.comparison
     if found is None or found.before is None or found.after is None:
         return [("held-out rows", "none to measure on")]
@@ -194,7 +194,7 @@ def _with_interval(found: Estimate) -> str:
     return f"{format_reward(found.mean)}{bounds}"
 
 
-def _difference(found: Comparison) -> str:
+def _difference(found: HeldOutComparison) -> str:
     difference = found.difference
     if difference is None:
         raise UserError("there is no row with a reward both before and after")

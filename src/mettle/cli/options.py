@@ -213,11 +213,11 @@ def _split(words: Sequence[str], command: ConfigCommand, ctx: click.Context) -> 
 
 def _given(ctx: click.Context, tokens: Sequence[str]) -> Given:
     """The options that were given, taken out of the context, and the overrides."""
-    from mettle.config.layers import Layer
+    from mettle.config.layers import ConfigLayer
     from mettle.config.options import Given
     from mettle.config.overrides import parse_overrides
 
-    layer = Layer()
+    layer = ConfigLayer()
     for param in ctx.command.params:
         own = (param.name or "").removeprefix(FIELD)
         if own == param.name:
@@ -235,5 +235,7 @@ def file_text(value: str, flag: str) -> str:
         return value
     try:
         return Path(value[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {value}: {error}") from error
+    except OSError as error:
+        raise UserError(f"{flag}: cannot read {value[1:]}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{flag}: {value[1:]} is not UTF-8 text (byte {error.start})") from error

@@ -1,6 +1,6 @@
 """How far running evaluations are: a live table on a terminal, a line now and then elsewhere.
 
-Parts: `Progress`. Invariants: it is drawn a few times a second, however many rollouts end in between; a log gets a
+Parts: `EvalProgress`. Invariants: it is drawn a few times a second, however many rollouts end in between; a log gets a
 line at least once a minute, also while no rollout ends, so that whoever reads it can tell slow from dead.
 """
 
@@ -27,7 +27,7 @@ LINES_GROW = 1.5
 BAR_WIDTH = 24
 
 
-class Progress:
+class EvalProgress:
     """Shows `tallies` on standard error while the block runs; quiet shows nothing."""
 
     def __init__(self, tallies: Sequence[Tally], *, is_quiet: bool, is_plain: bool = False) -> None:
@@ -38,7 +38,7 @@ class Progress:
         self._ticker: asyncio.Task[None] | None = None
         self._shown: dict[int, int] = {}
 
-    async def __aenter__(self) -> Progress:
+    async def __aenter__(self) -> EvalProgress:
         if self._is_live:
             from rich.console import Console
             from rich.live import Live

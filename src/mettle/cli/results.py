@@ -14,65 +14,96 @@ from mettle.evals.compare import compare_evaluations as compared
 from mettle.evals.estimator import Difference, mean_of
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
-from mettle.evals.reader import EvaluationReader, list_evaluations
+from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, evaluations_in, list_evaluations
 from mettle.evals.report import plain
 from mettle.records.tasks import content_of
-from mettle.wording import between, duration, figure, printable
+from mettle.wording import (
+    DASH,
+    between,
+    duration,
+    figure,
+    format_interval,
+    format_reward,
+    num_bytes,
+    percent,
+    printable,
+    share_of,
+)
 
 
-def view_evaluations(num_rows: int, *, is_json: bool) -> None:
-    """List the evaluations saved here, newest first."""
-    found = list_evaluations()[:num_rows]
+def view_evaluations(num_rows: int, *, is_json: bool, folder: Path | None = None) -> None:
+    """List the evaluations saved here, or those of one run, newest first."""
+    found = list_evaluations() if folder is None else evaluations_in(evaluation_folder(folder))[::-1]
+    found = found[:num_rows]
     if is_json:
-        documents = [
-            {"path": str(e.path), **e.metadata, **({"problem": e.problem} if e.problem else {})} for e in found
-        ]
-        print_json(documents)
+        print_json([{"path": entry.name, **entry.metadata, **_standing(entry)} for entry in found])
         return
     if not found:
-        click.echo("no evaluations in outputs/evals or environments/*/outputs/evals")
+        click.echo("no evaluations in outputs/evals, environments/*/outputs/evals or runs")
         print_next("mettle eval run ENV -m MODEL")
         return
-    columns = ("environment", "model", "reward", "failed", "tasks", "rollouts each", "time", "path")
+    columns = ("environment", "model", "kind", "reward", "95 % interval", "failed", "rollouts", "time", "path")
     rows = [
         (
-            entry.env_id, entry.model, entry.metadata.get("avg_reward"), f"{entry.metadata.get('avg_error') or 0:.0%}",
-            entry.metadata.get("num_examples"), entry.metadata.get("rollouts_per_example"),
-            duration(entry.time_s), entry.problem or str(entry.path),
+            entry.env_id, entry.model, entry.kind, format_reward(entry.reward), format_interval(entry.interval),
+            percent(entry.error_rate or 0.0), progress_of(entry), duration(entry.time_s), entry.problem or entry.name,
         )
         for entry in found
     ]  # fmt: skip
     print_table(columns, rows)
-    print_next(f"mettle eval view {found[0].path}")
+    print_next(f"mettle eval view {found[0].name}")
+
+
+def progress_of(entry: EvaluationEntry) -> str:
+    """How much of it is there: "130 of 16,000 rollouts, running", "40 rollouts"."""
+    done = entry.num_planned if entry.num_done is None else entry.num_done
+    if done is None:
+        return DASH
+    told = share_of(done, entry.num_planned, "rollout")
+    return told if entry.is_complete else f"{told}, {entry.state}"
+
+
+def _standing(entry: EvaluationEntry) -> dict[str, Any]:
+    """What a list says of an evaluation beside its metadata."""
+    return {
+        "kind": entry.kind, "state": entry.state, "reward": entry.reward, "interval": entry.interval,
+        "num_rollouts": entry.num_done, "planned_rollouts": entry.num_planned,
+        **({"problem": entry.problem} if entry.problem else {}),
+    }  # fmt: skip
 
 
 def view_evaluation(path: Path, num_rows: int, *, is_json: bool) -> None:
     """List the rollouts of one evaluation, in the order in which they finished."""
     reader = EvaluationReader(path)
+    entry = reader.entry
     if is_json:
         rollouts = list(reader.rows())
         print_json(
             {
-                "path": str(reader.path),
+                "path": entry.name,
+                **_standing(entry),
                 "metadata": reader.metadata,
                 "stats": plain(reader.stats()),
                 "rollouts": rollouts,
             }
         )
         return
-    entry = reader.entry
-    head = f"{entry.env_id} with {entry.model}: reward {figure(reader.metadata.get('avg_reward'))}"
+    reward = reader.stats()["reward"]
+    told = f"{format_reward(reward.mean)} {format_interval(reward.interval)}".rstrip() if reward else DASH
+    much = share_of(len(reader), entry.num_planned, "rollout") + ("" if entry.is_complete else f", {entry.state}")
+    head = f"{printable(entry.env_id)} with {printable(entry.model)}: reward {told}, {much}"
     columns = ("#", "task", "reward", "stopped by", "tokens", "answer")
     rows = [
-        (index, facts.example_id, facts.reward, _stop(facts), _whole(facts.output_tokens), facts.excerpt)
+        (index, facts.example_id, format_reward(facts.reward), _stop(facts), _whole(facts.output_tokens), facts.excerpt)
         for index, facts in enumerate(reader.facts[:num_rows])
     ]
-    print_table(columns, rows, title=head)
+    click.echo(head)
+    print_table(columns, rows)
     if len(reader) > num_rows:
         click.echo(f"{len(reader) - num_rows} more; -n {len(reader)} shows all")
     if reader.num_broken:
         click.echo(f"{reader.num_broken} lines of the file could not be read")
-    print_next(f"mettle eval view {reader.path} -i 0" if len(reader) else f"mettle eval run --resume {reader.path}")
+    print_next(f"mettle eval view {entry.name} -i 0" if len(reader) else f"mettle eval run --resume {reader.path}")
 
 
 def view_rollout(path: Path, index: int, *, is_json: bool) -> None:
@@ -89,7 +120,7 @@ def view_rollout(path: Path, index: int, *, is_json: bool) -> None:
         screen.print()
     print_table(("", ""), [(name, figure(value)) for name, value in _facts(row, reader.facts[index])])
     if index + 1 < len(reader):
-        print_next(f"mettle eval view {reader.path} -i {index + 1}")
+        print_next(f"mettle eval view {reader.entry.name} -i {index + 1}")
 
 
 def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: bool) -> None:
@@ -97,18 +128,20 @@ def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: b
     a, b = EvaluationReader(before), EvaluationReader(after)
     found = compared(a, b)
     if is_json:
-        print_json({"before": str(a.path), "after": str(b.path), **found.to_dict()})
+        print_json({"before": a.entry.name, "after": b.entry.name, **found.to_dict()})
         return
     for warning in found.warnings:
         click.echo(f"note: {printable(warning)}", err=True)
     for word, reader in (("A", a), ("B", b)):
-        click.echo(f"{word}: {printable(reader.entry.env_id)} with {printable(reader.entry.model)}, {reader.path}")
+        click.echo(
+            f"{word}: {printable(reader.entry.env_id)} with {printable(reader.entry.model)}, {reader.entry.name}"
+        )
     means = [mean_of([getattr(task, name) for task in found.tasks]) for name in ("reward_before", "reward_after")]
-    rows = [("reward", *means, *_change(found.difference))]
+    rows = [("reward", *map(format_reward, means), *_change(found.difference))]
     shares = [mean_of([getattr(task, name) for task in found.tasks]) for name in ("passed_before", "passed_after")]
-    rows.append(("passed", *shares, shares[1] - shares[0], "", ""))
+    rows.append(("passed", *map(format_reward, shares), f"{shares[1] - shares[0]:+.3f}", "", ""))
     rows += [
-        (name, metric.before, metric.after, *_change(metric.difference))
+        (name, format_reward(metric.before), format_reward(metric.after), *_change(metric.difference))
         for name, metric in found.metrics.items()
         if len(found.metrics) > 1
     ]
@@ -120,7 +153,7 @@ def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: b
     _print_flips(found, num_tasks)
     click.echo(_verdict(found.difference))
     if found.lost or found.gained:
-        print_next(f"mettle eval view {b.path}")
+        print_next(f"mettle eval view {b.entry.name}")
 
 
 def export_evaluation(
@@ -133,7 +166,8 @@ def export_evaluation(
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
     kind = kind or (ending if ending in ("csv", "parquet") else "html")
     reader = EvaluationReader(path)
-    target = output or reader.path / f"report.{kind}"
+    chosen = "" if reader.entry.name == str(reader.path) else f"-{reader.eval_id}"
+    target = output or reader.path / f"report{chosen}.{kind}"
     if kind == "html":
         write_page(reader, target, num_rollouts=num_rollouts)
     elif kind == "csv":
@@ -144,8 +178,8 @@ def export_evaluation(
     if is_json:
         print_json({"path": str(target), "format": kind, "bytes": size, "num_rollouts": len(reader)})
         return
-    click.echo(f"wrote {target} ({size / 1e6:.1f} MB, {len(reader)} rollouts)")
-    print_next(f"mettle eval view {reader.path}")
+    click.echo(f"wrote {target} ({num_bytes(size)}, {len(reader)} rollouts)")
+    print_next(f"mettle eval view {reader.entry.name}")
 
 
 def _facts(row: dict[str, Any], facts: RolloutFacts) -> list[tuple[str, Any]]:
@@ -178,7 +212,7 @@ def _flip(task: TaskChange) -> str:
 
 def _change(difference: Difference) -> tuple[Any, ...]:
     p_value = difference.p_value
-    return difference.mean, between(difference.interval), "" if p_value is None else f"{p_value:.2g}"
+    return f"{difference.mean:+.3f}", between(difference.interval), "" if p_value is None else f"{p_value:.2g}"
 
 
 def _verdict(difference: Difference) -> str:

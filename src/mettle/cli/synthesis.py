@@ -67,10 +67,10 @@ def _run(wanted: GenerateSpec, *, is_json: bool) -> None:
 
 
 async def _rollouts(prepared: Any, wanted: GenerateSpec, *, is_quiet: bool) -> Any:
-    from mettle.cli.progress import Progress
+    from mettle.cli.progress import EvalProgress
     from mettle.synthesis.generate import generate_rollouts
 
-    async with Progress([prepared.tally], is_quiet=is_quiet):
+    async with EvalProgress([prepared.tally], is_quiet=is_quiet):
         return await generate_rollouts(prepared, wanted, prepared.tally.start)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
-from mettle.config.layers import Layer
-from mettle.config.options import asked_fields, other_names, spelled
+from mettle.config.layers import ConfigLayer
+from mettle.config.options import asked_fields, fields_of, spelled
 from mettle.config.overrides import dotted
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
@@ -30,7 +30,7 @@ class Complaint:
     is_missing: bool = False
 
 
-def explain(error: ValidationError, model: type[BaseModel], layer: Layer, files: Sequence[str]) -> UserError:
+def explain(error: ValidationError, model: type[BaseModel], layer: ConfigLayer, files: Sequence[str]) -> UserError:
     """The first complaint in the order of the files, and the names of the other keys that are wrong too."""
     complaints: dict[KeyPath, Complaint] = {}
     for entry in error.errors(include_url=False):
@@ -60,7 +60,7 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
 
 
 def _complaint(
-    path: KeyPath, entry: dict[str, Any], model: type[BaseModel], layer: Layer, files: Sequence[str]
+    path: KeyPath, entry: dict[str, Any], model: type[BaseModel], layer: ConfigLayer, files: Sequence[str]
 ) -> Complaint:
     source = _mentioned(path, str(entry["msg"]), layer) or _place(path, layer, files)
     name = dotted(path)
@@ -77,10 +77,10 @@ def _complaint(
     return Complaint(path, source, f"{name}{shown}: {_message(entry)}" if name else _message(entry))
 
 
-def _unknown_key(path: KeyPath, model: type[BaseModel], layer: Layer) -> str:
+def _unknown_key(path: KeyPath, model: type[BaseModel], layer: ConfigLayer) -> str:
     known = shape.keys_at(model, path[:-1], layer.tree)
     if len(path) == 1:
-        known += other_names(model)
+        known = list(fields_of(model))
     guess = nearest(str(path[-1]), known)
     parent = shape.value_at(layer.tree, path[:-1])
     is_variant = isinstance(parent, dict) and isinstance(parent.get("type"), str) and "type" in known
@@ -89,7 +89,7 @@ def _unknown_key(path: KeyPath, model: type[BaseModel], layer: Layer) -> str:
     return f"unknown key {dotted(path)!r}{variant}; {hint}"
 
 
-def _bad_type(path: KeyPath, entry: dict[str, Any], model: type[BaseModel], layer: Layer) -> str:
+def _bad_type(path: KeyPath, entry: dict[str, Any], model: type[BaseModel], layer: ConfigLayer) -> str:
     annotation = shape.annotation_at(model, path, layer.tree)
     names = [name for option in shape.models_of(annotation) for name in shape.type_names(option)]
     value = entry.get("input")
@@ -111,7 +111,7 @@ def _how_to_set(path: KeyPath, model: type[BaseModel]) -> str:
 def _message(entry: dict[str, Any]) -> str:
     text = str(entry["msg"])
     text = re.sub(r"^(Value error|Assertion failed), ", "", text)
-    text = " ".join(text.split())
+    text = " ".join(text.split()).replace("a valid dictionary", "a table").replace("a valid list", "a list")
     return text[0].lower() + text[1:] if text.startswith("Input should") else text
 
 
@@ -147,7 +147,7 @@ def _tree_path(loc: tuple[int | str, ...], model: type[BaseModel], tree: Any, *,
     return tuple(path)
 
 
-def _mentioned(path: KeyPath, message: str, layer: Layer) -> str | None:
+def _mentioned(path: KeyPath, message: str, layer: ConfigLayer) -> str | None:
     """The source of the key that a rule about a whole table complains of, when its message names one."""
     if not isinstance(shape.value_at(layer.tree, path), dict):
         return None
@@ -162,7 +162,7 @@ def _mentioned(path: KeyPath, message: str, layer: Layer) -> str | None:
     return min(found)[2] if found else None
 
 
-def _place(path: KeyPath, layer: Layer, files: Sequence[str]) -> str:
+def _place(path: KeyPath, layer: ConfigLayer, files: Sequence[str]) -> str:
     """Where to look: the source of the value, of something inside it, or the files."""
     known = layer.source_of(path)
     if known is not None:

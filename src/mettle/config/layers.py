@@ -1,6 +1,7 @@
 """Layers of values, composed left to right: tables merge, everything else is replaced, and each value keeps its source.
 
-A tree is what TOML gives: nested dicts and lists. `Layer.sources` names the origin of the paths that the layer sets.
+A tree is what TOML gives: nested dicts and lists. `ConfigLayer.sources` names the origin of the paths that a layer
+sets.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Layer:
+class ConfigLayer:
     """Values and where they came from. `sources` maps a key path to words such as "run.toml:12"."""
 
     tree: Tree = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Layer:
         return None
 
 
-def read_layer(path: Path) -> Layer:
+def read_layer(path: Path) -> ConfigLayer:
     """One TOML file. Raises: UserError naming the file, and the line when its TOML is not TOML."""
     try:
         text = path.read_bytes().decode("utf-8")
@@ -46,12 +47,12 @@ def read_layer(path: Path) -> Layer:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(_syntax_complaint(path, text, str(error))) from error
-    return Layer(tree, {key: f"{path}:{line}" for key, line in key_lines(text).items()})
+    return ConfigLayer(tree, {key: f"{path}:{line}" for key, line in key_lines(text).items()})
 
 
-def tree_layer(tree: Mapping[str, Any], source: str) -> Layer:
+def tree_layer(tree: Mapping[str, Any], source: str) -> ConfigLayer:
     """A layer of values that come from one place, such as a built-in recipe."""
-    layer = Layer(_copy(dict(tree)))
+    layer = ConfigLayer(_copy(dict(tree)))
 
     def name(value: Any, path: KeyPath) -> None:
         layer.sources[path] = source
@@ -64,41 +65,41 @@ def tree_layer(tree: Mapping[str, Any], source: str) -> Layer:
     return layer
 
 
-def sub_layer(layer: Layer, path: KeyPath) -> Layer:
+def sub_layer(layer: ConfigLayer, path: KeyPath) -> ConfigLayer:
     """The table at `path` as a layer of its own; an empty one where there is no table."""
     table: Any = layer.tree
     for key in path:
         table = table.get(key, {}) if isinstance(table, dict) else table[key]
     if not isinstance(table, dict):
-        return Layer()
+        return ConfigLayer()
     depth = len(path)
     inside = {known[depth:]: words for known, words in layer.sources.items() if known[:depth] == path}
-    return Layer(_copy(table), {known: words for known, words in inside.items() if known})
+    return ConfigLayer(_copy(table), {known: words for known, words in inside.items() if known})
 
 
-def merge(base: Layer, over: Layer) -> Layer:
+def merge(base: ConfigLayer, over: ConfigLayer) -> ConfigLayer:
     """`over` on top of `base`, as a new layer."""
-    result = Layer(_copy(base.tree), dict(base.sources))
+    result = ConfigLayer(_copy(base.tree), dict(base.sources))
     _merge_table(result, over, result.tree, over.tree, ())
     return result
 
 
-def merge_all(layers: Iterable[Layer]) -> Layer:
+def merge_all(layers: Iterable[ConfigLayer]) -> ConfigLayer:
     """Layers composed, the strongest last."""
-    result = Layer()
+    result = ConfigLayer()
     for layer in layers:
         result = merge(result, layer)
     return result
 
 
-def replace_sources(layer: Layer, path: KeyPath, source: str) -> None:
+def replace_sources(layer: ConfigLayer, path: KeyPath, source: str) -> None:
     """Say that the value at `path`, with everything below it, now comes from `source`."""
     for known in [known for known in layer.sources if known[: len(path)] == path]:
         del layer.sources[known]
     layer.sources[path] = source
 
 
-def _merge_table(result: Layer, over: Layer, into: Tree, table: Tree, path: KeyPath) -> None:
+def _merge_table(result: ConfigLayer, over: ConfigLayer, into: Tree, table: Tree, path: KeyPath) -> None:
     for key, value in table.items():
         here = (*path, key)
         if isinstance(value, dict) and isinstance(into.get(key), dict):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
 from mettle.config.complaints import explain
-from mettle.config.layers import Layer, Tree, merge_all, read_layer, tree_layer
+from mettle.config.layers import ConfigLayer, Tree, merge_all, read_layer, tree_layer
 from mettle.config.options import Given, own_names
 from mettle.config.overrides import apply_mapping, dotted, parse_overrides
 from mettle.config.positions import KeyPath
@@ -72,7 +72,7 @@ def load_config(
 
 
 def load_levels(
-    model: type[ConfigT], levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()
+    model: type[ConfigT], levels: Sequence[ConfigLayer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()
 ) -> Loaded[ConfigT]:
     """Validate levels that are in the model's own names, the strongest last, under what a command line says."""
     layer = merge_all([*levels, own_names(model, given.layer)])
@@ -81,7 +81,7 @@ def load_levels(
 
 
 def check_needed(
-    model: type[BaseModel], levels: Sequence[Layer], given: Given, files: Sequence[Path], hows: Mapping[str, str]
+    model: type[BaseModel], levels: Sequence[ConfigLayer], given: Given, files: Sequence[Path], hows: Mapping[str, str]
 ) -> Tree:
     """What the levels say together, in which nothing of `hows` is missing.
 
@@ -96,7 +96,7 @@ def check_needed(
     return said.tree
 
 
-def load_layer(model: type[ConfigT], layer: Layer, files: Sequence[Path] = ()) -> Loaded[ConfigT]:
+def load_layer(model: type[ConfigT], layer: ConfigLayer, files: Sequence[Path] = ()) -> Loaded[ConfigT]:
     """Validate one layer. `files` are those that it was read from, in order, for the complaints."""
     given = _read_none(model, layer.tree)
     layer.tree = _complete(model, given, shape.MISSING)
@@ -153,7 +153,7 @@ def _spelled_out(default: BaseModel) -> Tree:
     return {key: _spelled_out(item) if isinstance(item, BaseModel) else item for key, item in values.items()}
 
 
-def _sources(config: BaseModel, layer: Layer, given: Tree) -> dict[str, str]:
+def _sources(config: BaseModel, layer: ConfigLayer, given: Tree) -> dict[str, str]:
     defaults = dict(_default_leaves(config, given))
     found: dict[str, str] = {}
     for path, value in leaves(config):

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mettle.config import shape
-from mettle.config.layers import Layer, replace_sources
+from mettle.config.layers import ConfigLayer, replace_sources
 from mettle.config.overrides import Override, apply_overrides, dotted
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
@@ -76,7 +76,7 @@ class Asked:
 class Given:
     """What a command line says: options as a layer, then dotted overrides, which may reach inside values."""
 
-    layer: Layer = field(default_factory=Layer)
+    layer: ConfigLayer = field(default_factory=ConfigLayer)
     overrides: tuple[Override, ...] = ()
 
     def __bool__(self) -> bool:
@@ -85,10 +85,10 @@ class Given:
 
     def with_value(self, name: str, value: Any, source: str) -> Given:
         """The same, and one more value."""
-        layer = Layer({**self.layer.tree, name: value}, {**self.layer.sources, (name,): source})
+        layer = ConfigLayer({**self.layer.tree, name: value}, {**self.layer.sources, (name,): source})
         return Given(layer, self.overrides)
 
-    def override(self, model: type[BaseModel], layer: Layer) -> None:
+    def override(self, model: type[BaseModel], layer: ConfigLayer) -> None:
         """Set the overrides in a merged layer."""
         names = other_names(model)
         own = [
@@ -122,14 +122,14 @@ def other_names(model: type[BaseModel]) -> Mapping[str, KeyPath]:
     return found
 
 
-def own_names(model: type[BaseModel], layer: Layer, folder: Path | None = None) -> Layer:
+def own_names(model: type[BaseModel], layer: ConfigLayer, folder: Path | None = None) -> ConfigLayer:
     """A layer in which every value stands under the model's own name and in its own form.
 
     Within one layer a table's own key outweighs the short name for it. `folder` is that of the file that was read.
     Raises: UserError for two names of one value, a form that cannot be read, a foreign setting that is refused.
     """
     kept = {key: value for key, value in layer.tree.items() if not _is_foreign(model, layer, key, value)}
-    result = Layer(kept, dict(layer.sources))
+    result = ConfigLayer(kept, dict(layer.sources))
     names = other_names(model)
     for key in list(kept):
         if len(names.get(key, ())) == 1:
@@ -143,7 +143,7 @@ def own_names(model: type[BaseModel], layer: Layer, folder: Path | None = None) 
     return result
 
 
-def _is_foreign(model: type[BaseModel], layer: Layer, key: str, value: Any) -> bool:
+def _is_foreign(model: type[BaseModel], layer: ConfigLayer, key: str, value: Any) -> bool:
     foreign: Foreign | None = getattr(model, "FOREIGN", {}).get(key)
     if foreign is None:
         return False
@@ -153,14 +153,14 @@ def _is_foreign(model: type[BaseModel], layer: Layer, key: str, value: Any) -> b
     return True
 
 
-def _rename(layer: Layer, key: str, name: str) -> None:
+def _rename(layer: ConfigLayer, key: str, name: str) -> None:
     if name in layer.tree:
         raise UserError(f"{_where(layer, (key,))}{key} and {name} are the same setting; keep one")
     layer.tree = {name if old == key else old: value for old, value in layer.tree.items()}
     _move_sources(layer, (key,), (name,))
 
 
-def _move_inside(layer: Layer, key: str, path: KeyPath) -> None:
+def _move_inside(layer: ConfigLayer, key: str, path: KeyPath) -> None:
     """A short name's value into its table, which may say it already."""
     value, (table_name, inner) = layer.tree[key], path
     if table_name not in layer.tree:
@@ -175,7 +175,7 @@ def _move_inside(layer: Layer, key: str, path: KeyPath) -> None:
         _move_sources(layer, (key,), None)
 
 
-def _move_sources(layer: Layer, old: KeyPath, new: KeyPath | None) -> None:
+def _move_sources(layer: ConfigLayer, old: KeyPath, new: KeyPath | None) -> None:
     moved = [known for known in layer.sources if known[: len(old)] == old]
     for known in moved:
         source = layer.sources.pop(known)
@@ -183,7 +183,7 @@ def _move_sources(layer: Layer, old: KeyPath, new: KeyPath | None) -> None:
             layer.sources[(*new, *known[len(old) :])] = source
 
 
-def _read(layer: Layer, asked: Asked, folder: Path | None) -> None:
+def _read(layer: ConfigLayer, asked: Asked, folder: Path | None) -> None:
     value = layer.tree[asked.name]
     read: Any = value
     if asked.option.read is not None:
@@ -199,7 +199,7 @@ def _read(layer: Layer, asked: Asked, folder: Path | None) -> None:
         replace_sources(layer, asked.path, layer.source_of(asked.path) or "")
 
 
-def _where(layer: Layer, path: KeyPath) -> str:
+def _where(layer: ConfigLayer, path: KeyPath) -> str:
     source = layer.source_of(path)
     return f"{source}: " if source else ""
 
@@ -209,9 +209,10 @@ def _option_in(metadata: Sequence[Any]) -> Option | None:
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[str]:
-    """Every name that a file may use at the top, foreign ones included."""
+    """Every name that a file may use at the top, those of tables that group it and foreign ones included."""
     yield from model.model_fields
     yield from other_names(model)
+    yield from getattr(model, "GROUPS", ())
     yield from getattr(model, "FOREIGN", {})
 
 

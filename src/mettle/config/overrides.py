@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mettle.config import shape
-from mettle.config.layers import Layer, replace_sources
+from mettle.config.layers import ConfigLayer, replace_sources
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 
@@ -49,14 +49,14 @@ def parse_overrides(tokens: Sequence[str]) -> list[Override]:
     return found
 
 
-def apply_overrides(model: type[BaseModel], layer: Layer, overrides: Sequence[Override]) -> None:
+def apply_overrides(model: type[BaseModel], layer: ConfigLayer, overrides: Sequence[Override]) -> None:
     """Set each override in `layer`, in order."""
     for override in overrides:
         path, value = _resolve(model, layer, override)
         _set(model, layer, path, value, override.spelled)
 
 
-def apply_mapping(model: type[BaseModel], layer: Layer, overrides: Mapping[str, Any]) -> None:
+def apply_mapping(model: type[BaseModel], layer: ConfigLayer, overrides: Mapping[str, Any]) -> None:
     """Set values that are already typed, by dotted name."""
     for name, value in overrides.items():
         spelled = f"--{name.replace('_', '-')}"
@@ -78,7 +78,7 @@ def parse_value(text: str, annotation: Any) -> Any:
     return text if shape.takes_text_only(annotation) else value
 
 
-def _resolve(model: type[BaseModel], layer: Layer, override: Override) -> tuple[KeyPath, Any]:
+def _resolve(model: type[BaseModel], layer: ConfigLayer, override: Override) -> tuple[KeyPath, Any]:
     annotation = shape.annotation_at(model, override.path, layer.tree)
     if override.text is not None:
         return override.path, parse_value(override.text, annotation)
@@ -114,7 +114,7 @@ def _path_of(name: str) -> KeyPath:
     return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
-def _set(model: type[BaseModel], layer: Layer, path: KeyPath, value: Any, spelled: str) -> None:
+def _set(model: type[BaseModel], layer: ConfigLayer, path: KeyPath, value: Any, spelled: str) -> None:
     holder: Any = layer.tree
     for depth, key in enumerate(path[:-1]):
         holder = _enter(model, layer, holder, path[: depth + 1], key, spelled)
@@ -128,7 +128,7 @@ def _set(model: type[BaseModel], layer: Layer, path: KeyPath, value: Any, spelle
     replace_sources(layer, path, spelled)
 
 
-def _enter(model: type[BaseModel], layer: Layer, holder: Any, path: KeyPath, key: str | int, spelled: str) -> Any:
+def _enter(model: type[BaseModel], layer: ConfigLayer, holder: Any, path: KeyPath, key: str | int, spelled: str) -> Any:
     """The table or list at `path`, made where there is none."""
     if isinstance(holder, list):
         _check_index(holder, key, path, spelled)
@@ -148,7 +148,7 @@ def _enter(model: type[BaseModel], layer: Layer, holder: Any, path: KeyPath, key
     return inner
 
 
-def _starting_value(model: type[BaseModel], layer: Layer, path: KeyPath) -> Any:
+def _starting_value(model: type[BaseModel], layer: ConfigLayer, path: KeyPath) -> Any:
     """What an override adds to where the files say nothing: a list's default, or an empty table."""
     annotation = shape.annotation_at(model, path, layer.tree)
     if annotation is shape.MISSING or not shape.takes_list(annotation):

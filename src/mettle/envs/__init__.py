@@ -1,10 +1,12 @@
 """Environments: where a policy acts and what it is rewarded for. The verifiers v0 API, kept alive.
 
 `import mettle.envs as vf` offers the names of verifiers 0.1 to 0.3 with the same arguments and meaning. Parts: here,
-the environments (`environment`, `multiturn_env`, `singleturn_env`, `tool_env`, `stateful_tool_env`, `env_group`) and
-what they stand on (`state`, `rows`, `splits`, `errors`, `timing`); `parsers/`, `rubrics/`, `evaluation/`, `packages/`.
-Invariants: a name is imported when it is first
-used, so that listing environments costs nothing; torch, openai, datasets and pydantic are never imported here.
+the environments (`environment`, `multiturn_env`, `singleturn_env`, `tool_env`, `stateful_tool_env`, `env_group`,
+`sandbox_env`, `python_env`, `cli_agent_env`) and what they stand on (`state`, `rows`, `splits`, `errors`, `timing`);
+`parsers/`, `rubrics/`, `packages/` (from a name to an environment or an adapter's class), `proxy/` (agents that call a
+model themselves), `workers/` (environments in processes of their own), `legacy/` (habits of earlier releases).
+Invariants: a name is imported when it is first used, so that listing environments costs nothing; torch, openai,
+datasets and pydantic are never imported here.
 """
 
 from __future__ import annotations
@@ -27,17 +29,10 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "stateful_tool_env": ("StatefulToolEnv",),
     _ROOM + "env_group": ("EnvGroup",),
     _ROOM + "cli_agent_env": ("CliAgentEnv",),
-    _ROOM + "harbor_env": ("HarborEnv",),
     _ROOM + "sandbox_env": ("SandboxEnv",),
     _ROOM + "python_env": ("PythonEnv",),
     _ROOM + "sandbox_mixin": ("SandboxMixin",),
-    _ROOM + "adapters.episodes": ("EpisodicSumRubric",),
-    _ROOM + "adapters.gym_env": ("GymEnv",),
-    _ROOM + "adapters.mcp_env": ("MCPEnv",),
-    _ROOM + "adapters.mcp_servers": ("MCPServerConfig",),
-    _ROOM + "adapters.openenv_env": ("OpenEnvEnv",),
-    _ROOM + "adapters.reasoning_gym_env": ("ReasoningGymEnv",),
-    _ROOM + "adapters.textarena_env": ("TextArenaEnv",),
+    _ROOM + "episodes": ("EpisodicSumRubric",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
     _ROOM + "rubrics.code_rubric": ("CodeRubric",),
     _ROOM + "rubrics.function": ("run_in",),
@@ -179,8 +174,9 @@ _WHERE: dict[str, tuple[str, ...]] = {
     "mettle.clients.tokens": ("TokenClient",),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+_ADAPTERS = ("GymEnv", "HarborEnv", "MCPEnv", "MCPServerConfig", "OpenEnvEnv", "ReasoningGymEnv", "TextArenaEnv")
 
-__all__ = ["__version__", *sorted(_MODULE_OF)]
+__all__ = ["__version__", *sorted((*_MODULE_OF, *_ADAPTERS))]
 
 
 def _adapt(kind: type, family: Family) -> None:
@@ -193,14 +189,18 @@ adapt_with(_adapt)
 
 def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
-    if module is None:
-        refusing = importlib.import_module(_ROOM + "legacy.unavailable").unavailable_name(name)
-        if refusing is not None:
-            return refusing
+    if module is not None:
+        value = getattr(importlib.import_module(module), name)
+    elif name.startswith("_") or (value := _from_elsewhere(name)) is None:
         raise AttributeError(f"mettle.envs has no {name!r}")
-    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
+
+
+def _from_elsewhere(name: str) -> Any:
+    """A class of an adapter package, or one that says what to take instead; None for a name that nobody knows."""
+    offered = importlib.import_module(_ROOM + "packages.adapters").adapter_class(name)
+    return offered or importlib.import_module(_ROOM + "legacy.unavailable").unavailable_name(name)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@
     [ablation.sweep]
     temperature = [0.0, 0.7, 1.0]
 
-Parts: `read_plan`, `EvalPlan` (the whole, to be shown). Strength: command line, then a combination of a sweep, then the
+Parts: `read_plan`, `EvalFile` (the whole, to be shown). Strength: command line, then a combination of a sweep, then the
 `[[eval]]`, then the settings for all, then the environment's own, then the built-in ones. Of several files the later
 is stronger; its lists of evaluations replace those before. Invariant: whatever is wrong in a file is one line that
 names file, line and the nearest key.
@@ -28,17 +28,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from mettle.config import Loaded
-from mettle.config.layers import Layer, merge, read_layer, sub_layer
+from mettle.config.layers import ConfigLayer, merge, read_layer, sub_layer, tree_layer
 from mettle.config.loader import DERIVED, check_needed, load_levels
 from mettle.config.options import Given, own_names
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 from mettle.evals.spec import EvalSpec
 
-LISTS = ("eval", "ablation")
 
-
-class EvalPlan(BaseModel):
+class EvalFile(BaseModel):
     """The evaluations of one command."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +45,7 @@ class EvalPlan(BaseModel):
     """One `[[eval]]` table each."""
 
     @classmethod
-    def of(cls, specs: Sequence[Loaded[EvalSpec]]) -> Loaded[EvalPlan]:
+    def of(cls, specs: Sequence[Loaded[EvalSpec]]) -> Loaded[EvalFile]:
         """Evaluations as one config that loads back to them, with their sources."""
         sources = {f"eval.{at}.{key}": words for at, one in enumerate(specs) for key, words in one.sources.items()}
         return Loaded(cls(eval=[one.config for one in specs]), sources)
@@ -59,19 +57,19 @@ class _Table:
 
     where: str
     named: str
-    settings: Layer
-    variants: list[Layer]
+    settings: ConfigLayer
+    variants: list[ConfigLayer]
 
 
 @dataclass(slots=True)
 class _File:
     """What a file says, in the names of the settings."""
 
-    shared: Layer = field(default_factory=Layer)
+    shared: ConfigLayer = field(default_factory=ConfigLayer)
     tables: dict[str, list[_Table]] = field(default_factory=dict)
 
 
-def read_plan(files: Sequence[Path], given: Given, defaults_of: Callable[[str], Layer]) -> list[Loaded[EvalSpec]]:
+def read_plan(files: Sequence[Path], given: Given, defaults_of: Callable[[str], ConfigLayer]) -> list[Loaded[EvalSpec]]:
     """The evaluations of files, composed left to right, with what was `given` on top of each.
 
     `defaults_of` tells what an environment itself sets for its evaluations.
@@ -81,8 +79,9 @@ def read_plan(files: Sequence[Path], given: Given, defaults_of: Callable[[str], 
     for path in files:
         file = _read_file(path)
         whole = _File(merge(whole.shared, file.shared), whole.tables | file.tables)
-    tables = [table for name in LISTS for table in whole.tables.get(name, [])]
+    tables = [table for name in EvalSpec.GROUPS for table in whole.tables.get(name, [])]
     if not tables:
+        load_levels(EvalSpec, [tree_layer({"env_id": "?", "model": "?"}, DERIVED), whole.shared], given, files)
         names = ", ".join(map(str, files))
         raise UserError(f"{names} has no [[eval]] and no [[ablation]]; each names an environment with env_id")
     return [
@@ -93,7 +92,11 @@ def read_plan(files: Sequence[Path], given: Given, defaults_of: Callable[[str], 
 
 
 def _spec(
-    levels: Sequence[Layer], table: _Table, given: Given, defaults_of: Callable[[str], Layer], files: Sequence[Path]
+    levels: Sequence[ConfigLayer],
+    table: _Table,
+    given: Given,
+    defaults_of: Callable[[str], ConfigLayer],
+    files: Sequence[Path],
 ) -> Loaded[EvalSpec]:
     hows = {
         "env_id": f"{table.where}: {table.named} has no env_id; set env_id = NAME",
@@ -118,30 +121,30 @@ def _variant_words(spec: EvalSpec, variant: Mapping[str, Any]) -> Iterator[str]:
 def _read_file(path: Path) -> _File:
     layer = read_layer(path)
 
-    def settings(level: Layer) -> Layer:
+    def settings(level: ConfigLayer) -> ConfigLayer:
         return own_names(EvalSpec, level, path.parent)
 
-    shared = Layer({key: value for key, value in layer.tree.items() if key not in LISTS}, layer.sources)
+    shared = ConfigLayer({key: value for key, value in layer.tree.items() if key not in EvalSpec.GROUPS}, layer.sources)
     found = _File(settings(shared))
-    for name in LISTS:
+    for name in EvalSpec.GROUPS:
         for index in range(_length(layer, path, name)):
             place = (name, index)
             own = sub_layer(layer, place)
             sweep = own.tree.pop("sweep", None) if name == "ablation" else None
-            variants = _sweep(layer, path, (*place, "sweep"), sweep) if name == "ablation" else [Layer()]
+            variants = _sweep(layer, path, (*place, "sweep"), sweep) if name == "ablation" else [ConfigLayer()]
             table = _Table(_where(layer, path, place), f"{name}.{index}", settings(own), [*map(settings, variants)])
             found.tables.setdefault(name, []).append(table)
     return found
 
 
-def _sweep(layer: Layer, path: Path, place: KeyPath, table: Any) -> list[Layer]:
+def _sweep(layer: ConfigLayer, path: Path, place: KeyPath, table: Any) -> list[ConfigLayer]:
     """Every combination of the swept values, each as a level of settings."""
     if not isinstance(table, dict) or not table:
         raise UserError(f"{_where(layer, path, place)}: an [[ablation]] has an [ablation.sweep] with lists of values")
     axes = [[(keys, value, where) for value in values] for keys, values, where in _axes(layer, path, place, table, ())]
     found = []
     for combination in itertools.product(*axes):
-        variant = Layer()
+        variant = ConfigLayer()
         for keys, value, where in combination:
             inner = variant.tree
             for key in keys[:-1]:
@@ -153,7 +156,7 @@ def _sweep(layer: Layer, path: Path, place: KeyPath, table: Any) -> list[Layer]:
 
 
 def _axes(
-    layer: Layer, path: Path, place: KeyPath, table: Mapping[str, Any], above: tuple[str, ...]
+    layer: ConfigLayer, path: Path, place: KeyPath, table: Mapping[str, Any], above: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], list[Any], str]]:
     """The swept keys, their values, and where they stand."""
     for key, value in table.items():
@@ -166,12 +169,12 @@ def _axes(
             raise UserError(f"{where}: {key} = {value!r}: a sweep is over a list of values")
 
 
-def _length(layer: Layer, path: Path, name: str) -> int:
+def _length(layer: ConfigLayer, path: Path, name: str) -> int:
     value = layer.tree.get(name, [])
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise UserError(f"{_where(layer, path, (name,))}: {name} is written as [[{name}]] tables")
     return len(value)
 
 
-def _where(layer: Layer, path: Path, place: KeyPath) -> str:
+def _where(layer: ConfigLayer, path: Path, place: KeyPath) -> str:
     return layer.source_of(place) or str(path)

@@ -26,20 +26,20 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from mettle.config import Loaded
-from mettle.config.layers import Layer, merge_all, read_layer, sub_layer
+from mettle.config.layers import ConfigLayer, merge_all, read_layer, sub_layer
 from mettle.config.loader import NOTHING_GIVEN, check_needed, load_levels
 from mettle.config.options import Foreign, Given, Option, own_names
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 from mettle.evals.spec import RolloutSettings
 
-GROUPS = ("gepa", "execution", "env")
-
 
 class GepaSpec(RolloutSettings):
     """One prompt optimisation."""
 
     FOREIGN: ClassVar = {"verbose": Foreign(), "tui": Foreign()}
+    GROUPS: ClassVar = ("gepa", "execution", "env")
+    """Tables of a file whose keys are those of the top level."""
 
     provider: Annotated[str | None, Option()] = None
     """Who serves the models: openai, anthropic, openrouter, ollama, ..."""
@@ -79,17 +79,19 @@ class GepaSpec(RolloutSettings):
         return {name: value for name, value in saved.items() if name not in shared or value not in (None, {}, [])}
 
 
-def read_file(path: Path) -> Layer:
+def read_file(path: Path) -> ConfigLayer:
     """The settings of a TOML file.
 
     Raises: UserError for a file that cannot be read, or several environments.
     """
     layer = read_layer(path)
-    top = Layer({key: value for key, value in layer.tree.items() if key not in GROUPS}, layer.sources)
+    top = ConfigLayer({key: value for key, value in layer.tree.items() if key not in GepaSpec.GROUPS}, layer.sources)
     return merge_all(own_names(GepaSpec, level, path.parent) for level in (top, *_groups(layer, path)))
 
 
-def load_spec(levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()) -> Loaded[GepaSpec]:
+def load_spec(
+    levels: Sequence[ConfigLayer], given: Given = NOTHING_GIVEN, files: Sequence[Path] = ()
+) -> Loaded[GepaSpec]:
     """One optimisation from levels of settings, the strongest last, under what was `given`.
 
     Raises: UserError when something is wrong, or when there is no environment or no model.
@@ -102,8 +104,8 @@ def load_spec(levels: Sequence[Layer], given: Given = NOTHING_GIVEN, files: Sequ
     return load_levels(GepaSpec, levels, given, files)
 
 
-def _groups(layer: Layer, path: Path) -> Iterator[Layer]:
-    for name in GROUPS:
+def _groups(layer: ConfigLayer, path: Path) -> Iterator[ConfigLayer]:
+    for name in GepaSpec.GROUPS:
         value = layer.tree.get(name, {})
         place: KeyPath = (name,)
         where = layer.source_of(place) or str(path)

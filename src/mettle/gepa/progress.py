@@ -1,7 +1,7 @@
 """How far a search is, for whoever watches.
 
-Parts: `Progress`, `Watch` (the library's events as progress). Invariant: watching changes nothing; what goes wrong in
-it is logged by the library and ends nothing.
+Parts: `SearchProgress`, `Watch` (the library's events as progress). Invariant: watching changes nothing; what goes
+wrong in it is logged by the library and ends nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.gepa.journal import Attempt
+from mettle.gepa.journal import PromptAttempt
 
 
 @dataclass(slots=True)
-class Progress:
+class SearchProgress:
     """Figures of a running search; `stage` is "before", "search" or "after"."""
 
     max_calls: int
@@ -34,11 +34,11 @@ class Watch:
     def __init__(
         self,
         max_calls: int,
-        show: Callable[[Progress], None],
+        show: Callable[[SearchProgress], None],
         say: Callable[[str], None],
         on_best: Callable[[Mapping[str, str]], None],
     ) -> None:
-        self.progress = Progress(max_calls)
+        self.progress = SearchProgress(max_calls)
         self._show, self._say, self._on_best = show, say, on_best
 
     def stage(self, name: str) -> None:
@@ -46,7 +46,7 @@ class Watch:
         self.progress.stage = name
         self._show(self.progress)
 
-    def attempt(self, attempt: Attempt) -> None:
+    def attempt(self, attempt: PromptAttempt) -> None:
         """A rollout ended."""
         self.progress.num_rollouts += 1
         self.progress.num_errors += attempt.reward is None

@@ -1,8 +1,9 @@
 """One optimisation from its settings to its files.
 
 Parts: `prepare` (everything that can be wrong shows here, before the first rollout), `Optimisation.run` (measure,
-search, measure again, write), `Outcome`. Invariants: whatever ends a run, the best prompt so far is on disk and the run
-can be resumed; the search is the library's, with nothing of it replaced but the random draws, which are ours to save.
+search, measure again, write), `SearchOutcome`. Invariants: whatever ends a run, the best prompt so far is on disk and
+the run can be resumed; the search is the library's, with nothing of it replaced but the random draws, which are ours
+to save.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from mettle.evals.targets import Served, find_target
 from mettle.gepa.adapter import EnvironmentAdapter
 from mettle.gepa.config import GepaSpec, load_spec, read_file
 from mettle.gepa.guard import Guard
-from mettle.gepa.held_out import Comparison, compare, measure
-from mettle.gepa.journal import JOURNAL, Attempt, Journal, candidate_hash
+from mettle.gepa.held_out import HeldOutComparison, compare, measure
+from mettle.gepa.journal import JOURNAL, PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.outputs import (
     BEST_PROMPT,
     EVALUATE,
@@ -45,7 +46,7 @@ from mettle.gepa.outputs import (
     Search,
     evaluation_toml,
 )
-from mettle.gepa.progress import Progress, Watch
+from mettle.gepa.progress import SearchProgress, Watch
 from mettle.gepa.reflection import ReflectionModel
 from mettle.gepa.rollouts import LoopThread, Rollouts
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, RowSplit, prompt_of_rows, split_rows
@@ -60,14 +61,14 @@ MAY_CHANGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """How a run ended. `comparison` is None without held-out rows; `path` is None when nothing was saved."""
 
     path: Path | None
     search: Search
     start_prompt: str
     best: dict[str, str]
-    comparison: Comparison | None
+    comparison: HeldOutComparison | None
     num_errors: int
     num_reflections: int
     cost_usd: float | None
@@ -145,7 +146,7 @@ class Optimisation:
     reflection: Any
     path: Path | None
 
-    def run(self, show: Callable[[Progress], None], say: Callable[[str], None]) -> Outcome:
+    def run(self, show: Callable[[SearchProgress], None], say: Callable[[str], None]) -> SearchOutcome:
         """Measure, search, measure again. Ctrl-C leaves the best so far in the run's folder and rises.
 
         Raises: UserError, ServiceError or StorageError for what ends a search; the run can be resumed.
@@ -174,13 +175,13 @@ class _Run:
         plan: Optimisation,
         path: Path,
         stack: ExitStack,
-        show: Callable[[Progress], None],
+        show: Callable[[SearchProgress], None],
         say: Callable[[str], None],
     ) -> None:
         self.plan, self.folder, self.started = plan, RunFolder(path), time.time()
         spec, prepared = plan.spec, plan.prepared
         self.start = plan.start
-        self.journal = Journal(path / JOURNAL)
+        self.journal = PromptJournal(path / JOURNAL)
         stack.callback(self.journal.close)
         self.folder.write_settings(spec.to_dict() | {"run_dir": str(path)})
         if not (path / BEST_PROMPT).exists():
@@ -199,7 +200,7 @@ class _Run:
         stack.callback(lambda: self.loop.run(client.close()))
         self.reflect = ReflectionModel(self.loop, client, plan.reflection.model, self.journal, self.guard)
 
-    def go(self) -> Outcome:
+    def go(self) -> SearchOutcome:
         """All of it."""
         before = self._measure("before", self.start)
         try:
@@ -220,7 +221,7 @@ class _Run:
             comparison = compare(before, after)
         return self._write(search, comparison)
 
-    def _measure(self, stage: str, candidate: Mapping[str, str]) -> dict[int, list[Attempt]]:
+    def _measure(self, stage: str, candidate: Mapping[str, str]) -> dict[int, list[PromptAttempt]]:
         if not self.plan.split.test:
             return {}
         self.watch.stage(stage)
@@ -265,12 +266,12 @@ class _Run:
     def _keep_best(self, candidate: Mapping[str, str]) -> None:
         self.folder.write(BEST_PROMPT, candidate[SYSTEM_PROMPT])
 
-    def _write(self, search: Search | None, comparison: Comparison | None) -> Outcome:
+    def _write(self, search: Search | None, comparison: HeldOutComparison | None) -> SearchOutcome:
         """Write the published files from the library's last state."""
         if search is None:
             search = Search([dict(self.start)], [{}], 0, 0)
         plan, spec = self.plan, self.plan.spec
-        outcome = Outcome(
+        outcome = SearchOutcome(
             plan.path, search, plan.start_prompt, search.candidates[search.best], comparison, self.journal.num_errors,
             self.reflect.num_calls, self._cost(plan.prepared.target.price), time.time() - self.started,
             plan.path / EVALUATE if plan.path is not None and self._takes_prompt() else None,
@@ -301,7 +302,7 @@ class _Run:
         return bool(prompt) and prompt[0].get("content") == probe
 
 
-def _metadata(outcome: Outcome, plan: Optimisation) -> dict[str, Any]:
+def _metadata(outcome: SearchOutcome, plan: Optimisation) -> dict[str, Any]:
     search, split = outcome.search, plan.split
     averages = search.averages
     return {

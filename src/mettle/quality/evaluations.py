@@ -14,7 +14,7 @@ from typing import Any
 
 from mettle.errors import UserError
 from mettle.evals.estimator import mean_of, mean_over_tasks, spread
-from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, list_evaluations
+from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, list_evaluations
 from mettle.quality.checks import Check, check
 
 MIN_ROLLOUTS = 20
@@ -118,19 +118,19 @@ _NO_SPREAD = "every rollout earns about the same: give partial credit, or mix ea
 
 
 def find_evaluation(name: str, root: Path = Path()) -> Path:
-    """The folder of an evaluation: a path to it or to one of its files, or the newest of an environment.
+    """The path of an evaluation: itself, the newest of a run or one of it (`RUN:final`), or of an environment.
 
     Raises: UserError when there is none.
     """
     try:
-        return evaluation_folder(Path(name))
+        return Path(EvaluationReader(Path(name)).entry.name)
     except UserError:
         found = [entry for entry in list_evaluations(root) if entry.problem is None and _is_of(entry, name)]
     if not found:
         raise UserError(
             f"{name!r} is no saved evaluation, and no environment with one; mettle eval run {name} -m MODEL"
         )
-    return found[0].path
+    return Path(found[0].name)
 
 
 def read_distribution(folder: Path) -> Distribution:
@@ -140,9 +140,10 @@ def read_distribution(folder: Path) -> Distribution:
 
 
 def _is_of(entry: EvaluationEntry, env_id: str) -> bool:
-    """Folders are named `<environment>--<model>`."""
+    """Folders are named `<environment>--<model>`; a run says which environment it evaluated."""
     wanted = env_id.partition("@")[0].replace("_", "-").replace("/", "--")
-    return entry.path.parent.name.replace("_", "-").startswith(f"{wanted}--")
+    name = entry.path.parent.name if entry.kind == OWN_KIND else f"{entry.env_id}--"
+    return name.replace("_", "-").replace("/", "--").startswith(f"{wanted}--")
 
 
 def _formats(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from mettle.config.layers import Layer, read_layer, sub_layer
+from mettle.config.layers import ConfigLayer, read_layer, sub_layer
 from mettle.config.loader import NOTHING_GIVEN, load_levels
 from mettle.config.options import Given, Option
 
@@ -77,6 +77,6 @@ def read_settings(folder: Path | None, given: Given = NOTHING_GIVEN) -> QualityS
     Raises: UserError for a key or a value that is not known.
     """
     manifest = folder / "pyproject.toml" if folder is not None else None
-    layer = read_layer(manifest) if manifest is not None and manifest.is_file() else Layer()
+    layer = read_layer(manifest) if manifest is not None and manifest.is_file() else ConfigLayer()
     own = sub_layer(layer, ("tool", "mettle", "quality"))
     return load_levels(QualitySettings, [own], given, [manifest] if manifest is not None else []).config

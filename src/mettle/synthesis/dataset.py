@@ -4,8 +4,8 @@
     train.parquet, ...             the same as columns; tools, calls and provenance as JSON text
     summary.json                   what was kept and what was left out, and why
 
-Parts: `Source` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by rename, and the
-same rollouts under the same rules give the same bytes, but for the date.
+Parts: `RolloutSource` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
+rename, and the same rollouts under the same rules give the same bytes, but for the date.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 from mettle.errors import StorageError, UserError
 from mettle.synthesis.config import Format, Rules
-from mettle.synthesis.selection import Kept, Selection
+from mettle.synthesis.selection import Kept, KeptRollouts
 
 TRAIN, HELD_OUT, SUMMARY = "train", "held_out", "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RolloutSource:
     """What is the same for all rollouts of a set."""
 
     environment: str
@@ -45,7 +45,7 @@ class Written:
     summary: dict[str, Any]
 
 
-def source_of(metadata: Mapping[str, Any]) -> Source:
+def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
     """The source that the metadata of an evaluation describes."""
     version = (metadata.get("version_info") or {}).get("env_version")
     env_id = str(metadata.get("env_id") or "unknown")
@@ -53,7 +53,7 @@ def source_of(metadata: Mapping[str, Any]) -> Source:
     sampling = {
         k: v for k, v in (metadata.get("sampling_args") or {}).items() if (k, v) not in (("n", 1), ("extra_body", {}))
     }
-    return Source(
+    return RolloutSource(
         named,
         str(metadata.get("model") or "unknown"),
         sampling,
@@ -65,8 +65,8 @@ def source_of(metadata: Mapping[str, Any]) -> Source:
 
 def write_dataset(
     folder: Path,
-    selection: Selection,
-    source: Source,
+    selection: KeptRollouts,
+    source: RolloutSource,
     rules: Rules,
     formats: Sequence[Format],
     created_at: float | None = None,
@@ -104,7 +104,7 @@ def write_dataset(
     return Written(folder, files, summary)
 
 
-def _lines(kept: Iterable[Kept], source: Source, created_at: str) -> Iterator[dict[str, Any]]:
+def _lines(kept: Iterable[Kept], source: RolloutSource, created_at: str) -> Iterator[dict[str, Any]]:
     for each in kept:
         for chat in each.chats:
             provenance = {

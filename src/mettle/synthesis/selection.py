@@ -1,6 +1,6 @@
 """Which rollouts become training data, and what became of the others.
 
-Parts: `Selection`, `select`. Order: failures and cut-off rollouts go first, then those below the threshold,
+Parts: `KeptRollouts`, `select`. Order: failures and cut-off rollouts go first, then those below the threshold,
 then all but the best of each task, then copies. Invariants: each rollout is counted once, under the first reason that
 applies; a task is whole on one side of the split, and stays there however much is generated later.
 """
@@ -31,7 +31,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Selection:
+class KeptRollouts:
     """Kept rollouts by side, counts by reason for the others, and the tasks that were seen."""
 
     train: list[Kept] = field(default_factory=list)
@@ -41,10 +41,10 @@ class Selection:
     tasks: set[str] = field(default_factory=set)
 
 
-def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> Selection:
+def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> KeptRollouts:
     """Sort the rows of an evaluation into what trains, what is held out, and what is left out."""
     least = float("-inf") if rules.min_reward is None else rules.min_reward
-    selection = Selection()
+    selection = KeptRollouts()
     by_task: dict[str, list[Kept]] = defaultdict(list)
     for index, row in enumerate(rows):
         selection.num_rollouts += 1

@@ -79,7 +79,8 @@ class Learner:
             config = config.model_copy(update={"share_prompts": False})
         layouts = plan_layouts(sequences, own, config, attention_cost=self._traits.attention_cost, is_packed=is_packed)
         most = int(self.world.largest(torch.tensor(len(layouts), device=self.world.device)).item())
-        return layouts + [empty_layout()] * (max(most, 1) - len(layouts))
+        missing = max(most, 1) - len(layouts)
+        return layouts + [empty_layout()] * missing if missing else layouts
 
     def _accumulate(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         sums = torch.zeros(len(SUM_NAMES), dtype=torch.float64, device=self.world.device)

@@ -76,11 +76,15 @@ def total_loss(
     log_ratio_K = raw_K.clamp(-form.log_ratio_clamp, form.log_ratio_clamp)
     moved_K = logprobs_K.detach().exp() - sampler_K.exp()
 
-    seen = SeenByLoss(logprobs_K, log_ratio_K, moved_K, is_rl_K, targets.sequences, targets)
+    # Under "none" the policy is compared with itself: every ratio is 1, and the gradient that of its logarithm.
+    own_K = log_ratio_K if form.ratio == "token" else logprobs_K - logprobs_K.detach()
+    seen = SeenByLoss(logprobs_K, own_K, moved_K, is_rl_K, targets.sequences, targets)
     surrogate_K, is_masked_K = form.surrogate(seen)
     rl_K = form.kl_tau * log_ratio_K.square() - form.adv_tau * surrogate_K
     rl_K = torch.where(is_rl_K, targets.rl_weights * rl_K, 0.0)
-    ref_kl_K = _ref_kl_terms(seen, form)
+    # On-policy distillation: the reference's surprise is the advantage. Source: arXiv 2306.13649.
+    pull_K = (targets.ref_logprobs - logprobs_K).detach() * log_ratio_K.exp()
+    ref_kl_K = form.ref_kl_tau * log_ratio_K.square() - torch.where(moved_K < -form.mask_low, 0.0, pull_K)
     ref_kl_K = torch.where(is_ref_kl_K, targets.ref_kl_weights * ref_kl_K, 0.0)
     ce_K = -(targets.ce_weights * logprobs_K)
 
@@ -95,9 +99,3 @@ def total_loss(
         sums = torch.stack([figure.detach().double() for figure in figures])
         largest = mismatch_K.amax().double() if mismatch_K.numel() else torch.zeros_like(sums[0])
     return LossOutput(loss, sums, largest)
-
-
-def _ref_kl_terms(seen: SeenByLoss, form: PolicyLoss) -> Tensor:
-    """[K] on-policy distillation: the reference's surprise is the advantage. Source: arXiv 2306.13649."""
-    gain_K = (seen.columns.ref_logprobs - seen.logprobs_K).detach() * seen.log_ratio_K.exp()
-    return form.ref_kl_tau * seen.log_ratio_K.square() - torch.where(seen.moved_K < -form.mask_low, 0.0, gain_K)

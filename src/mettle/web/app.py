@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -58,8 +57,13 @@ class WebApp:
         if connection is not None:
             connection.task = asyncio.current_task()
         try:
-            headers = Headers(scope=scope)
-            refused = refused_host(headers.get("host", ""), headers.get("origin"), self._allowed_hosts)
+            host, origin = "", None
+            for name, value in scope["headers"]:
+                if name == b"host":
+                    host = value.decode("latin-1")
+                elif name == b"origin":
+                    origin = value.decode("latin-1")
+            refused = refused_host(host, origin, self._allowed_hosts)
             if refused is not None:
                 raise refused
             await self._app(scope, receive, send)

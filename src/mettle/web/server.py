@@ -1,8 +1,8 @@
 """A socket, and an application that answers on it inside an event loop that runs already.
 
-Parts: `bind`, `bind_unix`, `url_of`; `HttpServer` (uvicorn, told when to begin and when to end). What uvicorn leaves
-open is limited here: the length of a request's head, connections on which nothing is asked, and handlers whose client
-has gone. Invariants: after `stop` there is no connection and no handler; nobody here listens for signals.
+Parts: `bind`, `bind_unix`, `url_of`; `HttpServer` (uvicorn, told when to begin and when to end); `on_signals`. What
+uvicorn leaves open is limited here: the length of a request's head, connections on which nothing is asked, and handlers
+whose client has gone. Invariant: after `stop` there is no connection and no handler.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import errno
 import logging
 import os
 import resource
+import signal
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +80,19 @@ def bind_unix(path: Path) -> socket.socket:
 def url_of(host: str, port: int, scheme: str = "http") -> str:
     """The address for a client."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """While it is open, SIGTERM and SIGINT call `stop` in this event loop, and do nothing else."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 class HttpServer:
@@ -182,13 +196,53 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
     def _sweep(self) -> None:
-        """Hang up on connections that have had no request for too long, and on the oldest of too many."""
-        now = asyncio.get_running_loop().time()
-        idle = [one for one in self.server_state.connections if isinstance(one, _Connection) and one.is_idle]
-        idle.sort(key=lambda one: one.idle_since)
+        """Hang up on connections that ask nothing, or stop in the middle of it, for too long; and on too many."""
+        old = asyncio.get_running_loop().time() - self.config.timeout_keep_alive
+        connections = [one for one in self.server_state.connections if isinstance(one, _Connection)]
+        idle = sorted((one for one in connections if one.is_idle), key=lambda one: one.idle_since)
         for place, one in enumerate(idle):
-            if now - one.idle_since > self.config.timeout_keep_alive or len(idle) - place > self._max_idle:
+            if one.idle_since < old or len(idle) - place > self._max_idle:
                 one.transport.abort()
+        for one in connections:
+            if one.is_in_body and one.heard_at < old and not one.flow.read_paused:
+                one.transport.abort()
+
+
+class _JoinedWrites:
+    """A transport that sends the head of an answer together with what follows it at once: one system call for two.
+
+    That call is the largest item of a short answer. Where nothing follows in this turn of the event loop, the head goes
+    alone.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._head = b""
+        self.is_closing = transport.is_closing
+        self.pause_reading, self.resume_reading = transport.pause_reading, transport.resume_reading
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        elif data.startswith(b"HTTP/1."):
+            self._head = data
+            self._call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class _Connection(HttpToolsProtocol):
@@ -199,7 +253,7 @@ class _Connection(HttpToolsProtocol):
         self.logger = logger
         self.task: asyncio.Task[Any] | None = None
         self.is_gone = False
-        self.idle_since = self.loop.time()
+        self.idle_since = self.heard_at = self.loop.time()
         self._is_in_head = True
         self._num_head_bytes = 0
 
@@ -207,6 +261,11 @@ class _Connection(HttpToolsProtocol):
     def is_idle(self) -> bool:
         """True while no request is being answered; one whose head is not complete does not count."""
         return self.cycle is None or (self.cycle.response_complete and not self.flow.write_paused)
+
+    @property
+    def is_in_body(self) -> bool:
+        """True while a request's body is still to come."""
+        return self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
 
     async def drain(self) -> None:
         """Wait until the client has taken most of what was written, or has gone."""
@@ -217,6 +276,9 @@ class _Connection(HttpToolsProtocol):
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_JoinedWrites(transport))  # type: ignore[arg-type]
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
         super().connection_lost(exc)
@@ -224,6 +286,7 @@ class _Connection(HttpToolsProtocol):
             self.task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        self.heard_at = self.loop.time()
         super().data_received(data)
         if self._is_in_head:
             self._num_head_bytes += len(data)

@@ -25,7 +25,7 @@ def test_each_package_has_a_row_that_tells_turns_tools_sandbox_and_reward():
     assert (found["shell-task"]["tools"], found["shell-task"]["sandbox"]) == ("`bash`", "a machine")
     assert (found["agent-task"]["tools"], found["code-judge"]["sandbox"]) == ("the agent's own", "judges code")
     assert (found["arithmetic"]["turns"], found["arithmetic"]["sandbox"]) == ("1", "-")
-    assert found["reasoning-logic"]["extras"] == "games"
+    assert found["reasoning-logic"]["extras"] == "reasoning_gym"
 
 
 def test_what_was_earned_comes_from_the_card_and_is_left_open_without_one(tmp_path):

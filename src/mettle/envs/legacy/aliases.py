@@ -19,6 +19,7 @@ from typing import Any
 
 from mettle.envs.legacy.paths import advice_for, homes_of, is_package
 from mettle.envs.legacy.unavailable import ADVICE_BY_PACKAGE, unavailable, unavailable_name
+from mettle.envs.packages.adapters import put_shipped_on_path
 from mettle.errors import UserError
 
 ROOT = "verifiers"
@@ -80,6 +81,8 @@ class _Module(ModuleType):
 
 
 def _module(home: str) -> ModuleType | None:
+    if not home.startswith("mettle."):
+        put_shipped_on_path()
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:

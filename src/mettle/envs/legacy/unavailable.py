@@ -11,6 +11,7 @@ from abc import ABCMeta
 from functools import cache
 from typing import Any, NoReturn
 
+from mettle.envs.guests import install_line
 from mettle.errors import UserError
 
 _V1 = "the tasks and harnesses of verifiers.v1 are another library; write a SingleTurnEnv, MultiTurnEnv or ToolEnv"
@@ -73,6 +74,17 @@ ADVICE = {
     ),
 }
 """Names of the root package, and what to use instead of each."""
+
+ADAPTERS = {
+    "GymEnv": "gym",
+    "HarborEnv": "harbor",
+    "MCPEnv": "mcp",
+    "MCPServerConfig": "mcp",
+    "OpenEnvEnv": "openenv",
+    "ReasoningGymEnv": "reasoning_gym",
+    "TextArenaEnv": "textarena",
+}
+"""The names of verifiers that adapters of ours offer, and the folder of each; refused where that is not installed."""
 
 ADVICE_BY_PACKAGE = {
     "rl": _TRAINER,
@@ -150,4 +162,6 @@ def unavailable(name: str, advice: str) -> type:
 def unavailable_name(name: str) -> type | None:
     """The refusing class for a name of the root package; None for a name that verifiers never had."""
     advice = ADVICE.get(name)
+    if advice is None and name in ADAPTERS:
+        advice = f"it is in an adapter, which is not installed: {install_line(ADAPTERS[name])}"
     return unavailable(name, advice) if advice else None

@@ -19,13 +19,15 @@ from mettle.envs.sandbox_mixin import SandboxMixin
 from mettle.envs.singleturn_env import SingleTurnEnv
 
 CARD = "QUALITY.md"
+NEEDS = re.compile(r"mettle-lab\[(\w+)\]|pip install \./adapters/(\w+)")
+"""How a README names an extra, or an adapter."""
 INTRODUCTION = """# Shipped environments
 
 What each is comes from loading it with its defaults; what was earned comes from its quality card, which
 `mettle env check NAME --write` makes: `shown` is the mean reward of the environment's own demonstrations, `refused`
 that of "I'm sorry, but I can't help with that." (`sorry` is a guess in a word game). A reward is a sum of functions
-with weights; metrics that do not count are in the README, as are the arguments. Extras are those that the README names;
-some are for options only.
+with weights; metrics that do not count are in the README, as are the arguments. Extras and adapters are those that
+the README names; some are for options only.
 
 | environment | what | turns | tools | sandbox | extras | reward | shown | refused | quality |
 |---|---|---|---|---|---|---|---|---|---|
@@ -50,7 +52,7 @@ def _row(package: Path, link: str) -> str:
         _turns(env),
         _tools(env),
         _sandbox(env),
-        ", ".join(sorted(set(re.findall(r"mettle-lab\[(\w+)\]", readme)))) or "-",
+        ", ".join(sorted({"".join(found) for found in NEEDS.findall(readme)})) or "-",
         _reward(env),
         _earned(text, "gold"),
         _earned(text, "refusal"),

@@ -2,8 +2,8 @@
 
 Parts: `Answerer` (who answers: the environment), `Exchange` (one call and its answer), `AgentSession`, `SessionTable`
 (all of them, by secret). Invariants: an answer becomes a step of the rollout when it is handed over, and stops being
-one if it never arrived, since the agent cannot have acted on what it did not read; an SDK that repeats a request gets the
-answer to that request and not another sample; a closed session answers nothing.
+one if it never arrived, since the agent cannot have acted on what it did not read; an SDK that repeats a request gets
+the answer to that request and not another sample; a closed session answers nothing.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ LOSSES = Plugins(
 class SeenByLoss:
     """One pass's K targets as a loss sees them. l: log-probability under the policy, m: under the sampler.
 
-    `logprobs_K` is l and `log_ratio_K` is l - m cut to +-`log_ratio_clamp`, both with gradient; `moved_K` is
-    exp(l) - exp(m) without. `columns` has every column of a token; `sequence_K` numbers each token's sequence in the
-    pass, from 0 to less than K. `is_member_K` is True on the tokens that train in this component: only their terms
-    count, and only they belong in what is taken over a sequence.
+    `logprobs_K` is l and `log_ratio_K` is l - m cut to +-`log_ratio_clamp` (0 under ratio "none"), both with gradient;
+    `moved_K` is exp(l) - exp(m) without. `columns` has every column of a token; `sequence_K` numbers each token's
+    sequence in the pass, from 0 to less than K. `is_member_K` is True on the tokens that train in this component: only
+    their terms count, and only they belong in what is taken over a sequence.
     """
 
     logprobs_K: Tensor
@@ -67,6 +67,8 @@ class PolicyLoss(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    ratio: Literal["token", "none"] = "token"
+    """token: importance ratios against the sampler's logprobs; none: all are 1 (right only without lag)."""
     adv_tau: float = Field(default=1.0, ge=0)
     """Weight of the advantage term."""
     kl_tau: float = Field(default=1e-3, ge=0)
@@ -85,17 +87,6 @@ class PolicyLoss(BaseModel):
     def build(self) -> PolicyLoss:
         """The loss that this configures."""
         return self
-
-
-class TokenRatioLoss(PolicyLoss):
-    """A loss in the importance ratio of single tokens."""
-
-    ratio: Literal["token", "none"] = "token"
-    """token: importance ratio against the sampler's logprobs; none: plain policy gradient (right only without lag)."""
-
-    def ratio_of(self, seen: SeenByLoss) -> Tensor:
-        """[K] the ratio r = exp(k); under "none" its value is 1 and its gradient stays."""
-        return (seen.log_ratio_K if self.ratio == "token" else seen.logprobs_K - seen.logprobs_K.detach()).exp()
 
 
 def make_loss(name: str, options: Mapping[str, Any]) -> PolicyLoss:

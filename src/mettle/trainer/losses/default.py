@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mettle.trainer.losses import SeenByLoss, TokenRatioLoss
+from mettle.trainer.losses import PolicyLoss, SeenByLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DefaultLoss(TokenRatioLoss):
+class DefaultLoss(PolicyLoss):
     """Holds tokens back whose probability moved too far."""
 
     type: Literal["default"] = "default"
@@ -27,4 +27,4 @@ class DefaultLoss(TokenRatioLoss):
     def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
         advantages_K, moved_K = seen.columns.advantages, seen.moved_K
         is_masked_K = (moved_K > self.mask_high).where(advantages_K > 0, moved_K < -self.mask_low)
-        return (self.ratio_of(seen) * advantages_K).masked_fill(is_masked_K, 0.0), is_masked_K
+        return (seen.log_ratio_K.exp() * advantages_K).masked_fill(is_masked_K, 0.0), is_masked_K

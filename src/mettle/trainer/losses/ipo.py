@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mettle.trainer.losses import SeenByLoss, TokenRatioLoss
+from mettle.trainer.losses import PolicyLoss, SeenByLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class IpoLoss(TokenRatioLoss):
+class IpoLoss(PolicyLoss):
     """Holds tokens back whose probability moved too far either way."""
 
     type: Literal["ipo"] = "ipo"
@@ -24,4 +24,4 @@ class IpoLoss(TokenRatioLoss):
 
     def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
         is_masked_K = seen.moved_K.abs() > self.ipo_threshold
-        return (self.ratio_of(seen) * seen.columns.advantages).masked_fill(is_masked_K, 0.0), is_masked_K
+        return (seen.log_ratio_K.exp() * seen.columns.advantages).masked_fill(is_masked_K, 0.0), is_masked_K

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from mettle.trainer.losses import SeenByLoss, TokenRatioLoss
+from mettle.trainer.losses import PolicyLoss, SeenByLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PpoClipLoss(TokenRatioLoss):
+class PpoClipLoss(PolicyLoss):
     """Clips the ratio of each token."""
 
     type: Literal["ppo_clip"] = "ppo_clip"
@@ -26,7 +26,7 @@ class PpoClipLoss(TokenRatioLoss):
     """The ratio counts up to 1 + clip_high."""
 
     def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
-        advantages_K, ratio_K = seen.columns.advantages, self.ratio_of(seen)
+        advantages_K, ratio_K = seen.columns.advantages, seen.log_ratio_K.exp()
         gain_K = ratio_K * advantages_K
         clipped_K = ratio_K.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages_K
         return gain_K.minimum(clipped_K), clipped_K < gain_K

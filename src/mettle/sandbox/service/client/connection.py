@@ -127,7 +127,8 @@ class ServiceConnection:
         """The service is not there any more: whoever waits for it is told."""
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
-            waiting.reschedule(now)
+            if not waiting.expired():  # it may be on its way out already
+                waiting.reschedule(now)
 
     async def close(self) -> None:
         await self._session.close()
