@@ -76,7 +76,6 @@ class ContainerJudge(SandboxPool):
         self._missing: dict[str, str | None] = {}
 
     async def measure(self) -> IsolationReport:
-        await self._machines.host.open()
         return await self._machines.measure()
 
     async def close(self) -> None:

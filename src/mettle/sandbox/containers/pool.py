@@ -15,19 +15,18 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox import isolation
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.containers import grading
 from mettle.sandbox.containers.grading import Surroundings
 from mettle.sandbox.containers.machine import Container, ContainerMachine
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.files import Snapshot
+from mettle.sandbox.machines.files import Snapshot, deleted_on_failure, fill
 from mettle.sandbox.machines.registry import MachineRegistry
+from mettle.sandbox.pools import MeasuredPool
 
 logger = logging.getLogger(__name__)
 
@@ -75,21 +74,13 @@ class ContainerHost(Protocol):
         ...
 
 
-class ContainerPool:
+class ContainerPool(MeasuredPool):
     """Makes machines that are containers. Use as `async with`."""
 
     def __init__(self, config: SandboxConfig, host: ContainerHost) -> None:
-        self.config = config
+        super().__init__(config)
         self.host = host
         self._registry: MachineRegistry[ContainerMachine] = MachineRegistry()
-        self._isolation: IsolationReport | None = None
-
-    @property
-    def isolation(self) -> IsolationReport:
-        """What was measured to be in force in a machine when the pool started."""
-        if self._isolation is None:
-            raise UserError("the machine pool has not been started; use `async with` around its use")
-        return self._isolation
 
     @property
     def machines(self) -> tuple[ContainerMachine, ...]:
@@ -100,24 +91,9 @@ class ContainerPool:
         """A machine by its id; SandboxError when there is none."""
         return self._registry.get(machine_id)
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.host.open()
-            report = await self.measure()
-            isolation.check(report, self.config)
-        except BaseException:
-            await self.close()
-            raise
-        self._isolation = report
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def measure(self) -> IsolationReport:
         """Find out what is in force, by programs in a machine that try the doors."""
+        await self.host.open()
         machine = await self.make(MachineConfig(), grading.unmeasured(self.config))
         try:
             await machine.begin()
@@ -139,16 +115,10 @@ class ContainerPool:
                 f"set sandbox.{self.config.backend}.network to 'none'"
             )
         machine = await self.make(config, report)
-        try:
+        async with deleted_on_failure(machine):
             await machine.begin()
             await machine.open_egress()
-            if snapshot is not None:
-                await machine.restore(snapshot)
-            if config.files:
-                await machine.upload_files(config.files)
-        except BaseException:
-            await machine.delete()
-            raise
+        await fill(machine, config.files, snapshot)
         machine.on_end = self._registry.forget
         self._registry.add(machine)
         return machine

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mettle.errors import MettleError
+from mettle.sandbox.containers.errors import SELDOM
 from mettle.sandbox.containers.link import AgentLink
+from mettle.web.backoff import Retries
 
 logger = logging.getLogger(__name__)
 
 _MAX_AGE_S: Final = 3600.0
-_FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
 
 
 class Keepable(Protocol):
@@ -82,15 +82,14 @@ class Warm(Generic[C]):
             await self._kept.popleft().container.remove()
 
     async def _fill(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        retries = Retries(SELDOM)
         while True:
             await self._is_wanted.wait()
             self._is_wanted.clear()
             while len(self._kept) < self._target:
                 try:
                     self._kept.append(_Kept(await self._make(), time.monotonic()))
-                    pause_s = _FIRST_PAUSE_S
+                    retries = Retries(SELDOM)
                 except MettleError as error:
                     logger.warning("no container could be made ahead of time: %s", error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    await retries.again()

@@ -20,7 +20,7 @@ from mettle.web.app import CONNECTION
 from mettle.web.problems import HttpError
 from mettle.web.streams import JSON_LINES, StreamedAnswer
 
-_PIECE_BYTES: Final = 1 << 18
+_PIECE_BYTES: Final = 1 << 20
 # What the doors and readers of `mettle.web` say, in the words of this service.
 _TYPES: Final = {
     **{"no_route": "no_route", "too_large": "too_large", "stalled": "stalled", "stopping": "closing"},
