@@ -24,6 +24,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mettle.clients.byte_level import BYTE_OF_CHARACTER
+from mettle.evals.estimator import mean_over_tasks
 from mettle.hub.app import create_app
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.versions import CanaryCheck, WeightVersion
@@ -132,17 +133,15 @@ class RunWriter:
         groups = []
         for index in range(tasks):
             draw = TaskDraw(-1, ENV, f"held-out-{index:03d}", 0, index)
-            group = self._group(draw, step + 1, self.skill(step), 2, prefix=f"eval-{step}-")
+            group = self._group(draw, step + 1, self.skill(step), 2, prefix=f"eval-{kind}-{step}-")
             groups.append(group)
-        rewards = [r for group in groups for r in group.rewards]
-        mean = sum(rewards) / len(rewards)
-        half = 1.96 * float(np.std(rewards)) / math.sqrt(len(rewards))
+        found = mean_over_tasks([group.rewards for group in groups])
         store = EvalStore(self.ledger.database, self.shards, clock=self.clock)
         eval_id = store.begin(EvalPlan(kind, ENV, tasks, 2 * tasks, step))
         store.add(eval_id, groups)
-        interval = (max(0.0, mean - half), min(1.0, mean + half))
-        store.end(eval_id, mean=mean, interval=interval, metrics={"exact": mean**3})
-        self.ledger.journal.event("orchestrator", "eval", f"{kind} evaluation at step {step}: reward {mean:.3f}")
+        assert found is not None, "some rollout has a reward"
+        store.end(eval_id, mean=found.mean, interval=found.interval, metrics={"exact": found.mean**3})
+        self.ledger.journal.event("orchestrator", "eval", f"{kind} evaluation at step {step}: reward {found.mean:.3f}")
 
     def finish(self) -> None:
         """End the run as its supervisor would."""
