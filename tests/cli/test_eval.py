@@ -156,6 +156,10 @@ def test_when_every_rollout_fails_the_exit_code_says_so(mettle, environment, end
     ("words", "message"),
     [
         (("mirror-wrds", "-m", "x", "-b", "http://127.0.0.1:9/v1"), "did you mean 'mirror-words'?"),
+        (
+            ("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-x", '{"max_seq_length": 3}'),
+            "mirror-words has no setting 'max_seq_length' (--extra-env-kwargs); did you mean 'max_seq_len'?",
+        ),
         (("mirror-words", "-m", "x"), "no model directory and no endpoint"),
         (("mirror-words", "-m", "x", "-b", "nonsense"), "'nonsense' is no base URL"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", "{1"), "--env-args '{1' is not JSON"),

@@ -6,7 +6,7 @@ Invariant: all are `SandboxError`s, never a verdict on code; what the user can m
 from __future__ import annotations
 
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
 
 
 class ControlPlaneError(SandboxError):

@@ -15,7 +15,7 @@ _FIRST_S: Final = 0.1
 _LONGEST_S: Final = 5.0
 
 
-class Patience:
+class Backoff:
     """The waits of one request."""
 
     def __init__(self, limit_s: float) -> None:
@@ -23,7 +23,7 @@ class Patience:
         self._next_s = _FIRST_S
 
     async def wait(self, asked_s: float | None = None) -> bool:
-        """Wait once more; False when there is no patience left."""
+        """Wait once more; False when that would pass the limit."""
         pause_s = self._next_s * random.uniform(0.5, 1.0) if asked_s is None else asked_s
         self._next_s = min(2 * self._next_s, _LONGEST_S)
         if time.monotonic() + pause_s > self._deadline:
