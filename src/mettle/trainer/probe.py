@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
-from mettle.clients.transport import Transport
+from mettle.clients.transport import ModelTransport
 from mettle.envs import load_environment
 from mettle.errors import ProviderError, ServiceError
 from mettle.inference.engine.architecture import read_shape
@@ -102,7 +102,7 @@ class EnvironmentProbe:
         return Reading(sum(rewards) / len(rewards), len(states), len(states) - len(rewards))
 
 
-class EngineTransport(Transport):
+class EngineTransport(ModelTransport):
     """Answers `/generate` from a scheduler in this thread. Calls made side by side are sampled together."""
 
     def __init__(self, scheduler: Scheduler) -> None:
