@@ -26,9 +26,11 @@ from typing import Any
 import mettle.envs as vf
 from mettle.clients.base import Client
 from mettle.evals.export.page import write_page
+from mettle.evals.folder import EvaluationFolder
 from mettle.evals.reader import EvaluationReader
-from mettle.evals.results import ResultsFolder
 from mettle.records.messages import Response, ResponseMessage, Usage
+from mettle.records.tasks import GroupRecord, TaskDraw
+from mettle.storage.evals import EvalPlan
 
 NUM_REPEATS = 3
 ROLLOUTS_PER_EXAMPLE = 4
@@ -95,10 +97,20 @@ def read_back(folder: Path) -> dict[str, float]:
 
 
 def append_all(reader: EvaluationReader) -> float:
-    """CPU milliseconds of writing all rows to another folder, one at a time."""
-    rows = list(reader.rows())
-    folder = ResultsFolder(reader.path / "again")
-    spent = timed(lambda: [folder.append([row]) for row in rows])
+    """CPU milliseconds of keeping all rollouts in another store, 64 side by side."""
+    records = [record for _, record in reader.records()]
+    folder = EvaluationFolder(reader.path / "again")
+    folder.begin(EvalPlan("eval", "toy", len(records), len(records)))
+    keeper = folder.keeper()
+
+    async def keep() -> None:
+        for start in range(0, len(records), 64):
+            together = records[start : start + 64]
+            draws = [TaskDraw(-1, "toy", record.uid, 0, record.example_id) for record in together]
+            groups = [GroupRecord(draw, 0, (record,)) for draw, record in zip(draws, together, strict=True)]
+            await asyncio.gather(*map(keeper.keep, groups))
+
+    spent = timed(lambda: asyncio.run(keep()))
     folder.close()
     return spent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def environment(tmp_path, monkeypatch):
 def only_evaluation(folder: Path) -> Path:
     (path,) = (folder / "outputs" / "evals").glob("*/*")
     return path
+
+
+def only_published(folder: Path) -> Path:
+    """As another program, or a release without a store, leaves its folder; the file of rows."""
+    shutil.rmtree(folder / "rollouts")
+    for file in folder.glob("run.db*"):
+        file.unlink()
+    return folder / "results.jsonl"
 
 
 def read_rollouts(folder: Path) -> list[dict]:
@@ -125,7 +134,7 @@ def test_a_failed_rollout_has_no_reward_and_a_resume_tries_it_again(mettle, envi
 def test_a_resumed_evaluation_runs_only_what_is_missing(mettle, environment, endpoint):
     first = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "-n", "2", "-r", "2", "--json").json
     rows = read_rollouts(Path(first["path"]))
-    results = Path(first["path"]) / "results.jsonl"
+    results = only_published(Path(first["path"]))
     results.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]) + '{"cut sho')
     ended = mettle("eval", "run", "mirror-words", "-m", "reverser", "-b", endpoint, "--resume", first["path"], "--json")
     assert ended.code == 0, ended.err
@@ -147,6 +156,10 @@ def test_when_every_rollout_fails_the_exit_code_says_so(mettle, environment, end
     ("words", "message"),
     [
         (("mirror-wrds", "-m", "x", "-b", "http://127.0.0.1:9/v1"), "did you mean 'mirror-words'?"),
+        (
+            ("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-x", '{"max_seq_length": 3}'),
+            "mirror-words has no setting 'max_seq_length' (--extra-env-kwargs); did you mean 'max_seq_len'?",
+        ),
         (("mirror-words", "-m", "x"), "no model directory and no endpoint"),
         (("mirror-words", "-m", "x", "-b", "nonsense"), "'nonsense' is no base URL"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", "{1"), "--env-args '{1' is not JSON"),
@@ -329,7 +342,7 @@ def test_a_mistake_in_one_evaluation_shows_before_any_runs(mettle, environment, 
 
 def test_a_saved_evaluation_is_continued_without_saying_again_what_it_was(mettle, environment, endpoint, seen):
     first = run_words(mettle, endpoint, "-n", "2", "-r", "2", "-a", '{"words": "ab cd ef"}', "-T", "0.5")
-    results = Path(first["path"]) / "results.jsonl"
+    results = only_published(Path(first["path"]))
     results.write_text("".join(results.read_text().splitlines(keepends=True)[:3]))
     seen.clear()
     again = mettle("eval", "run", "--resume", first["path"], "--json")
@@ -356,7 +369,7 @@ def test_resume_without_a_path_takes_the_newest_one_like_this(mettle, environmen
 def test_two_evaluations_are_compared(mettle, environment, endpoint):
     first = run_words(mettle, endpoint, "-n", "3", "-r", "1", "-T", "0.5")
     second = run_words(mettle, endpoint, "-n", "3", "-r", "1")
-    results = Path(second["path"]) / "results.jsonl"
+    results = only_published(Path(second["path"]))
     rows = read_rollouts(results)
     results.write_text("".join(json.dumps({**row, "reward": float(row["example_id"] != 0)}) + "\n" for row in rows))
     ended = mettle("eval", "compare", first["path"], second["path"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from pathlib import Path
 import pytest
 
 import mettle.envs as vf
-from mettle.errors import StorageError, UserError
-from mettle.evals.results import ResultsFolder
+from mettle.errors import UserError
+from mettle.evals.reader import EvaluationReader, is_stored
+from mettle.storage.claim import FolderClaim
 
 NUM_TASKS, NUM_ROLLOUTS = 60, 4
 ENVIRONMENT = f"""
@@ -35,7 +37,7 @@ def load_environment():
     return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric([correct]))
 """
 START = "import sys; from mettle.cli.main import main; main(sys.argv[1:])"
-LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); {START}"
+LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000)); {START}"
 
 
 class Counting(BaseHTTPRequestHandler):
@@ -106,14 +108,7 @@ def start(workspace: Path, *words: object, code: str = START) -> subprocess.Pope
 
 def finished(folder: Path) -> Counter[str]:
     """Rollouts that are on disk, by the word of their task."""
-    lines = (folder / "results.jsonl").read_bytes().split(b"\n") if (folder / "results.jsonl").exists() else []
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return Counter(row["answer"] for row in rows)
+    return Counter(row["answer"] for row in EvaluationReader(folder).rows()) if is_stored(folder) else Counter()
 
 
 def kill_after(process: subprocess.Popen[str], asked: Counter[str], num_requests: int) -> bool:
@@ -148,9 +143,12 @@ def test_an_evaluation_killed_again_and_again_repeats_no_finished_rollout(worksp
         allowed = Counter({str(i): NUM_ROLLOUTS for i in range(NUM_TASKS)}) - finished(folder)
         if is_killed:
             num_kills += 1
-            if num_kills == 2:  # as if it had happened in the middle of a line
-                with (folder / "results.jsonl").open("ab") as file:
-                    file.write(b'{"example_id": 3, "prompt": [{"role": "us')
+            entry = EvaluationReader(folder).entry
+            assert (entry.state, entry.planned_rollouts) == ("running", NUM_TASKS * NUM_ROLLOUTS)
+            assert entry.num_rollouts == sum(finished(folder).values())
+            if num_kills == 2:  # as if it had happened in the middle of a block
+                with (folder / "rollouts" / "shard-00000.bin").open("ab") as file:
+                    file.write(b'\x20\x01\0\0\0\0\0\0{"draw": [-1,')
             process = start(workspace, "--resume", folder)
     assert num_kills >= 3
     assert repeated == 0
@@ -192,11 +190,11 @@ def test_a_full_disk_keeps_what_was_written_and_says_how_to_go_on(workspace, end
     (folder,) = (workspace / "out").glob("*/*")
     assert process.returncode == 2
     last = err.splitlines()[-1]
-    assert "results.jsonl: File too large; rows before are safe; make room, then `" in last
+    assert "; make room, then `" in last
     assert last.endswith(f"eval run --resume {folder.relative_to(workspace)}` goes on")
     done = finished(folder)
     assert 0 < sum(done.values()) < NUM_TASKS * 2
-    assert (folder / "results.jsonl").read_bytes().endswith(b"\n"), "the row that did not fit is not there in part"
+    assert EvaluationReader(folder).num_broken == 0
     before = Counter(asked)
     process = start(workspace, "--resume", folder, "--json")
     out, err = process.communicate(timeout=60)
@@ -212,6 +210,14 @@ def make(rows=ROWS, **fields):
     return vf.SingleTurnEnv(**{"eval_dataset": rows, "rubric": vf.Rubric([right]), "env_id": "toy", **fields})
 
 
+def only_published(folder: Path) -> Path:
+    """As another program, or a release without a store, leaves its folder; the file of rows."""
+    shutil.rmtree(folder / "rollouts")
+    for file in folder.glob("run.db*"):
+        file.unlink()
+    return folder / "results.jsonl"
+
+
 def right(completion, answer):
     return float(completion[-1]["content"] == answer)
 
@@ -222,7 +228,7 @@ def question(prompt):
 
 async def test_what_a_resumed_evaluation_keeps_is_byte_for_byte_what_was_written(scripted, tmp_path):
     await make().evaluate(scripted(question), "m", results_path=tmp_path)
-    file = tmp_path / "results.jsonl"
+    file = only_published(tmp_path)
     lines = file.read_bytes().splitlines(keepends=True)
     failed = json.dumps({**json.loads(lines[1]), "reward": None, "error": {"error": "ModelError"}}).encode() + b"\n"
     file.write_bytes(lines[0] + failed + b"not json\n" + lines[2] + lines[3].rstrip(b"\n"))
@@ -234,7 +240,7 @@ async def test_what_a_resumed_evaluation_keeps_is_byte_for_byte_what_was_written
 
 async def test_a_dataset_that_changed_is_noticed(scripted, tmp_path):
     await make().evaluate(scripted(question), "m", results_path=tmp_path)
-    saved = (tmp_path / "results.jsonl").read_bytes()
+    saved = only_published(tmp_path).read_bytes()
     changed = [ROWS[0], {"question": "q1", "answer": "2"}, *ROWS[2:]]
     for rows, what in ((changed, "examples 1 now"), (ROWS[1:] + ROWS[:1], "examples 0, 1, 2, ... now")):
         client = scripted(question)
@@ -246,7 +252,7 @@ async def test_a_dataset_that_changed_is_noticed(scripted, tmp_path):
 
 async def test_files_without_task_keys_are_resumed_by_example(scripted, tmp_path):
     await make().evaluate(scripted(question), "m", results_path=tmp_path)
-    file = tmp_path / "results.jsonl"
+    file = only_published(tmp_path)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "task_key"}) + "\n" for row in rows[:3]))
     client = scripted(question)
@@ -288,38 +294,43 @@ async def test_rows_without_metadata_are_not_written_over(scripted, tmp_path):
 
 async def test_metadata_that_cannot_be_read_is_one_line(scripted, tmp_path):
     await make().evaluate(scripted(question), "m", results_path=tmp_path)
+    only_published(tmp_path)
     (tmp_path / "metadata.json").write_text('{"env_id": ')
     with pytest.raises(UserError, match=r"metadata\.json cannot be read"):
         await make().evaluate(scripted(question), "m", results_path=tmp_path)
 
 
-def test_two_processes_do_not_write_to_one_folder(tmp_path):
-    folder = ResultsFolder(tmp_path)
-    folder.append([{"example_id": 0}])
+def test_two_processes_do_not_write_to_one_folder(scripted, tmp_path):
+    claim = FolderClaim(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from mettle.evals.results import ResultsFolder\n"
-        "ResultsFolder(Path(sys.argv[1])).append([{'example_id': 1}])"
+        "import sys; from pathlib import Path; from mettle.evals.folder import EvaluationFolder\n"
+        "EvaluationFolder(Path(sys.argv[1]))"
     )
     other = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert "is being written to by another process" in other.stderr
-    folder.close()
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
-    assert [json.loads(line)["example_id"] for line in folder.lines()] == [0, 1]
+    claim.release()
+    make().evaluate_sync(scripted(question), "m", results_path=tmp_path)
 
 
-def test_rows_that_do_not_fit_leave_nothing_of_themselves(tmp_path, monkeypatch):
-    folder = ResultsFolder(tmp_path)
-    folder.append([{"example_id": 0}])
-    write = os.write
+async def test_a_rollout_whose_block_is_damaged_is_run_again(scripted, tmp_path):
+    await make().evaluate(scripted(question), "m", results_path=tmp_path, max_concurrent=1)
+    shard = tmp_path / "rollouts" / "shard-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    assert len(list(EvaluationReader(tmp_path).rows())) == 3
+    client = scripted(question)
+    results = await make().evaluate(client, "m", results_path=tmp_path)
+    assert [question(call["prompt"]) for call in client.calls] == ["3"]
+    assert len(results.outputs) == len(list(EvaluationReader(tmp_path).rows())) == 4
 
-    def short(file, data):
-        if len(data) > 10:
-            return write(file, data[:10])
-        raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", short)
-        with pytest.raises(StorageError, match="No space left on device; rows before are safe"):
-            folder.append([{"example_id": 1, "completion": "x" * 7}])
-    folder.append([{"example_id": 2}])
-    assert [json.loads(line)["example_id"] for line in folder.lines()] == [0, 2]
+async def test_published_files_that_were_taken_in_are_read_from_the_store_and_say_the_same(scripted, tmp_path):
+    await make().evaluate(scripted(question), "m", num_examples=3, results_path=tmp_path)
+    file = only_published(tmp_path)
+    rows = [json.loads(line) | {"of_another_program": [1]} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(EvaluationReader(tmp_path).rows()) == rows
+    await make().evaluate(scripted(question), "m", results_path=tmp_path)
+    reader = EvaluationReader(tmp_path)
+    assert (reader.eval_id, reader.entry.state, len(reader)) == (1, "finished", 4)
+    published = [json.loads(line) for line in file.read_text().splitlines()]
+    assert published[:3] == rows == list(reader.rows())[:3]

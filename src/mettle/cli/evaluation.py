@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from mettle.cli.local_server import local_server
+from mettle.cli.local_server import serving
 from mettle.cli.options import print_config, split_words, with_words
 from mettle.cli.progress import EvalProgress
 from mettle.cli.terminal import console, going_on, print_json, print_next, print_table
@@ -49,7 +49,7 @@ def evaluate(
         return
     specs = [one.config for one in loaded]
     with ExitStack() as servers:
-        prepared = _prepare_all(specs, _serving(servers))
+        prepared = _prepare_all(specs, serving(servers))
         servers.enter_context(going_on(_how_to_go_on(" ".join(map(str, files)), given, prepared)))
         outcomes = asyncio.run(_run(prepared, is_quiet=is_json, is_plain=is_plain))
     _report(outcomes, is_file=bool(files), is_json=is_json)
@@ -85,20 +85,6 @@ def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> 
     return prepared
 
 
-def _serving(servers: ExitStack) -> Callable[[Path], Served]:
-    """Starts a server for each model directory, once, until `servers` closes."""
-    running: dict[Path, Served] = {}
-
-    def serve(directory: Path) -> Served:
-        key = directory.resolve()
-        if key not in running:
-            server = servers.enter_context(local_server(directory, served_model_name=_name_of(directory)))
-            running[key] = server.base_url, server.model
-        return running[key]
-
-    return serve
-
-
 async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
     slots = Slots(max(one.spec.max_concurrent for one in prepared))
     async with EvalProgress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
@@ -114,12 +100,6 @@ def _how_to_go_on(files: str, given: Given, prepared: Sequence[Prepared]) -> str
         return f"`{program()} eval run {files} --resume`{again} runs what is missing"
     again = " with the same --header" if prepared[0].spec.headers else ""
     return f"`{program()} eval run --resume {path}`{again} runs what is missing"
-
-
-def _name_of(model_dir: Path) -> str:
-    """What to call a model directory: its own name, after its run's where it stands in one."""
-    path = model_dir.resolve()
-    return f"{path.parent.name}/{path.name}" if (path.parent / "run.db").exists() else path.name
 
 
 def _raise_failure(outcome: Outcome) -> None:

@@ -70,11 +70,17 @@ def serving(servers: ExitStack) -> Callable[[Path], tuple[str, str]]:
     def serve(directory: Path) -> tuple[str, str]:
         key = directory.resolve()
         if key not in running:
-            server = servers.enter_context(local_server(directory, served_model_name=key.name))
+            server = servers.enter_context(local_server(directory, served_model_name=_name_of(key)))
             running[key] = server.base_url, server.model
         return running[key]
 
     return serve
+
+
+def _name_of(model_dir: Path) -> str:
+    """What to call a model directory: its own name, after its run's where it stands in one."""
+    in_run = (model_dir.parent / "run.db").exists()
+    return f"{model_dir.parent.name}/{model_dir.name}" if in_run else model_dir.name
 
 
 def model_directory(path: Path) -> Path:

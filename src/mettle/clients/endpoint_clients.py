@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from mettle.clients.base import Client, request_fields
 from mettle.clients.config import ClientConfig
 from mettle.clients.dialects import chat, completions, messages, responses
-from mettle.clients.dialects.calls import readable
+from mettle.clients.dialects.call import readable
 from mettle.clients.endpoint import ModelEndpoint
 from mettle.clients.transport import LOOPBACK_HOSTS
 from mettle.errors import UserError

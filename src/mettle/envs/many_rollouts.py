@@ -1,21 +1,24 @@
 """An environment over many rows: generating, evaluating, in this process or in workers, with or without a loop.
 
-Parts: `ManyRollouts`, a base of `Environment`; `generate_in_workers`. How rows are run side by side, saved and resumed
-is in `evaluation`. Invariant: whatever way it is called, one `Evaluation` does the work.
+Parts: `ManyRollouts`, a base of `Environment`. How rows are run side by side, kept and resumed is in `mettle.evals`.
+Invariants: whatever way it is called, one `Evaluation` does the work; what evaluations need (numpy, a database) is
+imported when one begins, because an environment alone, in a worker or under a trainer, does not need it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
 from mettle.clients.factory import client_from
-from mettle.envs.generating import Evaluation
 from mettle.envs.loops import quiet_collector, run_sync
 from mettle.envs.pacing import pacer
 from mettle.envs.rows import Rows
-from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
-from mettle.envs.workers.pool import WorkerPool
+
+T = TypeVar("T")
+
+GENERATE_ARGUMENTS = ("inputs", "client", "model", "sampling_args", "num_workers")
+EVALUATE_ARGUMENTS = (*GENERATE_ARGUMENTS[1:], "num_examples", "rollouts_per_example", "shuffle", "shuffle_seed")
 
 
 class ManyRollouts:
@@ -31,17 +34,22 @@ class ManyRollouts:
         num_workers: int = 0,
         **options: Any,
     ) -> Any:
-        """Run `inputs` (rows), grouped by `example_id`; see `Evaluation` for the options.
+        """Run `inputs` (rows), grouped by `example_id`; `options` are those of `mettle.evals.options.EvalOptions`.
 
         With `num_workers`, in so many processes of their own, which load this environment by its id.
+        Raises: UnknownArgument (a UserError and a TypeError) for an option that nobody knows.
         """
-        if num_workers:
-            return await generate_in_workers(self, num_workers, inputs, client, model, sampling_args, **options)
+        from mettle.envs.environment_rollouts import at_work, evaluation_of
+        from mettle.evals.options import options_from
+
+        chosen = options_from(options, "generate", GENERATE_ARGUMENTS)
         env: Any = self
         if env.concurrency:
             env.set_concurrency(env.concurrency)
-        with quiet_collector():
-            return await Evaluation(env, inputs, client, model, sampling_args, **options).run()
+        async with at_work(env, num_workers, chosen) as working:
+            evaluation = evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen)
+            with quiet_collector():
+                return await evaluation.run()
 
     async def evaluate(
         self,
@@ -54,8 +62,20 @@ class ManyRollouts:
         shuffle_seed: int | None = None,
         **options: Any,
     ) -> Any:
-        """Run `rollouts_per_example` rollouts of each of the first `num_examples` evaluation rows."""
+        """Run `rollouts_per_example` rollouts of each of the first `num_examples` evaluation rows.
+
+        Raises: as `generate` does.
+        """
+        from mettle.evals.options import options_from
+
         env: Any = self
+        described: dict[str, Any] = {
+            "rollouts_per_example": rollouts_per_example,
+            "shuffle": shuffle,
+            "shuffle_seed": shuffle_seed,
+        }
+        workers = {"num_workers": options.pop("num_workers")} if "num_workers" in options else {}
+        options_from(options, "evaluate", EVALUATE_ARGUMENTS)
         rows: Rows = env.get_eval_dataset()
         if shuffle:
             rows = rows.shuffle(seed=shuffle_seed)
@@ -67,32 +87,19 @@ class ManyRollouts:
             inputs += [row] * rollouts_per_example
             if pace.is_spent:
                 await pace.turn()
-        described: dict[str, Any] = {
-            "rollouts_per_example": rollouts_per_example,
-            "shuffle": shuffle,
-            "shuffle_seed": shuffle_seed,
-        }
-        return await self.generate(inputs, client, model, sampling_args, **described, **options)
+        return await self.generate(inputs, client, model, sampling_args, **described, **workers, **options)
 
     a_generate = generate
 
     def generate_sync(self, inputs: Any, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
         """`generate`, for code without an event loop."""
-        return run_sync(
-            self._closing(client, self.generate, inputs, model=model, sampling_args=sampling_args, **options)
-        )
+        client = client_from(client)
+        return run_sync(_closing(client, self.generate(inputs, client, model, sampling_args, **options)))
 
     def evaluate_sync(self, client: Any, model: str, sampling_args: Any = None, **options: Any) -> Any:
         """`evaluate`, for code without an event loop."""
-        return run_sync(self._closing(client, self.evaluate, model=model, sampling_args=sampling_args, **options))
-
-    async def _closing(self, client: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        resolved = client_from(client)
-        try:
-            return await function(*args, client=resolved, **kwargs)
-        finally:
-            if hasattr(resolved, "close"):
-                await resolved.close()
+        client = client_from(client)
+        return run_sync(_closing(client, self.evaluate(client, model, sampling_args, **options)))
 
     @staticmethod
     def make_dataset(results: Mapping[str, Any]) -> Rows:
@@ -100,8 +107,9 @@ class ManyRollouts:
         return Rows.from_list(results["outputs"])
 
 
-async def generate_in_workers(env: Any, num_workers: int, inputs: Any, *args: Any, **options: Any) -> Any:
-    """`env.generate` with its groups in worker processes."""
-    async with WorkerPool(worker_spec(env), num_workers) as pool:
-        remote = WorkerEnvironment(pool, state_columns=options.get("state_columns") or ())
-        return await Evaluation(remote, inputs, *args, **options).run()
+async def _closing(client: Any, work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    finally:
+        if hasattr(client, "close"):
+            await client.close()

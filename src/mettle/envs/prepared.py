@@ -16,10 +16,12 @@ from typing import Any
 
 from mettle.clients.base import Client
 from mettle.clients.factory import client_from
+from mettle.config import nearest
 from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
+from mettle.evals.folder import new_results_path
 from mettle.evals.generated import GenerateOutputs
-from mettle.evals.results import METADATA, ResultsFolder, new_results_path
+from mettle.evals.reader import EvaluationReader, evaluations_in
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
@@ -56,6 +58,7 @@ def prepare(spec: EvalSpec, serve: Callable[[Path], Served]) -> Prepared:
     if spec.env_dir_path:
         _search_also(Path(spec.env_dir_path))
     env = load_environment(spec.env_id, **spec.env_args)
+    _check_settings(spec, env)
     if spec.extra_env_kwargs:
         env.set_kwargs(**spec.extra_env_kwargs)
     if spec.timeout is not None:
@@ -73,7 +76,7 @@ def saved_settings(path: Path) -> dict[str, Any]:
     Raises: UserError when there is none.
     """
     try:
-        metadata = ResultsFolder(path).read_metadata()
+        metadata = EvaluationReader(path).metadata
     except UserError as error:
         raise UserError(f"cannot resume from {path}: {error}") from None
     launch = metadata.get("launch")
@@ -154,14 +157,27 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
         "env_args": env.env_args,
         "sampling_args": {**env.sampling_args, **spec.sampling_args},
     }
-    saved = sorted(folder.glob(f"*/{METADATA}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in saved:
+    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in evaluations_in(path)]
+    for entry in sorted(saved, key=lambda entry: entry.modified_at, reverse=True):
         try:
-            check_same(ResultsFolder(file.parent), mine)
+            if entry.problem is None:
+                check_same(entry.path, entry.metadata, mine)
+                return entry.path
         except UserError:
             continue
-        return file.parent
     return None
+
+
+def _check_settings(spec: EvalSpec, env: Any) -> None:
+    """Refuse settings that nothing reads: an attribute that the environment does not have would change nothing."""
+    members = [env, *getattr(env, "envs", [])]
+    for name in spec.extra_env_kwargs:
+        if any(hasattr(each, name) or hasattr(each, f"set_{name}") for each in members):
+            continue
+        known = [word for word in vars(env) if not word.startswith("_")]
+        close = nearest(name, known)
+        hint = f"did you mean {close!r}?" if close else f"it has {', '.join(sorted(known))}"
+        raise UserError(f"{spec.env_id} has no setting {name!r} (--extra-env-kwargs); {hint}")
 
 
 def _check_workers(spec: EvalSpec, env: Any) -> None:

@@ -31,8 +31,11 @@ def record_of_state(
     columns: Sequence[str] = (),
     temperature: float | None = None,
     has_advantages: bool = False,
+    is_for_training: bool = False,
 ) -> RolloutRecord:
     """One finished state as a record; `columns` are keys of the state to keep besides.
+
+    Tokens without a logprob and a version each cannot train: they are left out, or with `is_for_training` refused.
 
     With `has_advantages` the environment's own advantages are kept; otherwise they are what its rubric makes of the
     rewards, which is for whoever trains to decide.
@@ -49,12 +52,19 @@ def record_of_state(
         temperature = float((state.get("sampling_args") or {}).get("temperature") or 1.0)
     reward = float(state["reward"]) if error is None and _is_finite(state.get("reward")) else None
     kind, error_type, message, chain = _error(error, reward)
+    try:
+        trajectory = state.get("trajectory") or ()
+        turns = turns_of(trajectory, temperature, state.get("reward"), has_advantages=has_advantages)
+    except (KeyError, TypeError, ValueError, EnvironmentFault):
+        if is_for_training:
+            raise
+        turns = ()
     return RolloutRecord(
         rollout_id,
         reward,
         finite,
         [*prompt, *completion],
-        turns_of(state.get("trajectory") or (), temperature, state.get("reward"), has_advantages=has_advantages),
+        turns,
         state.get("stop_condition"),
         bool(state.get("is_truncated")),
         _seconds(timing, "total") or 0.0,

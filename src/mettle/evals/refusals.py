@@ -6,29 +6,33 @@ request that is refused for what it says (moderation answers 403, too) never thr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from mettle.errors import UserError
+from mettle.records.tasks import UNSCORED, RolloutRecord
 
 LASTING = ("AuthenticationError", "NotFoundError", "UserError")
 """Error types that another rollout would meet as well, anywhere in the chain of causes."""
 
 
 class Refusals:
-    """Watches the rows of an evaluation as they finish."""
+    """Watches the rollouts of an evaluation as they finish."""
 
     def __init__(self) -> None:
         self._has_succeeded = False
 
-    def see(self, outputs: Iterable[Mapping[str, Any]]) -> None:
+    def see(self, records: Iterable[RolloutRecord]) -> None:
         """Take note of finished rollouts.
 
         Raises: UserError, in one line, when one was refused for good and none has succeeded so far.
         """
-        for output in outputs:
-            error = output.get("error")
-            if not error:
+        for record in records:
+            if record.error_kind in (None, UNSCORED):
                 self._has_succeeded = True
-            elif not self._has_succeeded and any(kind in LASTING for kind in error["error_chain_str"].split(" -> ")):
-                raise UserError(f"{error['message']}; no rollout could succeed, so the evaluation ended here")
+            elif not self._has_succeeded and is_lasting(record.error_chain):
+                raise UserError(f"{record.error}; no rollout could succeed, so the evaluation ended here")
+
+
+def is_lasting(error_chain: str | None) -> bool:
+    """Whether another try would meet the same, by the names of an error and its causes."""
+    return any(kind in LASTING for kind in (error_chain or "").split(" -> "))

@@ -19,8 +19,8 @@ from mettle.records.tasks import RolloutRecord
 class GroupRequest:
     """`size` rollouts of one task; their ids are `{prefix}-{position}`.
 
-    `positions` are their places in the group, where only some of it is wanted; `row` is the task itself for a source
-    that has no data of its own.
+    `positions` are their places in the group, where only some of it is wanted; `rows` are what each rollout begins
+    with, for a source that has no data of its own.
     """
 
     env: str
@@ -31,7 +31,7 @@ class GroupRequest:
     is_eval: bool = False
     positions: tuple[int, ...] = ()
     uid: str = ""
-    row: Mapping[str, Any] | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def rollouts(self) -> list[tuple[str, int]]:

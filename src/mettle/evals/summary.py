@@ -7,7 +7,7 @@ after ten thousand rollouts as after one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mettle.clients.prices import Price
@@ -45,7 +45,7 @@ class Summary:
             return None
         return self.price.cost(self.input_tokens, self.output_tokens)
 
-    def add(self, facts: RolloutFacts, usage: dict[str, float] | None = None) -> None:
+    def add(self, facts: RolloutFacts, usage: Mapping[str, float] | None = None) -> None:
         """Count one rollout, whose saved token usage is `usage`."""
         self.num_rollouts += 1
         self._count_usage(facts, usage)
@@ -71,7 +71,7 @@ class Summary:
             **({"cost": cost} if cost is not None else {}),
         }
 
-    def _count_usage(self, facts: RolloutFacts, usage: dict[str, float] | None) -> None:
+    def _count_usage(self, facts: RolloutFacts, usage: Mapping[str, float] | None) -> None:
         if facts.output_tokens is None:
             self._num_without_usage += facts.cause is None
             return

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mettle.envs.errors import error_data
+from mettle.envs.errors import ErrorChain
 from mettle.errors import ServiceError, StorageError, UserError
-from mettle.evals.refusals import Refusals
+from mettle.evals.refusals import is_lasting
 
 MAX_FAILURES_IN_A_ROW = 3
 
@@ -50,9 +50,7 @@ class Guard:
         if isinstance(error, UserError | StorageError):
             self.fatal = error
             return
-        try:
-            Refusals().see([{"error": error_data(error)}])
-        except UserError:
+        if is_lasting(str(ErrorChain(error))):
             self.fatal = UserError(f"{what}: {error}")
             return
         if self._in_a_row[what] >= MAX_FAILURES_IN_A_ROW:

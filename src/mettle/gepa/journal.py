@@ -1,10 +1,10 @@
 """What was evaluated and what was written by reflection, on disk: a run that is killed pays for nothing twice.
 
-Parts: `Attempt` (one rollout under one candidate), `Journal`. A line is written when a rollout ends, before anybody
-acts on it. Attempts of one candidate on one row are separate draws: `take` hands out each once, and the library's own
-state remembers how many it had taken (`counts`), so that a resumed run takes up exactly what the killed one did not
-use. Invariants: one process writes; a broken last line is cut off; an attempt without a reward is never handed out
-again.
+Parts: `PromptAttempt` (one rollout under one candidate), `PromptJournal`. A line is written when a rollout ends, before
+anybody acts on it. Attempts of one candidate on one row are separate draws: `take` hands out each once, and the
+library's own state remembers how many it had taken (`counts`), so that a resumed run takes up exactly what the killed
+one did not use. Invariants: one process writes; a broken last line is cut off; an attempt without a reward is never
+handed out again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JOURNAL = "evaluations.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PromptAttempt:
     """One rollout. `reward` is None where it failed, with the reason in `error`; `record` is what reflection reads."""
 
     row: str
@@ -45,13 +45,13 @@ def candidate_hash(candidate: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(candidate.items())).encode()).hexdigest()[:16]
 
 
-class Journal:
+class PromptJournal:
     """The journal of one run directory; without a path it is kept in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: int | None = None
-        self._attempts: dict[str, list[Attempt]] = defaultdict(list)
+        self._attempts: dict[str, list[PromptAttempt]] = defaultdict(list)
         self._texts: dict[str, list[str]] = defaultdict(list)
         self.counts: dict[str, int] = {}
         self.num_errors = 0
@@ -59,12 +59,12 @@ class Journal:
             self._file = self._open(path)
             self._read(path)
 
-    def take(self, candidate: str, row: str) -> Attempt | None:
+    def take(self, candidate: str, row: str) -> PromptAttempt | None:
         """The next attempt that is there already; None when a rollout must be run."""
         found = self._next(_key(candidate, row), self._attempts)
-        return found if isinstance(found, Attempt) else None
+        return found if isinstance(found, PromptAttempt) else None
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: PromptAttempt) -> None:
         """Write down a rollout that has just ended, as taken."""
         self._append({"attempt": asdict(attempt)})
         self._hold(attempt)
@@ -112,7 +112,7 @@ class Journal:
         self.counts[key] = taken + 1
         return found[taken]
 
-    def _hold(self, attempt: Attempt) -> None:
+    def _hold(self, attempt: PromptAttempt) -> None:
         if attempt.reward is None:
             self.num_errors += 1
         else:
@@ -149,7 +149,7 @@ class Journal:
         if "reflection" in line:
             self._texts[line["reflection"]].append(str(line["text"]))
         else:
-            self._hold(Attempt(**line["attempt"]))
+            self._hold(PromptAttempt(**line["attempt"]))
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is None:

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mettle.clients.base import Client
-from mettle.envs.rollout_record import output_of
-from mettle.evals.facts import facts_of_row
+from mettle.envs.rollout_record import record_of_state
+from mettle.evals.facts import facts_of
+from mettle.evals.output import output_row
 from mettle.evals.refusals import Refusals
 from mettle.gepa.feedback import record_of
-from mettle.gepa.journal import Attempt, Journal, candidate_hash
+from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt
 from mettle.records.messages import Tool
 
@@ -67,13 +68,13 @@ class Rollouts:
         client: Client,
         model: str,
         sampling_args: Mapping[str, Any],
-        journal: Journal,
+        journal: PromptJournal,
         *,
         max_concurrent: int,
         max_retries: int,
         state_columns: Sequence[str],
         perfect_score: float,
-        on_attempt: Callable[[Attempt], None],
+        on_attempt: Callable[[PromptAttempt], None],
     ) -> None:
         self.env, self.client, self.model = env, client, model
         self.sampling_args = {**env.sampling_args, **sampling_args}
@@ -85,7 +86,7 @@ class Rollouts:
         self._on_attempt = on_attempt
         self._refusals = Refusals()
 
-    async def run(self, rows: Sequence[tuple[str, Row]], candidate: Mapping[str, str]) -> list[Attempt]:
+    async def run(self, rows: Sequence[tuple[str, Row]], candidate: Mapping[str, str]) -> list[PromptAttempt]:
         """One attempt for each of `rows`, named rows of the environment, in their order.
 
         Raises: UserError when an endpoint refuses for good what every rollout asks.
@@ -101,7 +102,7 @@ class Rollouts:
         await self.client.close()
         await self.env.teardown()
 
-    async def _one(self, row_id: str, row: Row, name: str, candidate: Mapping[str, str]) -> Attempt:
+    async def _one(self, row_id: str, row: Row, name: str, candidate: Mapping[str, str]) -> PromptAttempt:
         found = self.journal.take(name, row_id)
         if found is None:
             async with self._slots:
@@ -110,15 +111,15 @@ class Rollouts:
         self._on_attempt(found)
         return found
 
-    async def _rollout(self, row_id: str, row: Row, name: str) -> Attempt:
+    async def _rollout(self, row_id: str, row: Row, name: str) -> PromptAttempt:
         states = await self.env.run_group(
             [row], self.client, self.model, self.sampling_args, max_retries=self._max_retries
         )
-        output = output_of(states[0], self._state_columns)
-        self._refusals.see([output])
-        facts = facts_of_row(output)
+        rollout = record_of_state(states[0], "", columns=self._state_columns)
+        self._refusals.see([rollout])
+        output, facts = output_row(rollout), facts_of(rollout)
         told = f"{facts.cause}: {facts.error_type}: {facts.error_message or ''}".rstrip(": ")
-        return Attempt(
+        return PromptAttempt(
             row=row_id,
             candidate=name,
             reward=facts.reward,
@@ -143,12 +144,12 @@ class Rollouts:
             self.env.tool_defs = before
 
 
-def without_reward(attempts: Sequence[Attempt]) -> list[Attempt]:
+def without_reward(attempts: Sequence[PromptAttempt]) -> list[PromptAttempt]:
     """The attempts that failed."""
     return [attempt for attempt in attempts if attempt.reward is None]
 
 
-def neutral(attempts: Sequence[Attempt]) -> list[float]:
+def neutral(attempts: Sequence[PromptAttempt]) -> list[float]:
     """Scores for the library, which knows no missing ones: an attempt that failed gets the mean of those that did not.
 
     So it moves neither a sum that is compared nor an average. Without any reward there is no neutral score.

@@ -18,6 +18,9 @@ class HubConfig(BaseModel):
     runs: Path = Path("runs")
     """A folder of run directories, or one run directory."""
 
+    workspace: Path = Path()
+    """Folder under which evaluations are looked for, in `outputs/evals` and `environments/*/outputs/evals`."""
+
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback, anybody who reaches it can read every rollout and log."""
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from mettle.errors import UserError
+from mettle.evals.reader import find_evaluations
 from mettle.hub.app import create_app
 from mettle.hub.config import HubConfig
 from mettle.storage.files import write_json
@@ -22,8 +23,8 @@ def serve(config: HubConfig, on_ready: Callable[[str], None] | None = None) -> N
 
     Raises: UserError when the folder is missing or the port is taken.
     """
-    if not config.runs.is_dir():
-        raise UserError(f"no folder {config.runs}: name a folder of runs, or one run directory")
+    if not config.runs.is_dir() and not find_evaluations(config.workspace):
+        raise UserError(f"no folder {config.runs}, and no evaluations: name a folder of runs, or one run directory")
     asyncio.run(_serve(config, bind(config.host, config.port), on_ready))
 
 
@@ -31,7 +32,8 @@ async def _serve(config: HubConfig, listener: socket.socket, on_ready: Callable[
     over = asyncio.Event()
     port = listener.getsockname()[1]
     base_url = url_of(config.host, port)
-    server = HttpServer(create_app(config.runs, allowed_hosts=allowed_hosts(config.host)), listener)
+    app = create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host))
+    server = HttpServer(app, listener)
     with on_signals(over.set):
         await server.start()
         try:

@@ -93,7 +93,13 @@ class EnvironmentSource:
         has_advantages = bool(getattr(env, "provides_advantages", False))
         records = (
             record_of_state(
-                state, rollout_id, uid=uid, position=position, temperature=temperature, has_advantages=has_advantages
+                state,
+                rollout_id,
+                uid=uid,
+                position=position,
+                temperature=temperature,
+                has_advantages=has_advantages,
+                is_for_training=not request.is_eval,
             )
             for state, (rollout_id, position) in zip(states, request.rollouts, strict=True)
         )

@@ -151,8 +151,10 @@ class RolloutRecord:
         else:
             said = [message for message in self.completion if message.get("role") in MODEL_ROLES]
             text = content_of(said[-1]) if said else ""
-        text = " ".join(text[: 20 * EXCERPT_CHARS].split())
-        return text if len(text) <= EXCERPT_CHARS else text[: EXCERPT_CHARS - 3] + "..."
+        short = " ".join(text[: 3 * EXCERPT_CHARS].split())
+        if len(short) <= EXCERPT_CHARS < len(text):  # much of it was white space
+            short = " ".join(text[: 20 * EXCERPT_CHARS].split())
+        return short if len(short) <= EXCERPT_CHARS else short[: EXCERPT_CHARS - 3] + "..."
 
     @property
     def num_completion_tokens(self) -> int:

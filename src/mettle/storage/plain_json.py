@@ -16,14 +16,13 @@ MAX_DEPTH = 100
 
 def json_text(value: Any, *, is_compact: bool = False) -> str:
     """`value` as one line of JSON that UTF-8 can hold; `is_compact` is without blanks and in ASCII."""
-    separators = (",", ":") if is_compact else None
     try:
-        text = json.dumps(value, ensure_ascii=is_compact, default=as_json, allow_nan=False, separators=separators)
+        text = _COMPACT(value) if is_compact else _READABLE(value)
         if not text.isascii():
             text.encode()
         return text
     except (ValueError, TypeError, RecursionError):  # UnicodeEncodeError is a ValueError
-        return json.dumps(_plain(value, ()), default=as_json, separators=separators)
+        return json.dumps(_plain(value, ()), default=as_json, separators=(",", ":") if is_compact else None)
 
 
 def as_json(value: Any) -> Any:
@@ -49,3 +48,7 @@ def _plain(value: Any, inside: tuple[int, ...]) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item, inside) for item in value]
     return _plain(as_json(value), inside)
+
+
+_READABLE = json.JSONEncoder(ensure_ascii=False, default=as_json, allow_nan=False).encode
+_COMPACT = json.JSONEncoder(default=as_json, allow_nan=False, separators=(",", ":")).encode

@@ -79,7 +79,7 @@ def insert_rollouts(
     """Add the rows of written groups inside the caller's transaction."""
     rows = []
     for group, ref in groups:
-        example = json_text(group.draw.example_id, is_compact=True)
+        example = _json_of(group.draw.example_id)
         for place, rollout in enumerate(group.rollouts):
             rows.append(
                 (
@@ -131,6 +131,10 @@ _ROW_COLUMNS = [field.name for field in fields(RolloutRow) if field.name != "num
 def _tokens(rollout: RolloutRecord) -> tuple[float | None, float | None]:
     usage = rollout.token_usage
     return (None, None) if usage is None else (usage.get("input_tokens"), usage.get("output_tokens"))
+
+
+def _json_of(value: Any) -> str:
+    return str(value) if type(value) is int else json_text(value, is_compact=True)
 
 
 def _clipped(text: str | None) -> str | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,12 @@ class ShardWriter:
 def read_group(folder: Path, ref: BlockRef) -> GroupRecord:
     """Read one group back. Raises: StorageError when the shard is missing, cut short or damaged."""
     path = folder / ref.shard
-    with storage_errors(path, "reading"), path.open("rb") as file:
-        file.seek(ref.offset)
-        data = file.read(ref.length)
+    with storage_errors(path, "reading"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            data = os.pread(handle, ref.length, ref.offset)
+        finally:
+            os.close(handle)
     if len(data) != ref.length:
         raise StorageError(f"{path} is cut short: {len(data)} of {ref.length} bytes at offset {ref.offset}")
     try:
@@ -116,19 +120,7 @@ def decode_group(data: bytes) -> GroupRecord:
     text_length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + text_length])
     shapes = [turn for rollout in header["rollouts"] for turn in rollout["turns"]]
-    prompt_lengths = [shape[1] for shape in shapes]
-    lengths = [shape[2] for shape in shapes]
-    offset = 8 + text_length
-    columns: list[list[np.ndarray]] = []
-    for dtype, sizes in ((np.int32, prompt_lengths), (np.int32, lengths), (np.float32, lengths), (np.int32, lengths)):
-        flat = np.frombuffer(data, dtype=dtype, count=sum(sizes), offset=offset)
-        offset += flat.nbytes
-        columns.append(np.split(flat, np.cumsum(sizes)[:-1]) if sizes else [])
-    tail = np.frombuffer(data, dtype=np.float32, offset=offset)
-    turns = iter(
-        Turn(shape[0], prompt, ids, logprobs, versions, *shape[3:])
-        for shape, prompt, ids, logprobs, versions in zip(shapes, *columns, strict=True)
-    )
+    turns, tail = _decode_turns(data, 8 + text_length, shapes)
     rollouts = tuple(
         RolloutRecord(
             **{key: value for key, value in entry.items() if key not in ("turns", "credit")},
@@ -138,6 +130,24 @@ def decode_group(data: bytes) -> GroupRecord:
         for entry in header["rollouts"]
     )
     return GroupRecord(TaskDraw(*header["draw"]), header["version_at_start"], rollouts)
+
+
+def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]]) -> tuple[Iterator[Turn], np.ndarray]:
+    """The turns of all rollouts, one after the other, and what follows their columns."""
+    if not shapes:
+        return iter(()), np.frombuffer(data, dtype=np.float32, offset=offset)
+    prompt_lengths = [shape[1] for shape in shapes]
+    lengths = [shape[2] for shape in shapes]
+    columns: list[list[np.ndarray]] = []
+    for dtype, sizes in ((np.int32, prompt_lengths), (np.int32, lengths), (np.float32, lengths), (np.int32, lengths)):
+        flat = np.frombuffer(data, dtype=dtype, count=sum(sizes), offset=offset)
+        offset += flat.nbytes
+        columns.append(np.split(flat, np.cumsum(sizes)[:-1]))
+    turns = (
+        Turn(shape[0], prompt, ids, logprobs, versions, *shape[3:])
+        for shape, prompt, ids, logprobs, versions in zip(shapes, *columns, strict=True)
+    )
+    return turns, np.frombuffer(data, dtype=np.float32, offset=offset)
 
 
 def _credit_header(credit: Credit, arrays: list[np.ndarray]) -> dict[str, Any]:
@@ -170,8 +180,7 @@ def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
 def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:
     """The fields of a rollout that differ from their defaults; turns as shapes, whose tokens are in the columns."""
     header: dict[str, Any] = {"turns": [_turn_header(turn) for turn in rollout.turns]}
-    for name, default in _DEFAULTS.items():
-        value = getattr(rollout, name)
+    for (name, default), value in zip(_DEFAULTS, _values_of(rollout), strict=True):
         if value is default or (type(value) is type(default) and value == default):
             continue  # Of another type nothing is asked: an author's value may be an array.
         header[name] = _credit_header(value, arrays) if name == "credit" else value
@@ -194,4 +203,5 @@ def _default(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-_DEFAULTS = {field.name: _default(field) for field in fields(RolloutRecord) if field.name != "turns"}
+_DEFAULTS = [(field.name, _default(field)) for field in fields(RolloutRecord) if field.name != "turns"]
+_values_of = attrgetter(*(name for name, _ in _DEFAULTS))

@@ -4,7 +4,7 @@
     train.parquet, ...             the same as columns; tools, calls and provenance as JSON text
     summary.json                   what was kept and what was left out, and why
 
-Parts: `RolloutSource` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
+Parts: `RolloutOrigin` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
 rename, and the same rollouts under the same rules give the same bytes, but for the date.
 """
 
@@ -25,7 +25,7 @@ TRAIN, HELD_OUT, SUMMARY = "train", "held_out", "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSource:
+class RolloutOrigin:
     """What is the same for all rollouts of a set."""
 
     environment: str
@@ -45,7 +45,7 @@ class Written:
     summary: dict[str, Any]
 
 
-def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
+def source_of(metadata: Mapping[str, Any]) -> RolloutOrigin:
     """The source that the metadata of an evaluation describes."""
     version = (metadata.get("version_info") or {}).get("env_version")
     env_id = str(metadata.get("env_id") or "unknown")
@@ -53,7 +53,7 @@ def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
     sampling = {
         k: v for k, v in (metadata.get("sampling_args") or {}).items() if (k, v) not in (("n", 1), ("extra_body", {}))
     }
-    return RolloutSource(
+    return RolloutOrigin(
         named,
         str(metadata.get("model") or "unknown"),
         sampling,
@@ -66,7 +66,7 @@ def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
 def write_dataset(
     folder: Path,
     selection: KeptRollouts,
-    source: RolloutSource,
+    source: RolloutOrigin,
     rules: Rules,
     formats: Sequence[Format],
     created_at: float | None = None,
@@ -104,7 +104,7 @@ def write_dataset(
     return Written(folder, files, summary)
 
 
-def _lines(kept: Iterable[Kept], source: RolloutSource, created_at: str) -> Iterator[dict[str, Any]]:
+def _lines(kept: Iterable[Kept], source: RolloutOrigin, created_at: str) -> Iterator[dict[str, Any]]:
     for each in kept:
         for chat in each.chats:
             provenance = {

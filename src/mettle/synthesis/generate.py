@@ -60,6 +60,7 @@ async def generate_rollouts(prepared: Prepared, wanted: GenerateSpec, on_kept: C
             keep_outputs=False,
             price=target.price,
             state_columns=spec.state_columns,
+            kind="data",
             extra_metadata={"launch": spec.to_dict(), "split": wanted.split},
             on_kept=on_kept,
             on_rollout=tally.add,

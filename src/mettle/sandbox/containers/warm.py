@@ -1,7 +1,7 @@
 """Containers made ahead of time.
 
-Invariant: each is handed out once, and only while its line is open; one that cannot be made is tried again later, more
-and more seldom, and costs nobody but whoever then has to wait for a new one.
+Invariant: each is handed out once, and only while its agent can be reached; one that cannot be made is tried again
+later, more and more seldom, and costs nobody but whoever then has to wait for a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mettle.errors import MettleError
-from mettle.sandbox.containers.line import AgentLine
+from mettle.sandbox.containers.link import AgentLink
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _LONGEST_PAUSE_S: Final = 60.0
 class Keepable(Protocol):
     """What is needed of a container."""
 
-    line: AgentLine
+    link: AgentLink
 
     async def remove(self) -> None: ...
 
@@ -64,7 +64,7 @@ class Warm(Generic[C]):
         try:
             while self._kept:
                 container, made = self._kept.popleft()
-                if container.line.is_open and time.monotonic() - made < _MAX_AGE_S:
+                if container.link.is_open and time.monotonic() - made < _MAX_AGE_S:
                     return container
                 await container.remove()
             return None

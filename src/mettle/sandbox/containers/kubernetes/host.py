@@ -21,11 +21,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mettle.errors import MettleError, SandboxError
+from mettle.sandbox.containers.backoff import Backoff
 from mettle.sandbox.containers.bundle import make_bundle
 from mettle.sandbox.containers.creation import make_or_undo
-from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.containers.errors import ControlPlaneAway, ControlPlaneError
 from mettle.sandbox.containers.grading import Surroundings
-from mettle.sandbox.containers.kubernetes.api import MERGE, KubernetesClient
 from mettle.sandbox.containers.kubernetes.bodies import (
     OWNER,
     POLICIES,
@@ -42,13 +42,14 @@ from mettle.sandbox.containers.kubernetes.bodies import (
     selector,
     shape_key,
 )
+from mettle.sandbox.containers.kubernetes.client import MERGE, KubernetesClient
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
-from mettle.sandbox.containers.kubernetes.fates import Pod, has_ended, is_going, is_running
+from mettle.sandbox.containers.kubernetes.identity import make_identity
 from mettle.sandbox.containers.kubernetes.lease import Lease
+from mettle.sandbox.containers.kubernetes.outcomes import Pod, has_ended, is_going, is_running
 from mettle.sandbox.containers.kubernetes.pod import PodContainer, reach, remove_pod
 from mettle.sandbox.containers.kubernetes.pods import Pods
 from mettle.sandbox.containers.owners import Owner
-from mettle.sandbox.containers.patience import Patience
 from mettle.sandbox.containers.pool import Shape
 from mettle.sandbox.machines.config import MachineConfig
 
@@ -63,7 +64,6 @@ _RUNTIMES: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 _METADATA: Final = ("169.254.169.254", 80)
 _LOOK_S: Final = 30.0
 _MARGIN_S: Final = 600
-_TOKEN_BYTES: Final = 32
 _LONGEST_PAUSE_S: Final = 60.0
 _FIXES: Final = (
     ("seccomp", "use nodes whose container runtime has a default seccomp profile, or a RuntimeClass `gvisor`"),
@@ -263,10 +263,10 @@ class KubernetesHost:
             self._runtime_class,
             {**labels, REQUEST: request},
             owner_reference(self._lease.object),
-            secrets.token_hex(_TOKEN_BYTES),
+            make_identity(),
             lifetime_s,
         )
-        patience = Patience(self._config.patience_s)
+        backoff = Backoff(self._config.patience_s)
         while True:
             try:
                 made = await self._client.send("POST", self._client.path("pods"), body=body)
@@ -275,7 +275,7 @@ class KubernetesHost:
                 listing = await self._client.list_all(self._client.path("pods"), f"{REQUEST}={request}")
                 if listing.items:
                     return str(listing.items[0]["metadata"]["name"])
-                if not await patience.wait():
+                if not await backoff.wait():
                     raise
 
     async def _keep_warm(self) -> None:

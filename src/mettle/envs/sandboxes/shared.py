@@ -1,0 +1,138 @@
+"""The machines of this process, on an event loop of their own, so that clients of any thread and loop can use them.
+
+Parts: `SharedMachines`, `shared_machines` (those of this process), `configure`. A pool is started for each set of
+Python packages when it is first asked for (0.1 s). Invariant: machines end with the process, however that ends; a fork
+starts afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from mettle.sandbox import MachineConfig, SandboxConfig
+    from mettle.sandbox.protocols import Machine, Machines
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_CLOSE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMachinesConfig:
+    """What sandboxes of environments run on, and the most that one of them gets, whatever it asks for.
+
+    Disks live in memory, so that a disk of 5 GB is a promise of 5 GB of memory.
+    """
+
+    sandbox: SandboxConfig | None = None
+    max_memory_mb: int = 8192
+    max_disk_mb: int = 2048
+    max_processes: int = 256
+
+
+@dataclass
+class SharedMachines:
+    """Pools by the packages that their machines see."""
+
+    config: SharedMachinesConfig = field(default_factory=SharedMachinesConfig)
+    boxes: dict[str, Any] = field(default_factory=dict)
+    """What clients know by id; touched in the shared machines's loop only."""
+    _pools: dict[str, asyncio.Task[Machines]] = field(default_factory=dict)
+    """By their whole configuration, as JSON."""
+
+    def __post_init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sandboxes", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this is the process that it was made in, and it has not been closed."""
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine where the machines are."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine where the machines are, and wait for it here."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    async def create(
+        self, config: MachineConfig, packages: tuple[str, ...] = (), backend: str | None = None
+    ) -> Machine:
+        """A new machine. To be awaited in the shared machines's loop, like everything that its machines offer."""
+        pool = await self._pool(packages, backend)
+        return await pool.create(config)
+
+    async def _pool(self, packages: tuple[str, ...], backend: str | None) -> Machines:
+        from mettle.sandbox import SandboxConfig
+
+        config = self.config.sandbox or SandboxConfig()
+        changes: dict[str, Any] = {"python_packages": tuple(sorted({*config.python_packages, *packages}))}
+        if backend and backend != config.backend:
+            changes |= {"backend": backend, "urls": ()}
+        config = SandboxConfig.model_validate({**config.model_dump(), **changes})
+        key = config.model_dump_json()
+        starting = self._pools.get(key)
+        if starting is None or (starting.done() and (starting.cancelled() or starting.exception())):
+            starting = self._pools[key] = asyncio.create_task(_start_pool(config), name="sandbox pool")
+        return await asyncio.shield(starting)
+
+    def close(self) -> None:
+        """End every machine."""
+        if self.is_usable:
+            try:
+                self.submit(self._close_pools()).result(_CLOSE_S)
+            except concurrent.futures.TimeoutError:
+                logger.warning("sandboxes did not end within %.0f s; they end with this process", _CLOSE_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_S)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    async def _close_pools(self) -> None:
+        for starting in self._pools.values():
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
+                await starting.result().close()
+        self._pools.clear()
+
+
+async def _start_pool(config: SandboxConfig) -> Machines:
+    from mettle.sandbox import open_machines
+
+    return await open_machines(config).__aenter__()
+
+
+_lock = threading.Lock()
+_current: list[SharedMachines] = []
+_configured: list[SharedMachinesConfig] = [SharedMachinesConfig()]
+
+
+def shared_machines() -> SharedMachines:
+    """Those of this process."""
+    with _lock:
+        if not _current or not _current[0].is_usable:
+            _current[:] = [SharedMachines(_configured[0])]
+            atexit.register(_current[0].close)
+        return _current[0]
+
+
+def configure(**changes: Any) -> SharedMachinesConfig:
+    """Change what sandboxes run on (fields of `SharedMachinesConfig`), for those that are made from now on."""
+    with _lock:
+        _configured[0] = replace(_configured[0], **changes)
+        if _current and _current[0].is_usable:
+            _current[0].config = _configured[0]
+        return _configured[0]
