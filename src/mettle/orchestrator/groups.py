@@ -27,6 +27,7 @@ from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
 from mettle.storage.ledger import Ledger
 from mettle.storage.shards import ShardWriter
+from mettle.web.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class GroupRunner:
     def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
         draw = group.draw
         failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
-        delay = min(MAX_BACKOFF_S, self._admission.retry.backoff_s * 2 ** max(0, failures - 1))
+        delay = Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
         self._ledger.put_back([draw.draw_id])
         self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
         self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
