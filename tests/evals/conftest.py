@@ -8,14 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Scripted
 
 Saved = Callable[..., Path]
-
-
-@pytest.fixture
-def scripted() -> type[Scripted]:
-    return Scripted
 
 
 @pytest.fixture

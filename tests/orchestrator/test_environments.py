@@ -6,13 +6,19 @@ import signal
 
 import pytest
 
+from mettle.envs import load_environment
 from mettle.errors import ProviderError, UserError
 from mettle.evals.source import GroupRequest
-from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator import environments
+from mettle.orchestrator.admission import Admission
+from mettle.orchestrator.algorithms import RunAlgorithms
+from mettle.orchestrator.config import OrchestratorConfig, RetryConfig
 from mettle.orchestrator.engine import Endpoint, HttpEngine, UpdateRefused
 from mettle.orchestrator.environments import EnvironmentSource, row_uid, sampling_args
 from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.services import InMemoryServices
 from mettle.records.sampling import SamplingParams
+from mettle.records.tasks import GroupRecord, TaskDraw
 from mettle.records.versions import WeightVersion
 
 
@@ -66,6 +72,7 @@ async def test_a_group_in_a_worker_process_is_the_same_group(in_workers, source,
         assert (rollout.reward == 1.0) == (said == rollout.answer)
         assert rollout.error_kind is None
     assert await source.run_group(request(1, is_eval=True))
+    assert not in_workers.provides_advantages("words")
     figures = in_workers.figures()
     assert figures["env_workers/words/rss_max_mib"] > 10
     assert (figures["env_workers/words/deaths"], figures["env_workers/words/lag_max_ms"] < 60_000) == (0.0, True)
@@ -92,6 +99,40 @@ async def test_the_time_limit_holds_in_workers_too(run_dir, stand_in, settings):
     stand_in.delay_s = 5.0
     rollouts = await source.run_group(request(2))
     assert {(r.error_kind, r.reward) for r in rollouts} == {("timeout", None)}
+    await source.close()
+
+
+async def test_the_advantages_of_an_environment_that_provides_them_are_those_that_train(
+    run_dir, stand_in, settings, monkeypatch
+):
+    def load(name, **args):
+        env = load_environment(name, **args)
+
+        class Shaped(type(env)):
+            provides_advantages = True
+
+            async def run_group(self, *args, **kwargs):
+                states = await super().run_group(*args, **kwargs)
+                for position, state in enumerate(states):
+                    state["trajectory"][0]["advantage"] = position - 1.25
+                return states
+
+        env.__class__ = Shaped
+        return env
+
+    monkeypatch.setattr(environments, "load_environment", load)
+    config = OrchestratorConfig.model_validate(settings)
+    source = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    assert source.provides_advantages("words")
+    choice = config.choice_for(config.envs[0], provides_advantages=True)
+    group = GroupRecord(TaskDraw(1, "words", "u", 0, 0), 0, await source.run_group(request()))
+    admission = Admission(
+        RunAlgorithms({"words": choice}), InMemoryServices(), RetryConfig(), seq_len=64, filter_zero_advantages=True
+    )
+    verdict = await admission.judge(group, 0)
+    assert [r.advantage for r in verdict.group.rollouts] == [-1.25, -0.25, 0.75, 1.75]
+    samples = admission.samples_of(verdict.group)
+    assert [set(s.advantages[s.loss_mask].tolist()) for s in samples] == [{-1.25}, {-0.25}, {0.75}, {1.75}]
     await source.close()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.evaluation import EvalSchedule, eval_metrics, eval_versions
-from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.rollouts import RolloutRow
 
 
 def config(max_steps=10, **options):
@@ -55,19 +55,19 @@ def test_what_is_recorded_is_not_repeated():
     assert schedule.due(10) == ("final", ["b"])
 
 
-def group(*rewards):
-    rollouts = tuple(
-        RolloutRecord(
-            f"r{i}", reward, {"exact": reward or 0.0}, [], (), error_kind=None if reward is not None else "judge"
+def task(*rewards):
+    return [
+        RolloutRow(
+            i, f"r{i}", i, 0, "u", reward, {"exact": reward or 0.0}, 1, 5, None, False,
+            None if reward is not None else "judge", None, None, 0.0, None, None, None, None, None, "", "s", 0, 0,
         )
         for i, reward in enumerate(rewards)
-    )
-    return GroupRecord(TaskDraw(-1, "a", "u", 0, 0), 0, rollouts)
+    ]  # fmt: skip
 
 
 def test_metrics_have_pass_at_k_where_rewards_are_right_or_wrong():
-    found = eval_metrics([group(1.0, 0.0), group(0.0, 0.0), group(1.0, None)])
+    found = eval_metrics([task(1.0, 0.0), task(0.0, 0.0), task(1.0, None)])
     assert found["pass@1"] == 0.25
     assert found["pass@2"] == 0.5
     assert found["error_rate"] == pytest.approx(1 / 6)
-    assert "pass@1" not in eval_metrics([group(0.5, 0.0)])
+    assert "pass@1" not in eval_metrics([task(0.5, 0.0)])

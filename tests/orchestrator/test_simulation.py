@@ -143,6 +143,37 @@ def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
         ledger.close()
 
 
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 2**16), kills=st.lists(st.floats(0.01, 20.0), max_size=3).map(tuple))
+def test_environments_have_algorithms_of_their_own_whose_baselines_survive_kills(seed, kills):
+    envs = [{"id": "words", "algorithm": "rae"}, {"id": "sums"}, {"id": "logic", "algorithm": "turn_returns"}]
+    options = config(envs=envs, max_steps=3)
+    simulated, ledger, folder = played(options, World(seed=seed, kills_at=kills))
+    with folder:
+        check_accounts(options, simulated, ledger)
+        baseline, found = 0.0, {}
+        for _, ref in ledger_blocks(ledger):
+            group = read_group(RunDir(Path(folder.name)).rollouts, ref)
+            for rollout in group.rollouts:
+                if group.draw.env_id == "words":
+                    # Groups are written in the order in which they are credited, whoever died in between.
+                    assert rollout.credit["advantages"] == pytest.approx(rollout.reward - baseline)
+                    baseline = 0.95 * baseline + 0.05 * rollout.reward
+            found[group.draw.env_id] = [rollout.credit["advantages"] for rollout in group.rollouts]
+        assert ledger.journal.fact("algorithm_state") == {"rae{}": {"baselines": {"words": pytest.approx(baseline)}}}
+        assert sum(found["sums"]) == pytest.approx(0.0)
+        assert sum(advantages[0] for advantages in found["logic"]) == pytest.approx(0.0)
+        ledger.close()
+
+
+def ledger_blocks(ledger):
+    """(draw, block) of every scored training group, in the order of the files."""
+    query = "SELECT DISTINCT draw_id, shard, offset, length FROM rollouts WHERE kind = 'train' ORDER BY shard, offset"
+    return [
+        (row["draw_id"], BlockRef(row["shard"], row["offset"], row["length"])) for row in ledger.database.rows(query)
+    ]
+
+
 def test_tasks_in_flight_at_a_kill_are_the_first_to_be_rolled_out_again():
     options = config(max_steps=6, eval={"num_examples": 0})
     _, ledger, folder = played(options, World(rollout_s=1.0, kills_at=(0.4,)))

@@ -1,9 +1,9 @@
 """JSON over HTTP to a model endpoint: pooled, retried by class of failure, and clear about what went wrong.
 
-Parts: `RetryPolicy`, `Transport`. The session is made on first use and belongs to one event loop; one is enough (four
-cost the same per request at 64 and at 512 concurrent ones). Invariants: a caller gets a dict
-or a `ModelError` (or `OverlongPromptError`) that names the URL; a refused key is never retried; aiohttp is imported by
-the first request and not before.
+Parts: `RetryPolicy`, `ModelTransport`. The session is made on first use and belongs to one event loop; one is enough
+(four cost the same per request at 64 and at 512 concurrent ones). Invariants: a caller gets a dict or a `ModelError`
+(or `OverlongPromptError`) that names the URL; a refused key is never retried; aiohttp is imported by the first request
+and not before.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Failure(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Transport:
+class ModelTransport:
     """Requests to one endpoint. `base_url` includes the version, as in `http://127.0.0.1:8000/v1`."""
 
     def __init__(

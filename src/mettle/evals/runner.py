@@ -9,7 +9,6 @@ failure never ends the evaluation, a full disk and a refusal that every rollout 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -70,7 +69,7 @@ class StoreKeeper:
         written: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
             # At the soonest behind whatever is ready to run now, so that what ends together is written together.
-            loop.call_later(max(0.0, self._written_at + COMMIT_INTERVAL_S - time.monotonic()), self.flush)
+            loop.call_later(max(0.0, self._written_at + COMMIT_INTERVAL_S - loop.time()), self.flush)
         self._waiting.append((group, written))
         await written
 
@@ -86,7 +85,7 @@ class StoreKeeper:
                 if not written.done():
                     written.set_exception(error)
             return
-        self._written_at = time.monotonic()
+        self._written_at = asyncio.get_running_loop().time()
         for _, written in waiting:
             if not written.done():
                 written.set_result(None)
@@ -97,7 +96,7 @@ class EvalRunner:
 
     `slots` bounds rollouts, over every evaluation that shares it. A request whose rollouts are independent
     (`is_split`) is run as one request a rollout, each kept as soon as it ends. `on_rollouts` is told of what is kept,
-    `on_group` of each whole request.
+    `on_group` of each whole request. With `is_refusal_final`, an endpoint that refuses for good ends it all.
     """
 
     def __init__(
@@ -110,6 +109,7 @@ class EvalRunner:
         is_split: bool = False,
         retry: GroupRetry | None = None,
         version: int = 0,
+        is_refusal_final: bool = True,
         on_rollouts: Callable[[Sequence[RolloutRecord]], None] | None = None,
         on_group: Callable[[Sequence[RolloutRecord]], Awaitable[None]] | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class EvalRunner:
         self._version = version
         self._on_rollouts = on_rollouts
         self._on_group = on_group
-        self._refusals = Refusals()
+        self._refusals = Refusals() if is_refusal_final else None
 
     async def run(self, requests: Sequence[GroupRequest]) -> None:
         """Run all of them.
@@ -168,7 +168,8 @@ class EvalRunner:
             await self._keeper.keep(GroupRecord(draw, self._version, records))
         if self._on_rollouts is not None:
             self._on_rollouts(records)
-        self._refusals.see(records)
+        if self._refusals is not None:
+            self._refusals.see(records)
         return records
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from mettle.clients.base import Client
 from mettle.envs.rollout_record import record_of_state
+from mettle.evals.estimator import mean_of
 from mettle.evals.facts import facts_of
 from mettle.evals.output import output_row
 from mettle.evals.refusals import Refusals
@@ -156,7 +157,7 @@ def neutral(attempts: Sequence[PromptAttempt]) -> list[float]:
     """
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     assert rewards, "a batch without any reward is refused before it is scored"
-    mean = sum(rewards) / len(rewards)
+    mean = mean_of(rewards)
     return [mean if attempt.reward is None else attempt.reward for attempt in attempts]
 
 

@@ -1,9 +1,10 @@
 """Evaluations on held-out tasks, while training goes on.
 
-Parts: `EvalSchedule` (which versions are due, and which the engine must hold for that), `Evaluator` (runs them).
-Invariants: an evaluation is recorded once, in one transaction with all its rollouts, so a restart repeats none that is
-recorded; with `pin` all its tokens come from one version, and a group that a restarted engine sampled otherwise
-is rolled out again. New training groups wait until all groups of an evaluation are under way.
+Parts: `EvalSchedule` (which versions are due, and which the engine must hold for that), `Evaluator` (runs them, with
+the runner that every evaluation has), `PinnedSource` (rollouts of one version). Invariants: a rollout is in the store
+when it ends, so that a restart repeats none of it while the engine serves the version; with `pin` all tokens of an
+evaluation come from one version, and a group that a restarted engine sampled otherwise is rolled out again. New
+training groups wait until all groups of an evaluation are under way.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from mettle.errors import RolloutTimeout
 from mettle.evals.estimator import RunningMean, mean_of, mean_over_tasks, pass_at_k
+from mettle.evals.runner import EvalRunner, EvalTask, GroupRetry, StoreKeeper, example_key, requests_for
 from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.policy import Policy
@@ -22,9 +26,10 @@ from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
-from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
-from mettle.storage.evals import EvalPlan, EvalStore
+from mettle.records.tasks import RolloutRecord
+from mettle.storage.evals import EvalPlan, EvalStore, read_evals
 from mettle.storage.ledger import Ledger
+from mettle.storage.rollouts import RolloutRow, rollout_rows
 from mettle.storage.shards import ShardWriter
 
 logger = logging.getLogger(__name__)
@@ -106,7 +111,7 @@ class Evaluator:
     ) -> None:
         self._config = config
         self._ledger = ledger
-        self._shards = shards
+        self._store = EvalStore(ledger.database, shards)
         self._source = source
         self._schedule = schedule
         self._policy = policy
@@ -153,58 +158,99 @@ class Evaluator:
     async def _evaluate(self, env: EnvConfig, kind: str, version: int) -> None:
         num_tasks = self._source.num_tasks(env.name, is_eval=True)
         count = num_tasks if self._config.eval.num_examples < 0 else min(num_tasks, self._config.eval.num_examples)
+        size = self._config.eval.rollouts_per_example
+        tasks = [EvalTask(example, self._source.uid(env.name, example), size) for example in range(count)]
+        eval_id, done = self._begin(env, kind, version, tasks)
+        requests = requests_for(
+            tasks, env=env.name, prefix=f"e{version}-{kind}-{env.name}", done=done, is_whole_groups=True,
+            sampling=self._sampling,
+        )  # fmt: skip
         journal = self._ledger.journal
         journal.event("orchestrator", "eval_started", f"{kind} evaluation of v{version} on {env.name}", tasks=count)
-        self._num_waiting = count
-        limit = max(1, self._config.inflight_groups * self._config.group_size)
-        permits = asyncio.Semaphore(max(1, limit // self._config.eval.rollouts_per_example))
+        self._num_waiting = len(requests)
+        retry = self._config.retry
+        runner = EvalRunner(
+            PinnedSource(self, version),
+            keeper=StoreKeeper(self._store, eval_id),
+            max_groups=max(1, max(1, self._config.inflight_groups * self._config.group_size) // size),
+            retry=GroupRetry(retry.retried, retry.max_attempts, retry.backoff_s),
+            version=version,
+            is_refusal_final=False,
+        )
         try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._run_task(env, kind, version, example_id, permits))
-                    for example_id in range(count)
-                ]
+            await runner.run(requests)
+        except BaseException:
+            self._store.interrupt(eval_id)
+            raise
         finally:
             self._num_waiting = 0
             self._pulse.fire()
-        self._record(env, kind, version, [task.result() for task in running])
+        self._end(eval_id, env, kind, version)
 
-    async def _run_task(
-        self, env: EnvConfig, kind: str, version: int, example_id: int, permits: asyncio.Semaphore
-    ) -> GroupRecord:
-        draw = TaskDraw(-1, env.name, self._source.uid(env.name, example_id), 0, example_id)
-        size = self._config.eval.rollouts_per_example
-        prefix = f"e{version}-{kind}-{env.name}-{example_id}"
-        request = GroupRequest(env.name, example_id, prefix, size, self._sampling, is_eval=True)
-        is_first, failures = True, 0
-        while True:
-            async with permits:
-                if is_first:
-                    self._num_waiting -= 1
-                    is_first = False
-                    if self._num_waiting == 0:
-                        self._pulse.fire()
-                incarnation = self._policy.incarnation
-                rollouts = await self._roll_out(request)
-            self.num_finished += 1
-            self._pulse.fire()
-            if not await self._is_void(rollouts, version, incarnation):
-                kinds = {r.error_kind for r in rollouts if r.reward is None}
-                failures += 1
-                if not kinds & set(self._config.retry.retried) or failures >= self._config.retry.max_attempts:
-                    return GroupRecord(draw, version, rollouts)
-            await self._until(lambda: self._policy.is_serving)
-            await asyncio.sleep(self._config.retry.backoff_s)
+    def _begin(
+        self, env: EnvConfig, kind: str, version: int, tasks: Sequence[EvalTask]
+    ) -> tuple[int, dict[str, set[int]]]:
+        """The evaluation's id, and what of it a run that was cut off has done already."""
+        config, database = self._config.eval, self._ledger.database
+        size = config.rollouts_per_example
+        about = {
+            "env_id": env.id, "env_args": env.args, "model": f"v{version}", "num_examples": len(tasks),
+            "rollouts_per_example": size, "sampling_args": asdict(self._sampling),
+        }  # fmt: skip
+        plan = EvalPlan(kind, env.name, len(tasks), len(tasks) * size, version, f"v{version}", about)
+        cut_off = [
+            row
+            for row in read_evals(database)
+            if (row.kind, row.step, row.env_id) == (kind, version, env.name) and not row.is_finished
+        ]
+        if not cut_off:
+            return self._store.begin(plan), {}
+        eval_id = self._store.begin(plan, cut_off[-1].eval_id)
+        done: dict[str, set[int]] = {}
+        for row in rollout_rows(database, eval_id):
+            if row.reward is not None:
+                done.setdefault(example_key(row.example_id), set()).add(row.position)
+        return eval_id, done
 
-    async def _roll_out(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
+    def _end(self, eval_id: int, env: EnvConfig, kind: str, version: int) -> None:
+        rows = rollout_rows(self._ledger.database, eval_id)
+        tasks: dict[Any, list[RolloutRow]] = {}
+        for row in rows:
+            tasks.setdefault(row.example_id, []).append(row)
+        estimate = mean_over_tasks([[r.reward for r in task if r.reward is not None] for task in tasks.values()])
+        reward, interval = (estimate.mean, estimate.interval) if estimate is not None else (None, None)
+        self._store.end(eval_id, mean=reward, interval=interval, metrics=eval_metrics(list(tasks.values())))
+        mean = "none" if reward is None else f"{reward:.4g}"
+        text = f"{kind} evaluation of v{version} on {env.name}: mean reward {mean} over {len(tasks)} tasks"
+        logger.info("evaluated", extra={"kind": kind, "version": version, "env": env.name, "mean": reward})
+        self._ledger.journal.event("orchestrator", "eval_finished", text, version=version, mean=reward)
+
+    async def roll_out(
+        self, request: GroupRequest, version: int, *, is_first: bool
+    ) -> tuple[RolloutRecord, ...] | None:
+        """One try at a group within its time; None when what came says nothing of `version`."""
+        if is_first:
+            self._num_waiting -= 1
+            if self._num_waiting == 0:
+                self._pulse.fire()
+        incarnation = self._policy.incarnation
         try:
             async with asyncio.timeout(self._config.rollout_timeout_s):
-                return await self._source.run_group(request)
+                rollouts = await self._source.run_group(request)
         except TimeoutError:
             late = RolloutTimeout(f"took longer than rollout_timeout_s ({self._config.rollout_timeout_s:g})")
-            return failed_rollouts(request, late)
+            rollouts = failed_rollouts(request, late)
         except Exception as error:
-            return failed_rollouts(request, error)
+            rollouts = failed_rollouts(request, error)
+        self.num_finished += 1
+        self._pulse.fire()
+        return None if await self._is_void(rollouts, version, incarnation) else rollouts
+
+    async def wait_for_engine(self) -> None:
+        """Until the engine serves again, and a moment longer."""
+        while not self._policy.is_serving:
+            await self._pulse.wait()
+        await asyncio.sleep(self._config.retry.backoff_s)
 
     async def _is_void(self, rollouts: tuple[RolloutRecord, ...], version: int, incarnation: str) -> bool:
         """True when the rollouts say nothing of this version: the engine was gone, or served another one."""
@@ -215,31 +261,32 @@ class Evaluator:
         sampled = [r.version_range for r in rollouts if r.num_completion_tokens]
         return self._schedule.is_pinned and any(found != (version, version) for found in sampled)
 
-    async def _until(self, is_over: Callable[[], bool]) -> None:
-        while not is_over():
-            await self._pulse.wait()
 
-    def _record(self, env: EnvConfig, kind: str, version: int, groups: list[GroupRecord]) -> None:
-        estimate = mean_over_tasks([group.rewards for group in groups])
-        reward, interval = (estimate.mean, estimate.interval) if estimate is not None else (None, None)
-        store = EvalStore(self._ledger.database, self._shards)
-        size = sum(len(group.rollouts) for group in groups)
-        with self._ledger.database.transaction():
-            eval_id = store.begin(EvalPlan(kind, env.name, len(groups), size, version))
-            store.add(eval_id, groups)
-            store.end(eval_id, mean=reward, interval=interval, metrics=eval_metrics(groups))
-        mean = "none" if reward is None else f"{reward:.4g}"
-        text = f"{kind} evaluation of v{version} on {env.name}: mean reward {mean} over {len(groups)} tasks"
-        logger.info("evaluated", extra={"kind": kind, "version": version, "env": env.name, "mean": reward})
-        self._ledger.journal.event("orchestrator", "eval_finished", text, version=version, mean=reward)
+class PinnedSource:
+    """Rollouts of one policy version: a group that says nothing of it is rolled out again, however often."""
+
+    def __init__(self, evaluator: Evaluator, version: int) -> None:
+        self._evaluator = evaluator
+        self._version = version
+        self._begun: set[str] = set()
+
+    async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
+        """Roll out one group. A rollout that fails is a record with `error_kind`."""
+        while True:
+            is_first = request.prefix not in self._begun
+            self._begun.add(request.prefix)
+            rollouts = await self._evaluator.roll_out(request, self._version, is_first=is_first)
+            if rollouts is not None:
+                return rollouts
+            await self._evaluator.wait_for_engine()
 
 
-def eval_metrics(groups: list[GroupRecord]) -> dict[str, float]:
+def eval_metrics(tasks: Sequence[Sequence[RolloutRow]]) -> dict[str, float]:
     """Means of the rubric's metrics, shares of errors and truncation, and pass@k where rewards are 0 or 1."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rollouts = [rollout for task in tasks for rollout in task]
     parts: defaultdict[str, RunningMean] = defaultdict(RunningMean)
-    for index, group in enumerate(groups):
-        for rollout in group.rollouts:
+    for index, task in enumerate(tasks):
+        for rollout in task:
             if rollout.reward is not None:
                 for name, value in rollout.metrics.items():
                     parts[name].add(index, value)
@@ -247,9 +294,9 @@ def eval_metrics(groups: list[GroupRecord]) -> dict[str, float]:
     total = max(1, len(rollouts))
     found["error_rate"] = sum(r.error_kind is not None for r in rollouts) / total
     found["truncated_rate"] = sum(r.is_truncated for r in rollouts) / total
-    found["tokens_mean"] = sum(r.num_completion_tokens for r in rollouts) / total
-    rewards = [group.rewards for group in groups]
-    complete = [scores for scores, group in zip(rewards, groups, strict=True) if len(scores) == len(group.rollouts)]
+    found["tokens_mean"] = sum(r.num_tokens for r in rollouts) / total
+    rewards = [[r.reward for r in task if r.reward is not None] for task in tasks]
+    complete = [scores for scores, task in zip(rewards, tasks, strict=True) if len(scores) == len(task)]
     if complete and all(value <= 1e-6 or value >= SOLVED for scores in complete for value in scores):
         k = 1
         while k <= len(complete[0]):

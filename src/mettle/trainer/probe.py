@@ -1,4 +1,4 @@
-"""Measuring a policy in the training process: weights in, mean reward out. No server, no files.
+"""Measuring a policy in the training process: weights in, mean reward out, without a server.
 
 Parts: `RewardProbe` (what the warm-up needs), `EnvironmentProbe` (rollouts of a real environment, scored by its own
 rubric), `EngineTransport` (the token route answered by the engine's scheduler in this thread). Invariant: a rollout
@@ -19,9 +19,12 @@ from torch import Tensor
 
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
-from mettle.clients.transport import Transport
+from mettle.clients.transport import ModelTransport
 from mettle.envs import load_environment
+from mettle.envs.many_rollouts import EnvironmentRollouts, tasks_of
 from mettle.errors import ProviderError, ServiceError
+from mettle.evals.estimator import mean_of
+from mettle.evals.runner import EvalRunner, StoreKeeper, requests_for
 from mettle.inference.engine.architecture import read_shape
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits
@@ -30,6 +33,8 @@ from mettle.inference.engine.protocol import Generation, GenerationRequest, Requ
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse
 from mettle.records.sampling import SamplingParams
+from mettle.records.tasks import RolloutRecord
+from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.trainer.config import ProbeConfig
 
 MAX_LENGTH = 4096
@@ -54,8 +59,11 @@ class RewardProbe(Protocol):
 class EnvironmentProbe:
     """One rollout each of some training tasks of an environment. Always the same seed, the same reading."""
 
-    def __init__(self, model: Path, env: Any, config: ProbeConfig, device: torch.device) -> None:
+    def __init__(
+        self, model: Path, env: Any, config: ProbeConfig, device: torch.device, store: EvalStore | None = None
+    ) -> None:
         self._env = env
+        self._store = store
         self._rows = env.get_dataset()
         self._config = config
         self._device = device
@@ -63,10 +71,12 @@ class EnvironmentProbe:
         self._renderer = Renderer.from_directory(model)
 
     @classmethod
-    def load(cls, model: Path, config: ProbeConfig, device: torch.device) -> EnvironmentProbe:
-        """The probe of `config.env`."""
+    def load(
+        cls, model: Path, config: ProbeConfig, device: torch.device, store: EvalStore | None = None
+    ) -> EnvironmentProbe:
+        """The probe of `config.env`, whose rollouts are kept in `store`."""
         assert config.env is not None, "the environment is resolved before"
-        return cls(model, load_environment(config.env, **config.env_args), config, device)
+        return cls(model, load_environment(config.env, **config.env_args), config, device, store)
 
     def measure(self, state: Mapping[str, Tensor], *, seed: int) -> Reading:
         """Roll out and score."""
@@ -89,20 +99,33 @@ class EnvironmentProbe:
     async def _measure(self, transport: EngineTransport, seed: int) -> Reading:
         client = TokenClient("http://in-process/v1", self._renderer, transport=transport)
         number = min(self._config.num_prompts, len(self._rows))
-        chosen = random.Random(seed).sample(range(len(self._rows)), number)
+        chosen = [dict(self._rows[i]) for i in random.Random(seed).sample(range(len(self._rows)), number)]
         sampling = {"temperature": self._config.temperature, "max_tokens": self._config.max_tokens}
-        states = await asyncio.gather(
-            *(self._env.run_rollout(dict(self._rows[index]), client, "policy", sampling) for index in chosen)
+        source = EnvironmentRollouts(self._env, client, "policy", sampling, is_split=True)
+        records: list[RolloutRecord] = []
+        eval_id = self._begin(number, sampling, seed)
+        runner = EvalRunner(
+            source,
+            keeper=None if self._store is None else StoreKeeper(self._store, eval_id),
+            is_refusal_final=False,
+            on_rollouts=records.extend,
         )
-        rewards = [state["reward"] for state in states if state.get("reward") is not None]
+        await runner.run(requests_for(tasks_of(chosen), env=self._env.env_id, prefix=f"e{eval_id}"))
+        rewards = [record.reward for record in records if record.reward is not None]
+        if self._store is not None:
+            self._store.end(eval_id, mean=mean_of(rewards) if rewards else None)
         if not rewards:
-            raise ServiceError(
-                f"the warm-up cannot be measured: all {number} rollouts failed: {states[0].get('error')}"
-            )
-        return Reading(sum(rewards) / len(rewards), len(states), len(states) - len(rewards))
+            raise ServiceError(f"the warm-up cannot be measured: all {number} rollouts failed: {records[0].error}")
+        return Reading(mean_of(rewards), len(records), len(records) - len(rewards))
+
+    def _begin(self, number: int, sampling: Mapping[str, Any], seed: int) -> int:
+        if self._store is None:
+            return 0
+        about = {"env_id": self._env.env_id, "sampling_args": sampling, "seed": seed, "rollouts_per_example": 1}
+        return self._store.begin(EvalPlan("probe", self._env.env_id, number, number, model="policy", metadata=about))
 
 
-class EngineTransport(Transport):
+class EngineTransport(ModelTransport):
     """Answers `/generate` from a scheduler in this thread. Calls made side by side are sampled together."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -24,10 +24,12 @@ from safetensors.torch import save_file
 from mettle.clients.renderer import Renderer
 from mettle.errors import ServiceError, UserError
 from mettle.log import setup_logging
+from mettle.storage.evals import EvalStore
 from mettle.storage.files import folder_aside, write_json
 from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import ShardWriter
 from mettle.trainer.config import ProbeConfig, SftConfig, read_config
 from mettle.trainer.demonstrations import Demonstration, batch_of, read_demonstrations, shuffled_batches
 from mettle.trainer.initial import ensure_initial_policy
@@ -106,14 +108,15 @@ def run_warm_up(run_dir: RunDir) -> None:
             done = WarmUp(**json.loads(done_file.read_text()))
         else:
             with join_world(config.device) as world:
-                done = _warm_up_run(run_dir, config, world, ledger.journal)
+                done = _warm_up_run(run_dir, config, world, ledger)
         ledger.journal.set_fact("warm_up", asdict(done))
         ledger.journal.set_fact("is_warm", True)
     finally:
         ledger.close()
 
 
-def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, journal: Journal) -> WarmUp:
+def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledger) -> WarmUp:
+    journal = ledger.journal
     journal.event("sft", "started", f"warm-up to a reward of {config.target_reward} has begun")
     demonstrations = read_demonstrations(
         run_dir.path / "sft" / "demonstrations.jsonl", Renderer.from_directory(run_dir.model)
@@ -121,7 +124,8 @@ def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, journal: Jour
     policy = load_policy(run_dir.model, world, dtype=torch.float32)
     recipe = Recipe(config.optim, config.scheduler, DefaultLoss(), config.micro_batch, config.max_steps)
     learner = Learner(policy, recipe, world)
-    probe = EnvironmentProbe.load(run_dir.model, resolve_probe(run_dir, config.probe), world.device)
+    store = EvalStore(ledger.database, ShardWriter(run_dir.rollouts, "probe")) if world.rank == 0 else None
+    probe = EnvironmentProbe.load(run_dir.model, resolve_probe(run_dir, config.probe), world.device, store)
     done = warm_up(learner, demonstrations, probe, config, journal)
     replace_model(run_dir.model, learner, done)
     journal.event("sft", "warm", f"warm at a reward of {done.reward:.3f} after {done.step} steps", **asdict(done))

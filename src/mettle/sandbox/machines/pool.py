@@ -45,7 +45,7 @@ class MachinePool(MeasuredPool):
         super().__init__(config)
         self._keeper = TemplateKeeper(self.config, lambda: None)
         self._cgroups: CgroupHome | None = None
-        self._registry = MachineRegistry()
+        self._registry: MachineRegistry[LocalMachine] = MachineRegistry()
         self._tidier: asyncio.TimerHandle | None = None
 
     @property

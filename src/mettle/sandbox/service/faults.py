@@ -33,12 +33,11 @@ from typing import Any, Final
 from mettle.errors import MettleError, SandboxError, UserError
 from mettle.sandbox.judge.checkers import CheckerError
 from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
+from mettle.sandbox.service.messages import STATUSES
 from mettle.wording import one_line
 
 logger = logging.getLogger(__name__)
 
-HEADER: Final = "Mettle-Error"
-"""Repeats the body where a client cannot read it: in the refusal of a websocket."""
 _MAX_MESSAGE: Final = 2000
 
 
@@ -74,27 +73,27 @@ class NoSpace(SandboxError):
     """The service's own disk is full."""
 
 
-KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
-    "user": (400, UserError),
-    "token": (401, TokenRefused),
-    "no_machine": (404, NoMachine),
-    "no_job": (404, NoJob),
-    "no_route": (404, UserError),
-    "machine_ended": (410, MachineLost),
-    "too_large": (413, TooLarge),
-    "os": (422, OSError),
-    "checker": (422, CheckerError),
-    "quota": (429, QuotaExceeded),
-    "busy": (429, ServiceBusy),
-    "stalled": (408, SandboxError),
-    "refused": (403, UserError),
-    "sandbox": (500, SandboxError),
-    "internal": (500, SandboxError),
-    "closing": (503, ServiceBusy),
-    "no_space": (507, NoSpace),
+KINDS: Final[dict[str, type[Exception]]] = {
+    "user": UserError,
+    "token": TokenRefused,
+    "no_machine": NoMachine,
+    "no_job": NoJob,
+    "no_route": UserError,
+    "machine_ended": MachineLost,
+    "too_large": TooLarge,
+    "os": OSError,
+    "checker": CheckerError,
+    "quota": QuotaExceeded,
+    "busy": ServiceBusy,
+    "stalled": SandboxError,
+    "refused": UserError,
+    "sandbox": SandboxError,
+    "internal": SandboxError,
+    "closing": ServiceBusy,
+    "no_space": NoSpace,
 }
 _OF_THE_SERVER: Final = ("no_route", "internal", "closing", "stalled", "refused")
-_TYPES: Final = [(kind, name) for name, (_, kind) in KINDS.items() if name not in _OF_THE_SERVER]
+_TYPES: Final = [(kind, name) for name, kind in KINDS.items() if name not in _OF_THE_SERVER]
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -113,7 +112,7 @@ def describe(error: Exception) -> dict[str, Any]:
 
 def status_of(body: dict[str, Any]) -> int:
     """The HTTP status of an error described."""
-    return KINDS[body["type"]][0]
+    return STATUSES[body["type"]]
 
 
 def rebuild(status: int, text: bytes) -> Exception:
@@ -121,7 +120,7 @@ def rebuild(status: int, text: bytes) -> Exception:
     try:
         body = json.loads(text)["error"]
         name, message = str(body["type"]), _line(str(body["message"]))
-        kind = KINDS[name][1]
+        kind = KINDS[name]
         if kind is OSError:
             what = body.get("what")
             named = None if what is None else _line(str(what))
