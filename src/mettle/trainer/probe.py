@@ -21,7 +21,7 @@ from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.clients.transport import ModelTransport
 from mettle.envs import load_environment
-from mettle.envs.many_rollouts import EnvironmentRollouts, tasks_of
+from mettle.envs.environment_rollouts import EnvironmentRollouts, tasks_of
 from mettle.errors import ProviderError, ServiceError
 from mettle.evals.estimator import mean_of
 from mettle.evals.runner import EvalRunner, StoreKeeper, requests_for
