@@ -51,13 +51,8 @@ class ManyRollouts:
         Raises: UnknownArgument (a UserError and a TypeError) for an option that nobody knows.
         """
         chosen = options_from(options, "generate", GENERATE_ARGUMENTS)
-        env: Any = self
-        if env.concurrency:
-            env.set_concurrency(env.concurrency)
-        async with _at_work(env, num_workers, chosen) as working:
-            evaluation = evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen)
-            with quiet_collector():
-                return await evaluation.run()
+        async with _at_work(self, num_workers, chosen) as working:
+            return await evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen).run()
 
     async def evaluate(
         self,
@@ -80,7 +75,8 @@ class ManyRollouts:
             "shuffle": shuffle,
             "shuffle_seed": shuffle_seed,
         }
-        workers = {"num_workers": options.pop("num_workers")} if "num_workers" in options else {}
+        num_workers = options.pop("num_workers", 0)
+        workers = {"num_workers": num_workers} if num_workers else {}
         options_from(options, "evaluate", EVALUATE_ARGUMENTS)
         rows: Rows = env.get_eval_dataset()
         if shuffle:
@@ -93,7 +89,11 @@ class ManyRollouts:
             inputs += [row] * rollouts_per_example
             if pace.is_spent:
                 await pace.turn()
-        return await self.generate(inputs, client, model, sampling_args, **described, **workers, **options)
+        if type(self).generate is not ManyRollouts.generate:  # An author's own has its way.
+            return await self.generate(inputs, client, model, sampling_args, **described, **workers, **options)
+        chosen = options_from({**described, **options}, "evaluate")
+        async with _at_work(env, num_workers, chosen) as working:
+            return await evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen).run()
 
     a_generate = generate
 
@@ -137,10 +137,13 @@ class EnvironmentRollouts:
         """Roll out `request.rows`. A rollout that fails is a record with its error."""
         rows, retries = request.rows, self._max_retries
         if self._is_split:
-            states = [
-                await self._env.run_rollout(row, self._client, self._model, self._sampling_args, max_retries=retries)
-                for row in rows
-            ]
+            states = []
+            for row in rows:
+                states.append(
+                    await self._env.run_rollout(
+                        row, self._client, self._model, self._sampling_args, max_retries=retries
+                    )
+                )
         else:
             states = await self._env.run_group(
                 list(rows), self._client, self._model, self._sampling_args, max_retries=retries
@@ -196,12 +199,15 @@ def tasks_of(rows: Sequence[Row]) -> list[EvalTask]:
 
 @asynccontextmanager
 async def _at_work(env: Any, num_workers: int, options: EvalOptions) -> AsyncIterator[Any]:
-    """The environment itself, or as many processes that have it."""
-    if not num_workers:
-        yield env
-        return
-    async with WorkerPool(worker_spec(env), num_workers) as pool:
-        yield WorkerEnvironment(pool, state_columns=options.state_columns or ())
+    """The environment itself, or as many processes that have it; the process is arranged for many rollouts."""
+    with quiet_collector():
+        if not num_workers:
+            if env.concurrency:
+                env.set_concurrency(env.concurrency)
+            yield env
+            return
+        async with WorkerPool(worker_spec(env), num_workers) as pool:
+            yield WorkerEnvironment(pool, state_columns=options.state_columns or ())
 
 
 async def _closing(client: Any, work: Coroutine[Any, Any, T]) -> T:
