@@ -23,7 +23,7 @@ from mettle.config.layers import ConfigLayer, tree_layer
 from mettle.config.loader import check_needed, load_levels
 from mettle.config.options import Given, own_names
 from mettle.envs.packages.eval_defaults import package_defaults
-from mettle.envs.prepared import Outcome, Prepared, prepare, run_all, saved_settings
+from mettle.envs.prepared import Outcome, Prepared, prepare, run_prepared, saved_settings
 from mettle.errors import ServiceError, StorageError, UserError
 from mettle.evals.plan import EvalFile, read_plan
 from mettle.evals.report import Stats, plain
@@ -88,7 +88,9 @@ def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> 
 async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
     slots = Slots(max(one.spec.max_concurrent for one in prepared))
     async with EvalProgress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
-        return await run_all(prepared, slots)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run_prepared(one, slots)) for one in prepared]
+        return [task.result() for task in tasks]
 
 
 def _how_to_go_on(files: str, given: Given, prepared: Sequence[Prepared]) -> str:

@@ -22,6 +22,7 @@ from mettle.evals.folder import EvaluationFolder, new_results_path
 from mettle.evals.generated import GenerateOutputs
 from mettle.evals.options import EvalOptions
 from mettle.evals.output import output_row
+from mettle.evals.refusals import Refusals
 from mettle.evals.report import plain
 from mettle.evals.resume import check_same, kept_rollouts
 from mettle.evals.runner import EvalRunner, EvalTask, StoreKeeper, example_key, requests_for, split
@@ -85,7 +86,7 @@ class Evaluation:
             options = self.options
             runner = EvalRunner(
                 self.source, keeper=keeper, max_groups=options.max_concurrent, slots=options.slots,
-                is_split=self.subject.is_split, on_rollouts=self._count,
+                is_split=self.subject.is_split, refusals=Refusals(), on_rollouts=self._count,
                 on_group=self._tell if self.on_progress or options.on_log else None,
             )  # fmt: skip
             await runner.run(requests)

@@ -175,7 +175,6 @@ class Evaluator:
             max_groups=max(1, max(1, self._config.inflight_groups * self._config.group_size) // size),
             retry=GroupRetry(retry.retried, retry.max_attempts, retry.backoff_s),
             version=version,
-            is_refusal_final=False,
         )
         try:
             await runner.run(requests)

@@ -107,7 +107,6 @@ class EnvironmentProbe:
         runner = EvalRunner(
             source,
             keeper=None if self._store is None else StoreKeeper(self._store, eval_id),
-            is_refusal_final=False,
             on_rollouts=records.extend,
         )
         await runner.run(requests_for(tasks_of(chosen), env=self._env.env_id, prefix=f"e{eval_id}"))
