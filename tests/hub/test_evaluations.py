@@ -255,3 +255,33 @@ async def test_hub_command_line_and_browser_show_the_same_numbers(client, worksp
     assert card["mean"] == pytest.approx(reward["mean"])
     assert format_reward(card["mean"]) in listed
     assert told["reward"] == pytest.approx(card["mean"])
+
+
+def test_commands_open_the_evaluations_of_a_run(workspace, capsys):
+    def told(*words):
+        capsys.readouterr()
+        code = main.run([*words, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, listed = told("eval", "list", "mine")
+    assert (code, [row["kind"] for row in listed]) == (0, ["final", "interim", "baseline"])
+    assert [row["path"] for row in listed] == [f"runs/mine:{number}" for number in (3, 2, 1)]
+    everything = told("eval", "list")[1]
+    assert {row["path"] for row in everything} > {row["path"] for row in listed}
+    assert told("eval", "view", "mine")[1]["path"] == "runs/mine:3", "the newest"
+    code, compared = told("eval", "compare", "mine:baseline", "runs/mine:3")
+    assert (code, compared["num_tasks"], compared["before"], compared["after"]) == (0, 32, "runs/mine:1", "runs/mine:3")
+    assert -1.0 <= compared["difference"]["interval"][0] < compared["difference"]["interval"][1] <= 1.0
+    assert told("eval", "check", "mine:final")[1]["distribution"]["num_rollouts"] == 64
+    assert told("eval", "export", "mine:final", "-f", "csv")[1]["path"] == "runs/mine/report-3.csv"
+    assert main.run(["eval", "view", "mine:nowhere"]) == 2
+    assert "there are 1 to 3: baseline, interim, final" in capsys.readouterr().err
+
+
+def test_a_damaged_run_is_listed_with_the_reason(workspace, capsys):
+    (workspace / "runs/broken").mkdir()
+    (workspace / "runs/broken/run.db").write_bytes(b"not a database at all" * 100)
+    assert main.run(["eval", "list", "--json"]) == 0
+    rows = {row["path"]: row for row in json.loads(capsys.readouterr().out)}
+    assert "problem" in rows["runs/broken"]
+    assert "runs/mine:3" in rows

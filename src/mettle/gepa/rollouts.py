@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from mettle.clients.base import Client
 from mettle.envs.environment_rollouts import EnvironmentRollouts
+from mettle.evals.estimator import mean_of
 from mettle.evals.refusals import Refusals
 from mettle.evals.runner import EvalRunner, first_of
 from mettle.evals.source import GroupRequest
@@ -149,5 +150,5 @@ def neutral(attempts: Sequence[PromptAttempt]) -> list[float]:
     """
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     assert rewards, "a batch without any reward is refused before it is scored"
-    mean = sum(rewards) / len(rewards)
+    mean = mean_of(rewards)
     return [mean if attempt.reward is None else attempt.reward for attempt in attempts]

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from mettle.errors import RolloutTimeout, UserError
+from mettle.evals.estimator import mean_of
 from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.admission import Admission, FailureStreak, Verdict, main_error
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
@@ -166,7 +167,7 @@ class GroupRunner:
             drop = DropReason.NO_TOKENS
         self._record(group, drop)
         if group.rewards:
-            mean = sum(group.rewards) / len(group.rewards)
+            mean = mean_of(group.rewards)
             self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
         self.stats.observe(group, drop)
         self._room.observe(is_admitted=drop is None)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
+from mettle.evals.estimator import mean_of
 from mettle.synthesis.config import Format, Rules
 from mettle.synthesis.selection import Kept, KeptRollouts
 
@@ -182,4 +183,4 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return mean_of(values) if values else None

@@ -15,6 +15,7 @@ from typing import Any
 
 from mettle.envs.errors import ModelError
 from mettle.envs.rubrics.function import func_name
+from mettle.evals.estimator import mean_of
 from mettle.quality.lint.rules import RULES, LintFinding
 from mettle.quality.lint.source import Module
 from mettle.quality.rewards.layouts import user_text
@@ -147,7 +148,7 @@ def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[LintFinding
     }
     for how, text in texts.items():
         outcomes = [trials.try_one(row, text) for row, _ in rows]
-        earned = sum(outcome.reward or 0.0 for outcome in outcomes) / len(outcomes)
+        earned = mean_of([outcome.reward or 0.0 for outcome in outcomes])
         if earned >= LISTING_SHARE * probe.gold and earned > (constant + LISTING_MARGIN) * probe.gold:
             what = f"all {len(answers)} answers at once ({how}) earn {earned:.3g}; gold earns {probe.gold:.3g}"
             yield probe.finding("answer-listing", what, max(outcomes, key=lambda each: each.reward or 0.0))
