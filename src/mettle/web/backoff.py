@@ -40,6 +40,8 @@ class Backoff:
 
 DEFAULT_BACKOFF: Final = Backoff()
 """For whoever has no reason to wait otherwise."""
+DAEMON_BACKOFF: Final = Backoff(first_s=0.1, max_s=5.0)
+"""For a daemon on this host or a control plane, which answers within milliseconds once it is back."""
 
 
 class Retries:

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mettle.errors import UserError
-from mettle.sandbox.containers.backoff import Backoff, retry_after_s
 from mettle.sandbox.containers.docker.config import DockerConfig
 from mettle.sandbox.containers.errors import ControlPlaneAway, ControlPlaneError
+from mettle.web.backoff import DAEMON_BACKOFF, Retries, retry_after_s
 
 try:
     from aiodocker import Docker, DockerError
@@ -133,14 +133,14 @@ class DockerClient:
 
     async def ask(self, what: str, request: Callable[[], Awaitable[T]], *, is_repeatable: bool = False) -> T:
         """What a request gives. Raises: ControlPlaneError with the status, UserError."""
-        backoff = Backoff(self._config.patience_s)
+        retries = Retries(DAEMON_BACKOFF, limit_s=self._config.patience_s)
         while True:
             _asked_s.set(None)
             try:
                 return await self._ask_once(what, request)
             except ControlPlaneError as error:
                 may_repeat = error.status in _BUSY or (isinstance(error, ControlPlaneAway) and is_repeatable)
-                if not may_repeat or not await backoff.wait(_asked_s.get()):
+                if not may_repeat or not await retries.again(_asked_s.get()):
                     raise
 
     async def remove(self, container_id: str) -> None:
@@ -184,7 +184,7 @@ def words_of(error: DockerError) -> str:
 async def _note_retry_after(_: object, __: object, ended: aiohttp.TraceRequestEndParams) -> None:
     """aiodocker's errors have no headers; the task that made the request sees what is set here."""
     if ended.response.status in _BUSY:
-        _asked_s.set(retry_after_s(ended.response.headers))
+        _asked_s.set(retry_after_s(ended.response.headers.get("Retry-After")))
 
 
 def _number(version: str) -> tuple[int, int]:

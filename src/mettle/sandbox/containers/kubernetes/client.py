@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 
 from mettle.errors import UserError
-from mettle.sandbox.containers.backoff import Backoff, retry_after_s
 from mettle.sandbox.containers.errors import ControlPlaneAway, ControlPlaneError
 from mettle.sandbox.containers.kubernetes.access import Access
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
+from mettle.web.backoff import DAEMON_BACKOFF, Retries, retry_after_s
 
 from kubernetes_asyncio.client.exceptions import ApiException  # isort: skip - access says what to install
 from kubernetes_asyncio.watch import Watch  # isort: skip
@@ -95,7 +95,7 @@ class KubernetesClient:
         is_repeatable: bool | None = None,
     ) -> Any:
         """The answer to a request. Raises: ControlPlaneError with the status, UserError for a user it refuses."""
-        backoff = Backoff(self._config.patience_s)
+        retries = Retries(DAEMON_BACKOFF, limit_s=self._config.patience_s)
         may_repeat = method == "GET" if is_repeatable is None else is_repeatable
         has_renewed = False
         while True:
@@ -109,7 +109,7 @@ class KubernetesClient:
                     continue
                 is_away = isinstance(error, ControlPlaneAway)
                 can_wait = error.status in _BUSY or (is_away and may_repeat)
-                if not can_wait or not await backoff.wait(error.retry_after_s):
+                if not can_wait or not await retries.again(error.retry_after_s):
                     raise
 
     async def list_all(self, path: str, selector: str) -> Listing:
@@ -205,7 +205,7 @@ async def _failure(response: aiohttp.ClientResponse, what: str) -> ControlPlaneE
     if not isinstance(told, dict) or "message" not in told:
         told = {"message": text.strip()[:500] or response.reason}
     failure = _as_error({**told, "code": response.status}, what)
-    failure.retry_after_s = retry_after_s(response.headers)
+    failure.retry_after_s = retry_after_s(response.headers.get("Retry-After"))
     return failure
 
 

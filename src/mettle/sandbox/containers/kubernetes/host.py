@@ -21,7 +21,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mettle.errors import MettleError, SandboxError
-from mettle.sandbox.containers.backoff import Backoff
 from mettle.sandbox.containers.bundle import make_bundle
 from mettle.sandbox.containers.creation import make_or_undo
 from mettle.sandbox.containers.errors import ControlPlaneAway, ControlPlaneError
@@ -52,6 +51,7 @@ from mettle.sandbox.containers.kubernetes.pods import Pods
 from mettle.sandbox.containers.owners import Owner
 from mettle.sandbox.containers.pool import Shape
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.web.backoff import DAEMON_BACKOFF, Retries
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class KubernetesHost:
             make_identity(),
             lifetime_s,
         )
-        backoff = Backoff(self._config.patience_s)
+        retries = Retries(DAEMON_BACKOFF, limit_s=self._config.patience_s)
         while True:
             try:
                 made = await self._client.send("POST", self._client.path("pods"), body=body)
@@ -275,7 +275,7 @@ class KubernetesHost:
                 listing = await self._client.list_all(self._client.path("pods"), f"{REQUEST}={request}")
                 if listing.items:
                     return str(listing.items[0]["metadata"]["name"])
-                if not await backoff.wait():
+                if not await retries.again():
                     raise
 
     async def _keep_warm(self) -> None:

@@ -15,15 +15,14 @@ from collections.abc import Callable
 from typing import Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.containers.backoff import Backoff
 from mettle.sandbox.containers.errors import ControlPlaneAway
 from mettle.sandbox.containers.kubernetes.client import Event, Gone, KubernetesClient
 from mettle.sandbox.containers.kubernetes.outcomes import Pod
+from mettle.web.backoff import DAEMON_BACKOFF, Retries
 
 logger = logging.getLogger(__name__)
 
 _MAX_GONE_KEPT: Final = 1000
-_FOR_EVER_S: Final = 1e9
 
 
 class Pods:
@@ -91,7 +90,7 @@ class Pods:
             await self._keep(pod, is_gone=False)
 
     async def _watch(self) -> None:
-        backoff = Backoff(_FOR_EVER_S)
+        retries = Retries(DAEMON_BACKOFF)
         is_lost = False
         while True:
             try:
@@ -100,18 +99,18 @@ class Pods:
                     is_lost = False
                 async for event in self._client.watch(self._client.path("pods"), self._selector, self._version):
                     await self._take(event)
-                    backoff = Backoff(_FOR_EVER_S)
+                    retries = Retries(DAEMON_BACKOFF)
                 continue
             except Gone:
                 logger.info("the Kubernetes API no longer remembers version %s; listing pods again", self._version)
                 is_lost = True
             except ControlPlaneAway as error:
                 logger.info("the watch of pods ended, and goes on: %s", error)
-                await backoff.wait()
+                await retries.again()
             except SandboxError as error:
                 logger.warning("pods cannot be watched: %s", error)
                 is_lost = True
-                await backoff.wait()
+                await retries.again()
 
     async def _take(self, event: Event) -> None:
         self._version = str(event.object["metadata"]["resourceVersion"])
