@@ -1,8 +1,8 @@
 """Evaluations from specs to results: find the model, load the environment, choose the folder, run side by side.
 
 Parts: `Prepared` (everything is known and nothing has run), `prepare`, `saved_settings` (what a resumed folder says),
-`run_prepared`, `Outcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations share
-one bound on rollouts; one that fails leaves the others running.
+`run_prepared`, `EvalOutcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations
+share one bound on rollouts; one that fails leaves the others running.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class Outcome:
+class EvalOutcome:
     """How one evaluation ended: with results, or with the error that ended it."""
 
     prepared: Prepared
@@ -90,7 +90,7 @@ def saved_settings(path: Path) -> dict[str, Any]:
     return {**found, "sampling_args": {k: v for k, v in sampling.items() if (k, v) != ("n", 1)}}
 
 
-async def run_prepared(prepared: Prepared, slots: Slots) -> Outcome:
+async def run_prepared(prepared: Prepared, slots: Slots) -> EvalOutcome:
     """Run one evaluation within `slots`, which several may share; how it ended."""
     spec, target, tally = prepared.spec, prepared.target, prepared.tally
     try:
@@ -120,10 +120,10 @@ async def run_prepared(prepared: Prepared, slots: Slots) -> Outcome:
             await prepared.client.close()
             await prepared.env.teardown()
     except Exception as error:
-        return Outcome(prepared, error=error)
+        return EvalOutcome(prepared, error=error)
     finally:
         tally.finish()
-    return Outcome(prepared, results=results)
+    return EvalOutcome(prepared, results=results)
 
 
 def _path(spec: EvalSpec, env: Any, target: Target) -> Path:

@@ -62,7 +62,7 @@ class EnvConfig(_Section):
         return self
 
 
-class EvalConfig(_Section):
+class TrainingEvalConfig(_Section):
     """Evaluation on held-out tasks."""
 
     envs: list[EnvConfig] = Field(default_factory=list)
@@ -188,7 +188,7 @@ class OrchestratorConfig(_Section):
     """A group that takes longer is ended and its rollouts count as timed out."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """What happens to a group whose rollouts failed."""
-    eval: EvalConfig = Field(default_factory=EvalConfig)
+    eval: TrainingEvalConfig = Field(default_factory=TrainingEvalConfig)
     """Evaluation on held-out tasks."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Which task comes next."""
