@@ -1,7 +1,7 @@
 """The published files of an evaluation: `results.jsonl` and `metadata.json`, as verifiers writes them.
 
-Parts: `ResultsFolder` (write both, read both), `parsed_row`. Invariant: a file is replaced by rename, so whoever reads
-finds all of an old one or all of a new one.
+Parts: `ResultsFolder` (write both, read both), `publish`, `parsed_row`. Invariant: a file is replaced by rename, so
+whoever reads finds all of an old one or all of a new one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from mettle.errors import StorageError, UserError
 from mettle.evals.output import json_line
@@ -18,6 +18,14 @@ from mettle.storage.plain_json import as_json
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 NOT_ON_DISK = ("date", "path_to_save")
+
+
+class EvaluationLike(Protocol):
+    """What is published."""
+
+    metadata: dict[str, Any]
+
+    def rows(self) -> Iterator[dict[str, Any]]: ...
 
 
 class ResultsFolder:
@@ -97,6 +105,18 @@ class ResultsFolder:
             raise StorageError(
                 f"cannot write {self.path / name}: {error.strerror}; what is in the store is safe"
             ) from error
+
+
+def publish(evaluation: EvaluationLike, folder: Path) -> Path:
+    """Write an evaluation into `folder` as other programs read it; the file of rows."""
+    results = ResultsFolder(folder)
+    try:
+        for row in evaluation.rows():
+            results.add(row)
+        results.publish(evaluation.metadata)
+    finally:
+        results.discard()
+    return results.results
 
 
 def parsed_row(line: bytes) -> dict[str, Any] | None:
