@@ -76,5 +76,5 @@ $(VENV)/.installed: $(MANIFESTS) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS)
+	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS)
 	@touch $@

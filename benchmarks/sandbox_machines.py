@@ -48,7 +48,7 @@ async def move_a_file(machine: Machine) -> None:
 
 
 def proportional_mb(pids: list[int]) -> float:
-    return sum(watch.proportional_bytes(pid) for pid in pids) / (1 << 20)
+    return sum(watch.proportional_bytes(pids).values()) / (1 << 20)
 
 
 async def main(num_machines: int, num_samples: int) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def hub_api_page() -> str:
 
 def sandbox_api_page() -> str:
     """Every route of the sandbox service, from its handlers, and every error, from the table of them."""
-    from mettle.sandbox.service import app, faults, metrics
+    from mettle.sandbox.service import app, faults, messages, metrics
     from mettle.sandbox.service.routes import commands, prime
 
     lines = [NOTE, "", "# The sandbox service's API", ""]
@@ -151,9 +151,11 @@ def sandbox_api_page() -> str:
         lines += [f"| `{method} {path}` | {_words(handler.__doc__)} |" for method, path, handler in routes]
         lines.append("")
     lines += ["## Streamed output", "", *(commands.__doc__ or "").strip().splitlines()[2:], ""]
-    lines += ["## Errors", "", '`{"error": {"type", "message"}}`, one line, with', ""]
+    what = '`{"error": {"type", "message"}}`, one line (of `machine_ended` also `why`, `cause`; of `os` `errno`), with'
+    lines += ["## Errors", "", what, ""]
     lines += ["| type | status | in Python |", "|---|---|---|"]
-    lines += [f"| `{name}` | {status} | `{kind.__name__}` |" for name, (status, kind) in faults.KINDS.items()]
+    statuses = messages.STATUSES
+    lines += [f"| `{name}` | {statuses[name]} | `{kind.__name__}` |" for name, kind in faults.KINDS.items()]
     lines += [
         "",
         "## Metrics",

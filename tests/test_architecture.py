@@ -101,3 +101,14 @@ def test_only_the_doors_of_the_environment_library_know_older_releases():
         "mettle.envs.packages.loading",
         "mettle.envs.rubrics.worker",
     }
+
+
+@pytest.mark.xfail(strict=True, reason="names of other rooms are on their way: take this mark off with the last one")
+def test_public_class_names_are_unique():
+    """One name, one thing. Packages under `environments/` are programs of their own and not counted."""
+    homes: dict[str, list[str]] = {}
+    for path in [*SOURCES, *sorted(ROOT.glob("adapters/*/mettle_*/**/*.py"))]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}

@@ -21,8 +21,8 @@ from agent_data_jobs import contacts, invoices, readings
 from agent_job import Call, Draft, Job, is_same
 
 import mettle.envs as vf
-from mettle.envs.packages.prime_sandboxes import CreateSandboxRequest
 from mettle.envs.proxy.machines import AgentMachine
+from mettle.envs.sandboxes import CreateSandboxRequest
 
 MAKERS = {maker.__name__: maker for maker in (repair, implement, contacts, readings, invoices)}
 DIALECTS = ("chat", "messages", "responses")

@@ -24,8 +24,8 @@ from shell_job import NOUNS, Job, Program
 from shell_leftovers import MAX_FILE_BYTES, Leftovers, hold
 
 import mettle.envs as vf
-from mettle.envs.packages.prime_sandboxes import CreateSandboxRequest
 from mettle.envs.proxy.machines import AgentMachine
+from mettle.envs.sandboxes import CreateSandboxRequest
 
 MODULES = (shell_answers, shell_files, shell_data, shell_programs, shell_services)
 MAKERS = {maker.__name__: maker for module in MODULES for maker in module.FAMILIES}

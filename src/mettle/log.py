@@ -15,7 +15,7 @@ from pathlib import Path
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
 
-class JsonFormatter(logging.Formatter):
+class JsonLineFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and whatever was passed in `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -62,7 +62,7 @@ def setup_logging(path: Path | None = None, *, level: str = "INFO", is_terminal:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         file_handler = _FileHandler(path, encoding="utf-8")
-        file_handler.setFormatter(JsonFormatter())
+        file_handler.setFormatter(JsonLineFormatter())
         root.addHandler(file_handler)
     if is_terminal:
         stream = logging.StreamHandler(sys.stderr)

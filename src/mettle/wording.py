@@ -1,7 +1,7 @@
 """How values are shown to people: figures, counts, durations, bytes, money, bars of block characters, printable text.
 
-Parts: `figure`, `format_reward`, `format_interval`, `whole`, `count`, `share_of`, `compact`, `percent`, `duration`,
-`ago`, `num_bytes`, `usd`; `bar`, `bins`, `histogram`, `sparkline`; `printable`, `one_line`.
+Parts: `number`, `figure`, `format_reward`, `format_interval`, `between`, `whole`, `count`, `share_of`, `compact`,
+`percent`, `duration`, `ago`, `num_bytes`, `usd`; `bar`, `bins`, `histogram`, `sparkline`; `printable`, `one_line`.
 Invariants: what is not known is a dash, never a 0; what `printable` returns holds no control, no half of a surrogate
 pair, no mark that changes the direction of writing, and nothing that takes up no cell apart from a few accents.
 """
@@ -18,6 +18,13 @@ EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 BAR, HALF_BAR = "\u2501", "\u2578"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_ACCENTS = 4
+
+
+def number(value: Any) -> float | None:
+    """A figure that can be shown, of data that may hold anything; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        return None
+    return float(value)
 
 
 def format_reward(value: float | None, digits: int = 3) -> str:

@@ -156,6 +156,10 @@ def test_when_every_rollout_fails_the_exit_code_says_so(mettle, environment, end
     ("words", "message"),
     [
         (("mirror-wrds", "-m", "x", "-b", "http://127.0.0.1:9/v1"), "did you mean 'mirror-words'?"),
+        (
+            ("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-x", '{"max_seq_length": 3}'),
+            "mirror-words has no setting 'max_seq_length' (--extra-env-kwargs); did you mean 'max_seq_len'?",
+        ),
         (("mirror-words", "-m", "x"), "no model directory and no endpoint"),
         (("mirror-words", "-m", "x", "-b", "nonsense"), "'nonsense' is no base URL"),
         (("mirror-words", "-m", "x", "-b", "http://127.0.0.1:9/v1", "-a", "{1"), "--env-args '{1' is not JSON"),
@@ -269,9 +273,9 @@ def test_rollouts_may_run_in_processes_of_their_own(mettle, environment, endpoin
     assert ended.code == 0, ended.err
     assert (ended.json["avg_reward"], ended.json["stats"]["num_rollouts"]) == (1.0, 6)
     assert sorted(body["model"] for _, body in seen) == ["a"] * 3 + ["b"] * 3
-    refused = mettle("eval", "run", "mirror-words", "-m", "mine", "-w", "1", "-x", '{"colour": "red"}')
+    refused = mettle("eval", "run", "mirror-words", "-m", "mine", "-w", "1", "-x", '{"system_prompt": "x"}')
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "worker processes would not get 'colour'" in refused.err
+    assert "worker processes would not get 'system_prompt'" in refused.err
 
 
 def test_an_evaluation_that_is_not_saved_leaves_nothing(mettle, environment, endpoint):

@@ -19,7 +19,7 @@ from mettle.clients.errors import (
     NotFoundError,
     RateLimitError,
 )
-from mettle.clients.transport import RetryPolicy, Transport
+from mettle.clients.transport import ModelTransport, RetryPolicy
 from mettle.clients.wire import decoded, encoded, well_formed
 from mettle.errors import ProviderError, UserError
 
@@ -36,7 +36,7 @@ def chat(url, **options) -> OpenAIChatCompletionsClient:
 
     client = OpenAIChatCompletionsClient(url)
     retry = RetryPolicy(max_retries=2)
-    client.endpoint.transport = Transport(url, **{"retry": retry, "sleep": no_wait, **options})
+    client.endpoint.transport = ModelTransport(url, **{"retry": retry, "sleep": no_wait, **options})
     return client
 
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from mettle.clients.errors import InvalidModelResponseError, ModelError
 from mettle.clients.tokens import TokenClient, generate_fields
-from mettle.clients.transport import RetryPolicy, Transport
+from mettle.clients.transport import ModelTransport, RetryPolicy
 from mettle.records.messages import ResponseTokens, UserMessage
 
 
 @pytest.fixture
 async def client(endpoint, renderer, generate_answer, no_wait):
     endpoint.answers = [generate_answer]
-    transport = Transport(endpoint.url, retry=RetryPolicy(max_retries=0), sleep=no_wait)
+    transport = ModelTransport(endpoint.url, retry=RetryPolicy(max_retries=0), sleep=no_wait)
     made = TokenClient(endpoint.url, renderer, transport=transport)
     yield made
     await made.close()

@@ -13,7 +13,7 @@ from mettle.clients.errors import (
     OverlongPromptError,
     RateLimitError,
 )
-from mettle.clients.transport import RetryPolicy, Transport
+from mettle.clients.transport import ModelTransport, RetryPolicy
 from mettle.errors import ProviderError
 
 
@@ -24,7 +24,7 @@ async def transport(endpoint):
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    made = Transport(endpoint.url, retry=RetryPolicy(max_retries=2), sleep=sleep, rng=random.Random(0))
+    made = ModelTransport(endpoint.url, retry=RetryPolicy(max_retries=2), sleep=sleep, rng=random.Random(0))
     made.waits = waits
     yield made
     await made.close()
@@ -78,7 +78,7 @@ async def test_retry_after_is_obeyed_up_to_the_limit(endpoint, transport):
 
 
 async def test_nobody_listening_is_a_provider_error(no_wait):
-    transport = Transport("http://127.0.0.1:9/v1", retry=RetryPolicy(max_retries=1), sleep=no_wait)
+    transport = ModelTransport("http://127.0.0.1:9/v1", retry=RetryPolicy(max_retries=1), sleep=no_wait)
     with pytest.raises(ProviderError, match=r"http://127\.0\.0\.1:9/v1/x: ClientConnectorError"):
         await transport.post("/x", {})
     await transport.close()
@@ -91,7 +91,7 @@ async def test_an_endpoint_that_never_answers_times_out_once(endpoint, no_wait):
         await asyncio.sleep(_seconds)
 
     endpoint.answers = [lambda _: never(2)]
-    transport = Transport(endpoint.url, timeout_s=0.05, sleep=no_wait)
+    transport = ModelTransport(endpoint.url, timeout_s=0.05, sleep=no_wait)
     with pytest.raises(ModelError, match=r"no answer within 0\.05 s"):
         await transport.post("/x", {})
     assert len(endpoint.requests) == 1
@@ -100,16 +100,8 @@ async def test_an_endpoint_that_never_answers_times_out_once(endpoint, no_wait):
 
 async def test_the_key_is_sent_as_a_bearer(endpoint):
     endpoint.answers = [{}]
-    transport = Transport(endpoint.url, api_key="k", headers={"X-Team": "t"})
+    transport = ModelTransport(endpoint.url, api_key="k", headers={"X-Team": "t"})
     await transport.post("/x", {})
     await transport.close()
     assert endpoint.headers[0]["Authorization"] == "Bearer k"
     assert endpoint.headers[0]["X-Team"] == "t"
-
-
-def test_waits_grow_and_stay_within_the_limit():
-    policy, rng = RetryPolicy(first_wait_s=0.5, max_wait_s=4.0), random.Random(1)
-    waits = [policy.wait_s(attempt, None, rng) for attempt in range(50)]
-    assert all(0.25 <= wait <= 4.0 for wait in waits)
-    assert waits[0] <= 0.5
-    assert min(waits[10:]) >= 2.0

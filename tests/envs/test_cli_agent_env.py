@@ -12,7 +12,7 @@ import pytest
 
 import mettle.envs as vf
 from mettle.envs.cli_agent_env import AgentError, CliAgentEnv
-from mettle.envs.packages.prime_sandboxes.depot import depot
+from mettle.envs.sandboxes.shared import shared_machines
 from mettle.errors import UserError
 
 AGENT = Path(__file__).parent / "agents" / "tool_agent.py"
@@ -195,7 +195,7 @@ def check_nothing_is_left(env, sandboxes):
     assert not proxy.server._listeners
     assert len(proxy.server._sessions) == 0
     assert sandboxes
-    assert not set(sandboxes) & set(depot().boxes)
+    assert not set(sandboxes) & set(shared_machines().boxes)
 
 
 async def test_rollouts_of_a_group_run_side_by_side_and_leave_nothing_behind(scripted):

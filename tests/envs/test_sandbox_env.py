@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import mettle.envs as vf
-from mettle.envs.packages.prime_sandboxes import (
+from mettle.envs.sandboxes import (
     AsyncSandboxClient,
     CreateSandboxRequest,
     configure,
 )
-from mettle.envs.packages.prime_sandboxes.boxes import _warned
+from mettle.envs.sandboxes.boxes import _warned
 from mettle.errors import SandboxError
 from mettle.sandbox import SandboxConfig, probe
 

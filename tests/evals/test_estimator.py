@@ -270,7 +270,8 @@ NAMES = re.compile(
     r"(?:class|def) _?(?:Estimate|clustered_\w+|mean_over_tasks|pass_(?:at|all)_k|quantiles?|percentiles?|student_t\w*|t_975"
     r"|paired_difference|sign_test|wilson\w*|share_interval|confidence_interval|bootstrap\w*)\b"
     r"|^\s*(?:import statistics|from statistics import)\b|\bnp\.(?:percentile|quantile|nanpercentile|std|var)\b"
-    r"|\bmath\.comb\([^)]*(?:num_correct|num_right|num_wrong|num_samples)|\b12\.706|\b1\.95996|\b1\.96\b",
+    r"|\bmath\.comb\([^)]*(?:num_correct|num_right|num_wrong|num_samples)|\b12\.706|\b1\.95996|\b1\.96\b"
+    r"|\bsum\((?:known|rewards|values|group\.rewards)\) / len\(",
     re.MULTILINE,
 )
 

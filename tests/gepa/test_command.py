@@ -102,6 +102,7 @@ sampling_args = {{max_tokens = 7}}
             'model = "m"\n[gepa]\nmax_calls = 0\n',
             "gepa.toml:3: max_calls = 0: input should be greater than or equal to 1",
         ),
+        ('model = "m"\n[gepaa]\nmax_calls = 3\n', "gepa.toml:2: unknown key 'gepaa'; did you mean 'gepa'?"),
         ('model = "m"\n[[env]]\nid="a"\n[[env]]\nid="b"\n', "gepa.toml:2: 2 environments; one run optimises"),
         ('[env]\nid = "a"\n', "say which model with -m"),
         ('model = "m"\n', "say which environment"),

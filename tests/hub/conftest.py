@@ -21,15 +21,18 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mettle.clients.byte_level import BYTE_OF_CHARACTER
+from mettle.evals.estimator import mean_over_tasks
 from mettle.hub.app import create_app
-from mettle.hub.server import bind
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
+from mettle.web.server import bind
 
 ENV = "reverse-text"
 SYSTEM = "Reverse the text. Answer with the reversed text and nothing else."
@@ -130,17 +133,15 @@ class RunWriter:
         groups = []
         for index in range(tasks):
             draw = TaskDraw(-1, ENV, f"held-out-{index:03d}", 0, index)
-            group = self._group(draw, step + 1, self.skill(step), 2, prefix=f"eval-{step}-")
+            group = self._group(draw, step + 1, self.skill(step), 2, prefix=f"eval-{kind}-{step}-")
             groups.append(group)
-        rewards = [r for group in groups for r in group.rewards]
-        mean = sum(rewards) / len(rewards)
-        half = 1.96 * float(np.std(rewards)) / math.sqrt(len(rewards))
+        found = mean_over_tasks([group.rewards for group in groups])
         store = EvalStore(self.ledger.database, self.shards, clock=self.clock)
         eval_id = store.begin(EvalPlan(kind, ENV, tasks, 2 * tasks, step))
         store.add(eval_id, groups)
-        interval = (max(0.0, mean - half), min(1.0, mean + half))
-        store.end(eval_id, mean=mean, interval=interval, metrics={"exact": mean**3})
-        self.ledger.journal.event("orchestrator", "eval", f"{kind} evaluation at step {step}: reward {mean:.3f}")
+        assert found is not None, "some rollout has a reward"
+        store.end(eval_id, mean=found.mean, interval=found.interval, metrics={"exact": found.mean**3})
+        self.ledger.journal.event("orchestrator", "eval", f"{kind} evaluation at step {step}: reward {found.mean:.3f}")
 
     def finish(self) -> None:
         """End the run as its supervisor would."""
@@ -271,22 +272,12 @@ class RunWriter:
 
 def tokenizer_document() -> dict[str, object]:
     """A Hugging Face tokenizer.json over bytes, with the special tokens of the built-in policy."""
-    vocabulary = {character: byte for byte, character in byte_alphabet().items()}
-    added = [{"id": 256 + i, "content": word, "special": True} for i, word in enumerate(SPECIAL)]
-    return {
-        "added_tokens": added,
-        "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    }
-
-
-def byte_alphabet() -> dict[int, str]:
-    """Byte to printable character as byte-level BPE writes it."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {byte: chr(byte) for byte in kept}
-    for byte in range(256):
-        alphabet.setdefault(byte, chr(256 + len(alphabet) - len(kept)))
-    return alphabet
+    made = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(SPECIAL))
+    document: dict[str, object] = json.loads(made.to_str())
+    return document
 
 
 def write_finished(

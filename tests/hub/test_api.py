@@ -176,7 +176,8 @@ async def test_logs_have_a_tail_a_level_and_words(browse, runs):
 )
 async def test_errors_are_one_clear_sentence(browse, runs, path, status):
     problem = await get(browse(runs), path, status)
-    assert list(problem) == ["detail"]
+    assert list(problem) == ["title", "status", "detail"]
+    assert problem["status"] == status
     assert problem["detail"]
 
 

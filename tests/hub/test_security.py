@@ -147,6 +147,12 @@ async def test_another_name_for_this_machine_is_refused(browse, runs, host):
     assert "reverse" not in answer.text
 
 
+async def test_a_page_of_another_origin_is_refused(browse, runs):
+    for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:7860", 200)):
+        answer = await browse(runs).get("/api/v1/runs", headers={"origin": origin})
+        assert answer.status_code == status, origin
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:7860", "[::1]:7860", "LOCALHOST:1"])
 async def test_loopback_names_are_answered(browse, runs, host):
     assert (await browse(runs).get("/", headers={"host": host})).status_code == 200

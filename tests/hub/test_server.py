@@ -77,4 +77,7 @@ def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
     process = start("--runs", str(tmp_path / "nowhere"), "--port", "0")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert errors == f"error: no folder {tmp_path / 'nowhere'}: name a folder of runs, or one run directory\n"
+    assert (
+        errors
+        == f"error: no folder {tmp_path / 'nowhere'}, and no evaluations: name a folder of runs, or one run directory\n"
+    )

@@ -11,12 +11,19 @@ import time
 import psutil
 import pytest
 
-from mettle.processes.child import Child, explain_exit, how_it_ended, last_line, process_memory_bytes, python_module
+from mettle.processes.child import (
+    ChildProcess,
+    explain_exit,
+    how_it_ended,
+    last_line,
+    process_memory_bytes,
+    python_module,
+)
 
 PARENT = """
 import sys, time
-from mettle.processes.child import Child
-child = Child([sys.executable, "-c", {source!r}], tie={tie!r})
+from mettle.processes.child import ChildProcess
+child = ChildProcess([sys.executable, "-c", {source!r}], tie={tie!r})
 print(child.pid, flush=True)
 time.sleep(60)
 """
@@ -53,7 +60,7 @@ def test_a_child_that_does_not_listen_is_killed_with_what_it_has_started(tmp_pat
         "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    child = Child([sys.executable, "-c", source], tie="thread", output=tmp_path / "out")
+    child = ChildProcess([sys.executable, "-c", source], tie="thread", output=tmp_path / "out")
     while not (tmp_path / "out").read_text().endswith("\n"):
         time.sleep(0.02)
     grandchild = int((tmp_path / "out").read_text())
@@ -67,7 +74,7 @@ def test_a_child_that_does_not_listen_is_killed_with_what_it_has_started(tmp_pat
 
 
 def test_one_that_is_asked_to_end_and_does_is_not_killed():
-    child = Child([sys.executable, "-c", "import time; time.sleep(60)"], tie="thread")
+    child = ChildProcess([sys.executable, "-c", "import time; time.sleep(60)"], tie="thread")
     assert child.exit_code() is None
     assert process_memory_bytes(child.pid) > 0
     child.end(grace_s=10.0)
@@ -78,7 +85,7 @@ def test_one_that_is_asked_to_end_and_does_is_not_killed():
 def test_pipes_are_closed_and_the_environment_is_added_to():
     before = len(os.listdir("/proc/self/fd"))
     source = "import os, sys; sys.stdout.write(sys.stdin.readline() + os.environ['ADDED'])"
-    child = Child([sys.executable, "-c", source], tie="pipe", has_pipes=True, environment={"ADDED": "there"})
+    child = ChildProcess([sys.executable, "-c", source], tie="pipe", has_pipes=True, environment={"ADDED": "there"})
     child.stdin.write(b"hello ")
     child.stdin.close()
     assert child.stdout.read() == b"hello there"
@@ -89,7 +96,7 @@ def test_pipes_are_closed_and_the_environment_is_added_to():
 def test_what_cannot_be_started_leaves_nothing_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="nowhere"):
-        Child([str(tmp_path / "nowhere")], tie="pipe")
+        ChildProcess([str(tmp_path / "nowhere")], tie="pipe")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -100,6 +107,6 @@ def test_an_end_in_words(tmp_path):
     assert last_line(output) == ""
     output.write_bytes(b"first\n" + b"x" * 9000 + b"\nlast \xff\n\n")
     assert last_line(output) == "last \ufffd"
-    child = Child(python_module("timeit", "--no-such-option"), tie="thread", output=output)
+    child = ChildProcess(python_module("timeit", "--no-such-option"), tie="thread", output=output)
     assert child.wait(20.0) == 2
     assert "no-such-option" in child.tail()

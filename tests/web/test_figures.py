@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from mettle.web.figures import CONTENT_TYPE, Figure, metrics_page, snapshot
+from mettle.web.figures import CONTENT_TYPE, MetricSamples, metrics_page, snapshot
 
 
 def test_figures_of_the_moment_and_counted_ones_are_on_one_page():
@@ -13,8 +13,8 @@ def test_figures_of_the_moment_and_counted_ones_are_on_one_page():
     Histogram("wait_seconds", "Waits.", buckets=(1.0, 2.0), registry=registry).observe(1.5)
     now = [3.0]
     snapshot(registry, lambda: [
-        Figure("slots", "Places.", [({}, now[0])]),
-        Figure("jobs_total", "Jobs.", [({"kind": 'a"b\n'}, 2)]),
+        MetricSamples("slots", "Places.", [({}, now[0])]),
+        MetricSamples("jobs_total", "Jobs.", [({"kind": 'a"b\n'}, 2)]),
     ])  # fmt: skip
     now[0] = 4.0
     answer = metrics_page(registry)

@@ -1,8 +1,8 @@
 """What a Dockerfile does to a world, for a sandbox that builds no images.
 
-Parts: `Step`, `World`, `read_dockerfile`. `COPY` and `ADD` of local files, `RUN`, `ENV` and `WORKDIR` become steps that
-a machine can carry out; the base image is this host's own programs. Invariant: an instruction that would be silently
-wrong (a copy from another stage, a download) is an error that names its line.
+Parts: `Step`, `TaskWorld`, `read_dockerfile`. `COPY` and `ADD` of local files, `RUN`, `ENV` and `WORKDIR` become steps
+that a machine can carry out; the base image is this host's own programs. Invariant: an instruction that would be
+silently wrong (a copy from another stage, a download) is an error that names its line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class World:
+class TaskWorld:
     """What a Dockerfile makes."""
 
     steps: tuple[Step, ...] = ()
@@ -43,7 +43,7 @@ class World:
     workdir: str = ""
 
 
-def read_dockerfile(path: Path) -> World:
+def read_dockerfile(path: Path) -> TaskWorld:
     """The steps of a Dockerfile whose build context is its folder."""
     steps: list[Step] = []
     env: dict[str, str] = {}
@@ -59,7 +59,7 @@ def read_dockerfile(path: Path) -> World:
             steps.append(Step(number, workdir or "/", env, files=_copied(path, number, rest, workdir or "/", env)))
         elif instruction not in WITHOUT_EFFECT:
             raise UserError(f"{path}:{number}: {instruction} is not understood")
-    return World(tuple(steps), env, workdir)
+    return TaskWorld(tuple(steps), env, workdir)
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import UserError
-from mettle_harbor.dockerfile import World, read_dockerfile
+from mettle_harbor.dockerfile import TaskWorld, read_dockerfile
 
 VERIFIER_TIMEOUT_S = 600.0
 
@@ -26,7 +26,7 @@ class HarborTask:
     folder: Path
     instruction: str
     config: dict[str, Any]
-    world: World = field(default_factory=World)
+    world: TaskWorld = field(default_factory=TaskWorld)
 
     @property
     def tests(self) -> Path:
@@ -110,7 +110,7 @@ def read_task(folder: Path) -> HarborTask:
     if any((folder / "environment" / name).is_file() for name in ("docker-compose.yaml", "docker-compose.yml")):
         raise UserError(f"{folder} wants several containers (docker-compose.yaml); a sandbox here is one machine")
     dockerfile = folder / "environment" / "Dockerfile"
-    world = read_dockerfile(dockerfile) if dockerfile.is_file() else World()
+    world = read_dockerfile(dockerfile) if dockerfile.is_file() else TaskWorld()
     task = HarborTask(folder.name, folder, instruction, config, world)
     if task.section("environment").get("gpus"):
         raise UserError(f"{folder}/task.toml wants {task.section('environment')['gpus']} GPUs; a sandbox has none")

@@ -28,7 +28,7 @@ from mettle.envs.tool_content import content_of
 from mettle.errors import EnvironmentFault, InfraError, UserError
 from mettle.records.messages import Messages, Tool, ToolMessage, UserMessage, message_from, messages_from
 from mettle_openenv.server import ProjectServer, checked_project
-from mettle_openenv.session import Outcome, Refused, ServerFull, Session
+from mettle_openenv.session import Refused, ServerFull, Session, StepOutcome
 
 FULL_POLL_S = 0.5
 MAX_RESULT_CHARS = 100_000
@@ -153,7 +153,7 @@ class OpenEnvEnv(EpisodeEnv):
         state["prompt"] = rendered
         return state
 
-    async def _begun(self, state: State, address: str, seed: int) -> Outcome:
+    async def _begun(self, state: State, address: str, seed: int) -> StepOutcome:
         deadline = time.monotonic() + self.capacity_wait_s
         while True:
             session = state["openenv_session"] = Session(address, self.message_timeout_s)
@@ -192,7 +192,7 @@ class OpenEnvEnv(EpisodeEnv):
         state["trajectory"][-1]["reward"] = sum(rewards) if rewards else 0.0
         return answers, state["openenv_done"] or not answers
 
-    async def _tool_answer(self, call: Mapping[str, Any], session: Session) -> tuple[Any, Outcome | None]:
+    async def _tool_answer(self, call: Mapping[str, Any], session: Session) -> tuple[Any, StepOutcome | None]:
         try:
             arguments = json.loads(call["arguments"] or "{}")
             if not isinstance(arguments, dict):

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from mettle.errors import InfraError, UserError
-from mettle.processes.child import Child
+from mettle.processes.child import ChildProcess
 
 DEFAULT_APP = "server.app:app"
 POLL_S = 0.05
@@ -37,7 +37,7 @@ class ProjectServer:
         self.folder = checked_project(folder)
         self.base_url = ""
         self._startup_timeout_s = startup_timeout_s
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._written: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -84,7 +84,7 @@ class ProjectServer:
             self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self._written = tempfile.TemporaryDirectory(prefix="mettle-openenv-")
             paths = [str(self.folder), str(self.folder.parent), os.environ.get("PYTHONPATH", "")]
-            self._child = Child(
+            self._child = ChildProcess(
                 self._command(listener.fileno()),
                 tie="thread",
                 output=Path(self._written.name) / "out",

@@ -1,6 +1,6 @@
 """One episode on an OpenEnv server: a WebSocket on which reset, step and tool calls are asked and answered in turn.
 
-Parts: `Session`, `Outcome`, `Refused`, `ServerFull`. Messages are JSON with `type` and `data`: `reset`, `step` and
+Parts: `Session`, `StepOutcome`, `Refused`, `ServerFull`. Messages are JSON with `type` and `data`: `reset`, `step` and
 `mcp` are answered by `observation`, `mcp` or `error`. Invariants: a question has one answer in time, or the session is
 over; a server that is gone, hangs or talks nonsense is an `InfraError`, an environment that raised is an
 `EnvironmentFault`.
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What came of a reset or a step."""
 
     observation: Any
@@ -64,11 +64,11 @@ class Session:
             await self.close()
             raise InfraError(f"no OpenEnv server at {address}: {type(error).__name__}: {error}") from error
 
-    async def reset(self, **options: Any) -> Outcome:
+    async def reset(self, **options: Any) -> StepOutcome:
         """Begin an episode."""
         return _outcome(await self._ask("reset", options, "observation"))
 
-    async def step(self, action: Mapping[str, Any]) -> Outcome:
+    async def step(self, action: Mapping[str, Any]) -> StepOutcome:
         """Carry out an action.
 
         Raises: Refused when the action does not fit the environment's schema.
@@ -145,8 +145,10 @@ def _error(kind: str, data: dict[str, Any]) -> Exception:
     return EnvironmentFault(f"the OpenEnv environment failed in {kind} ({code}): {message}")
 
 
-def _outcome(data: dict[str, Any]) -> Outcome:
+def _outcome(data: dict[str, Any]) -> StepOutcome:
     reward = data.get("reward")
     if reward is not None and not isinstance(reward, int | float):
         raise EnvironmentFault(f"the OpenEnv environment gave the reward {reward!r}, which is no number")
-    return Outcome(data.get("observation"), None if reward is None else float(reward), bool(data.get("done", False)))
+    return StepOutcome(
+        data.get("observation"), None if reward is None else float(reward), bool(data.get("done", False))
+    )

@@ -12,7 +12,7 @@ from mettle.cli.synthesis import generate
 from mettle.cli.terminal import json_option, print_json, print_next, print_table
 
 if TYPE_CHECKING:
-    from mettle.quality.data.columns import Column
+    from mettle.quality.data.columns import DataColumn
     from mettle.quality.data.report import DataReport
 
 EXCERPT = 160
@@ -87,7 +87,7 @@ def _print_report(report: DataReport, num_rows: int) -> None:
     click.echo(report.recipe.code())
 
 
-def _column(column: Column) -> tuple[Any, ...]:
+def _column(column: DataColumn) -> tuple[Any, ...]:
     types = ", ".join(f"{kind} {num}" if len(column.types) > 1 else kind for kind, num in column.types.items())
     if column.range is not None:
         extent = f"{column.range[0]:g} to {column.range[1]:g}"

@@ -17,7 +17,7 @@ from mettle.wording import figure, printable
 if TYPE_CHECKING:
     from mettle.config.options import Given
     from mettle.quality.card import QualityCard
-    from mettle.quality.lint.rules import Finding
+    from mettle.quality.lint.rules import LintFinding
     from mettle.quality.rewards.reward_test import RewardReport
 
 REPORT_FILE = "QUALITY.md"
@@ -121,7 +121,7 @@ def _print_card(card: QualityCard) -> None:
     click.echo(f"{card.name} {card.version}: {figure(card.status)}")
 
 
-def _print_finding(finding: Finding) -> None:
+def _print_finding(finding: LintFinding) -> None:
     rule = finding.rule
     head = f"{finding.file}:{finding.line}: {rule.id} ({rule.severity}): {printable(finding.what)}"
     if finding.allowed:

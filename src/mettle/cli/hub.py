@@ -1,4 +1,4 @@
-"""`mettle hub`: the server that shows runs."""
+"""`mettle hub`: the server that shows runs and evaluations."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @click.group(cls=NounGroup)
 def hub() -> None:
-    """Serve the pages that show runs."""
+    """Serve the pages that show runs and evaluations."""
 
 
 @hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="[FILE.toml]...")
 def serve(words: list[str], given: Given) -> None:
-    """Serve the pages of the runs in a folder until Ctrl-C."""
+    """Serve the pages of the runs in a folder, and of the evaluations here, until Ctrl-C."""
     from mettle.config import load_config
+    from mettle.evals.reader import find_evaluations
     from mettle.hub.config import HubConfig
-
-    config = load_config(HubConfig, only_files(words), given).config
-    runs = config.runs
-    if not runs.is_dir():
-        raise UserError(f"no folder of runs at {runs}; `mettle quickstart` makes a first run")
     from mettle.hub.server import serve as serve_hub
     from mettle.log import setup_logging
 
+    config = load_config(HubConfig, only_files(words), given).config
+    runs = config.runs
+    if not runs.is_dir() and not find_evaluations(config.workspace):
+        raise UserError(f"no folder of runs at {runs}, and no evaluations; `mettle quickstart` makes a first run")
     setup_logging()
     with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
         serve_hub(

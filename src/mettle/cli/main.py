@@ -31,7 +31,7 @@ NOUNS = {
     "gepa": Lazy("mettle.cli.gepa:gepa", "Optimise a system prompt by reflection on scored rollouts."),
     "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Run untrusted code: machines to work in, here or at a service."),
-    "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs."),
+    "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs and evaluations."),
     "config": Lazy("mettle.cli.config:config", "Show what a config resolves to, and why."),
     "doctor": Lazy("mettle.cli.doctor:doctor", "Check that this machine has what Mettle needs."),
 }

@@ -23,7 +23,7 @@ from mettle.wording import between, duration, figure, format_reward, printable, 
 if TYPE_CHECKING:
     from mettle.config.options import Given
     from mettle.evals.estimator import Estimate
-    from mettle.gepa.held_out import Comparison
+    from mettle.gepa.held_out import HeldOutComparison
     from mettle.gepa.progress import SearchProgress
     from mettle.gepa.run import SearchOutcome
 
@@ -194,7 +194,7 @@ def _with_interval(found: Estimate) -> str:
     return f"{format_reward(found.mean)}{bounds}"
 
 
-def _difference(found: Comparison) -> str:
+def _difference(found: HeldOutComparison) -> str:
     difference = found.difference
     if difference is None:
         raise UserError("there is no row with a reward both before and after")

@@ -235,5 +235,7 @@ def file_text(value: str, flag: str) -> str:
         return value
     try:
         return Path(value[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {value}: {error}") from error
+    except OSError as error:
+        raise UserError(f"{flag}: cannot read {value[1:]}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{flag}: {value[1:]} is not UTF-8 text (byte {error.start})") from error

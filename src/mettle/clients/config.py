@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from mettle.clients.transport import LOOPBACK_HOSTS, RetryPolicy, Transport
+from mettle.clients.transport import LOOPBACK_HOSTS, ModelTransport, RetryPolicy
 from mettle.errors import UserError
 
 
@@ -40,7 +40,7 @@ class ClientConfig:
         self.endpoint_configs = [ClientConfig(**c) if isinstance(c, dict) else c for c in self.endpoint_configs]
 
 
-def transport_for(config: ClientConfig | str) -> Transport:
+def transport_for(config: ClientConfig | str) -> ModelTransport:
     """A transport to the endpoint of `config`, or to a base URL. A loopback endpoint needs no key."""
     if isinstance(config, str):
         config = ClientConfig(api_base_url=config)
@@ -51,7 +51,7 @@ def transport_for(config: ClientConfig | str) -> Transport:
     api_key = os.environ.get(key_var) if key_var else None
     if key_var and api_key is None and host not in LOOPBACK_HOSTS:
         raise UserError(f"{config.api_base_url} wants a key; set the environment variable {key_var}")
-    return Transport(
+    return ModelTransport(
         config.api_base_url,
         api_key=api_key,
         headers=config.extra_headers,

@@ -1,6 +1,6 @@
 """Where an OpenAI-shaped request goes: over our own transport, or through an `AsyncOpenAI` object that somebody made.
 
-Parts: `Endpoint`, `headers_of`. Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that
+Parts: `ModelEndpoint`, `headers_of`. Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that
 names the URL.
 """
 
@@ -21,7 +21,7 @@ PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 """What a header may hold. Anything else of a state's value, line breaks above all, is sent percent-encoded."""
 
 
-class Endpoint:
+class ModelEndpoint:
     """An endpoint given as a base URL, a `ClientConfig`, or an `AsyncOpenAI` object."""
 
     def __init__(self, source: ClientConfig | str | Any) -> None:

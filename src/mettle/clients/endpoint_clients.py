@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from mettle.clients.base import Client, request_fields
 from mettle.clients.config import ClientConfig
 from mettle.clients.dialects import chat, completions, messages, responses
-from mettle.clients.dialects.common import readable
-from mettle.clients.endpoint import Endpoint
+from mettle.clients.dialects.call import readable
+from mettle.clients.endpoint import ModelEndpoint
 from mettle.clients.transport import LOOPBACK_HOSTS
 from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, Tool
@@ -33,7 +33,7 @@ class EndpointClient(Client):
     PATH: ClassVar[str]
 
     def __init__(self, client_or_config: ClientConfig | str | Any) -> None:
-        self.endpoint = Endpoint(client_or_config)
+        self.endpoint = ModelEndpoint(client_or_config)
         self.base_url = self.endpoint.base_url
 
     async def get_response(

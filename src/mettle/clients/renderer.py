@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 
+from mettle.clients.byte_level import is_byte_level, word_bytes
 from mettle.clients.chat_template import ChatTemplate
 from mettle.clients.tool_parser import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN, ParsedTurn, parse_turn
 from mettle.errors import UserError
@@ -21,16 +22,6 @@ from mettle.errors import UserError
 _MARKS = (THINK_OPEN, THINK_CLOSE, TOOL_OPEN, TOOL_CLOSE)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _INCOMPLETE = "\ufffd"
-
-
-def _byte_of_character() -> dict[str, int]:
-    # Byte-level vocabularies (GPT-2's alphabet) write printable Latin-1 bytes as themselves, the rest from U+0100 on.
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
-
-
-_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class Renderer:
@@ -41,6 +32,7 @@ class Renderer:
         self._template = template
         self.stop_token_ids = tuple(stop_token_ids)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._is_byte_level = is_byte_level(tokenizer)
         marks = {token_id for mark in _MARKS if (token_id := tokenizer.token_to_id(mark)) is not None}
         added = tokenizer.get_added_tokens_decoder()
         special = {token_id for token_id, token in added.items() if token.special}
@@ -90,10 +82,8 @@ class Renderer:
         text = self.token_text(token_id)
         if _INCOMPLETE not in text:
             return list(text.encode())
-        name = self._tokenizer.id_to_token(token_id) if isinstance(self._tokenizer.decoder, decoders.ByteLevel) else ""
-        values = [_BYTE_OF_CHARACTER.get(character) for character in name or ""]
-        found = [value for value in values if value is not None]
-        return found if found and len(found) == len(values) else None
+        word = self._tokenizer.id_to_token(token_id) if self._is_byte_level else None
+        return list(word_bytes(word, byte_level=True)) if word else None
 
     def visible_text(self, completion_ids: Sequence[int]) -> str:
         """A completion's text with the marks of thoughts and tool calls, but no end-of-turn or role tokens."""

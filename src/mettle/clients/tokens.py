@@ -1,6 +1,6 @@
 """Token in, token out: the exact ids that were sampled, extended turn by turn.
 
-Parts: `Renderer` (what is asked of the text-to-ids side), `TokenClient`, `generate_fields`.
+Parts: `PromptRenderer` (what is asked of the text-to-ids side), `TokenClient`, `generate_fields`.
 Invariants: a later turn's prompt begins with the very ids that were sampled before, or, where the chat template rewrote
 an earlier turn, is rendered whole (the rollout then branches, which `ResponseTokens` shows as a shorter shared prefix);
 text is never re-tokenized to guess what was sampled. Context is read from the rollout's own trajectory, so nothing
@@ -17,7 +17,7 @@ from mettle.clients.base import Client, request_fields
 from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError
 from mettle.clients.group import GroupTokenClient
-from mettle.clients.transport import Transport
+from mettle.clients.transport import ModelTransport
 from mettle.records.messages import (
     Messages,
     Response,
@@ -36,7 +36,7 @@ GENERATE_FIELDS = frozenset(
 MEANINGLESS_FIELDS = frozenset({"n", "logprobs", "top_logprobs", "return_token_ids", "stream", "skip_special_tokens"})
 
 
-class ParsedTurn(Protocol):
+class ReadTurn(Protocol):
     """What a completion's ids say."""
 
     @property
@@ -47,18 +47,20 @@ class ParsedTurn(Protocol):
     def tool_calls(self) -> Any: ...
 
 
-class Renderer(Protocol):
+class PromptRenderer(Protocol):
     """Messages to ids and back; see `mettle.clients.renderer`."""
 
     def render(self, messages: Any, tools: Any = None, *, add_generation_prompt: bool = True) -> list[int]: ...
     def extend(self, context_ids: Any, context_messages: Any, messages: Any, tools: Any = None) -> list[int] | None: ...
-    def parse(self, completion_ids: Any, tools: Any = None) -> ParsedTurn: ...
+    def parse(self, completion_ids: Any, tools: Any = None) -> ReadTurn: ...
 
 
 class TokenClient(Client):
     """A client of `/v1/generate` that renders and parses on its own side."""
 
-    def __init__(self, base_url: ClientConfig | str, renderer: Renderer, *, transport: Transport | None = None) -> None:
+    def __init__(
+        self, base_url: ClientConfig | str, renderer: PromptRenderer, *, transport: ModelTransport | None = None
+    ) -> None:
         self.transport = transport or transport_for(base_url)
         self.renderer = renderer
 

@@ -1,9 +1,9 @@
 """JSON over HTTP to a model endpoint: pooled, retried by class of failure, and clear about what went wrong.
 
-Parts: `RetryPolicy`, `Transport`. The session is made on first use and belongs to one event loop; one is enough (four
-cost the same per request at 64 and at 512 concurrent ones). Invariants: a caller gets a dict
-or a `ModelError` (or `OverlongPromptError`) that names the URL; a refused key is never retried; aiohttp is imported by
-the first request and not before.
+Parts: `RetryPolicy`, `ModelTransport`. The session is made on first use and belongs to one event loop; one is enough
+(four cost the same per request at 64 and at 512 concurrent ones). Invariants: a caller gets a dict or a `ModelError`
+(or `OverlongPromptError`) that names the URL; a refused key is never retried; aiohttp is imported by the first request
+and not before.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -26,6 +24,7 @@ from mettle.clients.errors import (
     refusal_of,
 )
 from mettle.clients.wire import decoded, encoded
+from mettle.web.backoff import DEFAULT_BACKOFF, Backoff, retry_after_s
 
 if TYPE_CHECKING:
     import aiohttp
@@ -45,20 +44,12 @@ class RetryPolicy:
     """How often each class of failure is tried again, and how long to wait between.
 
     `max_retries` bounds lost connections, 429 and 5xx together; an answer that is not JSON is tried again once, a
-    timeout never (the endpoint is busy with it already). Waits double from `first_wait_s` up to `max_wait_s`, with
-    jitter; a `Retry-After` is obeyed up to `max_wait_s`.
+    timeout never (the endpoint is busy with it already). A `Retry-After` is obeyed up to the longest wait.
     """
 
     max_retries: int = 5
     max_garbage_retries: int = 1
-    first_wait_s: float = 0.5
-    max_wait_s: float = 30.0
-
-    def wait_s(self, attempt: int, retry_after_s: float | None, rng: random.Random) -> float:
-        """Seconds to wait before attempt `attempt` + 1 (attempts count from 0)."""
-        if retry_after_s is not None:
-            return min(self.max_wait_s, max(0.0, retry_after_s))
-        return min(self.max_wait_s, self.first_wait_s * 2.0**attempt) * rng.uniform(0.5, 1.0)
+    backoff: Backoff = DEFAULT_BACKOFF
 
 
 class _Failure(Exception):
@@ -71,7 +62,7 @@ class _Failure(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Transport:
+class ModelTransport:
     """Requests to one endpoint. `base_url` includes the version, as in `http://127.0.0.1:8000/v1`."""
 
     def __init__(
@@ -131,7 +122,7 @@ class Transport:
             except _Failure as failure:
                 if attempt >= failure.retries:
                     raise failure.error from failure.__cause__
-                wait_s = self.retry.wait_s(attempt, failure.retry_after_s, self._rng)
+                wait_s = self.retry.backoff.wait_s(attempt, failure.retry_after_s, self._rng.uniform)
                 logger.info("model call failed, trying again", extra={"error": str(failure), "wait_s": wait_s})
                 await self._sleep(wait_s)
                 attempt += 1
@@ -183,7 +174,7 @@ class Transport:
         error = refusal_of(request, status, _reason(text), text)
         is_passing = status == 429 or status in RETRIED_STATUSES
         retries = self.retry.max_retries if is_passing else 0
-        return _Failure(error, retries=retries, retry_after_s=_seconds(retry_after))
+        return _Failure(error, retries=retries, retry_after_s=retry_after_s(retry_after))
 
     def _decoded(self, request: str, status: int, payload: bytes) -> dict[str, Any]:
         try:
@@ -227,20 +218,3 @@ def _reason(text: str) -> str:
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
     return one_line(str(error))
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    if not retry_after:
-        return None
-    try:
-        seconds = float(retry_after)
-    except ValueError:
-        pass
-    else:
-        return seconds if math.isfinite(seconds) else None
-    try:
-        from datetime import UTC, datetime
-
-        return (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
-    except (TypeError, ValueError):
-        return None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mettle.config import shape
 from mettle.config.layers import ConfigLayer
-from mettle.config.options import asked_fields, other_names, spelled
+from mettle.config.options import asked_fields, fields_of, spelled
 from mettle.config.overrides import dotted
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
@@ -80,7 +80,7 @@ def _complaint(
 def _unknown_key(path: KeyPath, model: type[BaseModel], layer: ConfigLayer) -> str:
     known = shape.keys_at(model, path[:-1], layer.tree)
     if len(path) == 1:
-        known += other_names(model)
+        known = list(fields_of(model))
     guess = nearest(str(path[-1]), known)
     parent = shape.value_at(layer.tree, path[:-1])
     is_variant = isinstance(parent, dict) and isinstance(parent.get("type"), str) and "type" in known
@@ -111,7 +111,7 @@ def _how_to_set(path: KeyPath, model: type[BaseModel]) -> str:
 def _message(entry: dict[str, Any]) -> str:
     text = str(entry["msg"])
     text = re.sub(r"^(Value error|Assertion failed), ", "", text)
-    text = " ".join(text.split())
+    text = " ".join(text.split()).replace("a valid dictionary", "a table").replace("a valid list", "a list")
     return text[0].lower() + text[1:] if text.startswith("Input should") else text
 
 

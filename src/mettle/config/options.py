@@ -209,9 +209,10 @@ def _option_in(metadata: Sequence[Any]) -> Option | None:
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[str]:
-    """Every name that a file may use at the top, foreign ones included."""
+    """Every name that a file may use at the top, those of tables that group it and foreign ones included."""
     yield from model.model_fields
     yield from other_names(model)
+    yield from getattr(model, "GROUPS", ())
     yield from getattr(model, "FOREIGN", {})
 
 

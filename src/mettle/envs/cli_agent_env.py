@@ -23,12 +23,12 @@ from urllib.parse import urlsplit
 from mettle.envs.decorators import cleanup, stop, teardown
 from mettle.envs.errors import InfraError, SandboxError, attributed
 from mettle.envs.multiturn_env import MultiTurnEnv
-from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
 from mettle.envs.proxy.agent import AgentAtWork
 from mettle.envs.proxy.machines import AgentMachine
 from mettle.envs.proxy.monitor import CliAgentMonitorRubric
 from mettle.envs.proxy.recorder import AGENT_SAMPLING, AgentSampling, Recorder
 from mettle.envs.sandbox_mixin import SandboxCreationError, SandboxMixin, SandboxTimeouts
+from mettle.envs.sandboxes.models import CreateSandboxRequest
 from mettle.envs.state import State
 from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, messages_from

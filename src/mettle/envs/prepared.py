@@ -15,6 +15,7 @@ from typing import Any
 
 from mettle.clients.base import Client
 from mettle.clients.factory import client_from
+from mettle.config import nearest
 from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
 from mettle.evals.folder import new_results_path
@@ -56,6 +57,7 @@ def prepare(spec: EvalSpec, serve: Callable[[Path], Served]) -> Prepared:
     if spec.env_dir_path:
         _search_also(Path(spec.env_dir_path))
     env = load_environment(spec.env_id, **spec.env_args)
+    _check_settings(spec, env)
     if spec.extra_env_kwargs:
         env.set_kwargs(**spec.extra_env_kwargs)
     if spec.timeout is not None:
@@ -153,6 +155,18 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
         except UserError:
             continue
     return None
+
+
+def _check_settings(spec: EvalSpec, env: Any) -> None:
+    """Refuse settings that nothing reads: an attribute that the environment does not have would change nothing."""
+    members = [env, *getattr(env, "envs", [])]
+    for name in spec.extra_env_kwargs:
+        if any(hasattr(each, name) or hasattr(each, f"set_{name}") for each in members):
+            continue
+        known = [word for word in vars(env) if not word.startswith("_")]
+        close = nearest(name, known)
+        hint = f"did you mean {close!r}?" if close else f"it has {', '.join(sorted(known))}"
+        raise UserError(f"{spec.env_id} has no setting {name!r} (--extra-env-kwargs); {hint}")
 
 
 def _check_workers(spec: EvalSpec, env: Any) -> None:

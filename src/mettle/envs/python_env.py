@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
-from mettle.envs.packages.prime_sandboxes.boxes import warn_once
-from mettle.envs.packages.prime_sandboxes.depot import Depot, depot
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.sandbox_env import SandboxEnv, SandboxState, joined_output
+from mettle.envs.sandboxes.boxes import warn_once
+from mettle.envs.sandboxes.shared import SharedMachines, shared_machines
 from mettle.envs.state import State
 from mettle.errors import SandboxError
 from mettle.records.messages import Messages
@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 
 
 class PythonSession:
-    """One interpreter in a machine. Used in the depot's loop."""
+    """One interpreter in a machine. Used in the shared machines's loop."""
 
     def __init__(
         self, machine: Machine, job: Job, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -175,7 +175,7 @@ class PythonEnv(SandboxEnv):
             match[0] for word in pip_install_packages.split() if (match := _PACKAGE.match(word)) is not None
         )
         self.sandbox_request.python_packages = self.python_packages
-        self._sessions: dict[str, PythonSession] = {}  # by sandbox; touched in the depot's loop only
+        self._sessions: dict[str, PythonSession] = {}  # by sandbox; touched in the shared machines's loop only
         self.remove_tool(self.bash)
         self.add_tool(self.python, args_to_skip=["sandbox_id", "sandbox_state", "python_state"])
         self.add_rubric(PythonMonitorRubric())
@@ -214,7 +214,7 @@ class PythonEnv(SandboxEnv):
             code: The code.
         """
         await self._wait_for_sandbox_ready(sandbox_state, sandbox_id)
-        home = depot()
+        home = shared_machines()
         limit_s = self.timeout_per_command_seconds
         started = time.perf_counter()
         try:
@@ -230,7 +230,7 @@ class PythonEnv(SandboxEnv):
         return self._describe_reply(python_state, reply, limit_s)
 
     async def _ask_python(
-        self, home: Depot, sandbox_id: str, python_state: PythonWorkerState, code: str, limit_s: float
+        self, home: SharedMachines, sandbox_id: str, python_state: PythonWorkerState, code: str, limit_s: float
     ) -> Reply:
         box = home.boxes.get(sandbox_id)
         if box is None or not box.machine.is_alive:
@@ -280,5 +280,5 @@ class PythonEnv(SandboxEnv):
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """End the sandbox and forget its Python."""
         with contextlib.suppress(Exception):
-            await depot().run(self._end_session(sandbox_id))
+            await shared_machines().run(self._end_session(sandbox_id))
         await super().delete_sandbox(sandbox_id)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from mettle.envs.decorators import cleanup
-from mettle.envs.packages.prime_sandboxes.errors import CommandTimeoutError
-from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
 from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.sandbox_mixin import SandboxCreationError, SandboxMixin, SandboxNotReadyError
+from mettle.envs.sandboxes.errors import CommandTimeoutError
+from mettle.envs.sandboxes.models import CreateSandboxRequest
 from mettle.envs.state import State
 from mettle.envs.stateful_tool_env import StatefulToolEnv
 from mettle.errors import SandboxError

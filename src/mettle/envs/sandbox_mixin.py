@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from mettle.envs.decorators import teardown
-from mettle.envs.packages.prime_sandboxes.client import ThreadedAsyncSandboxClient
-from mettle.envs.packages.prime_sandboxes.errors import (
+from mettle.envs.sandboxes.client import ThreadedAsyncSandboxClient
+from mettle.envs.sandboxes.errors import (
     CommandTimeoutError,
     SandboxFileNotFoundError,
     SandboxOOMError,
     SandboxTimeoutError,
 )
-from mettle.envs.packages.prime_sandboxes.models import CreateSandboxRequest
+from mettle.envs.sandboxes.models import CreateSandboxRequest
 from mettle.errors import SandboxError, UserError
 from mettle.web.backoff import Backoff
 

@@ -28,14 +28,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from mettle.config import Loaded
-from mettle.config.layers import ConfigLayer, merge, read_layer, sub_layer
+from mettle.config.layers import ConfigLayer, merge, read_layer, sub_layer, tree_layer
 from mettle.config.loader import DERIVED, check_needed, load_levels
 from mettle.config.options import Given, own_names
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 from mettle.evals.spec import EvalSpec
-
-LISTS = ("eval", "ablation")
 
 
 class EvalFile(BaseModel):
@@ -81,8 +79,9 @@ def read_plan(files: Sequence[Path], given: Given, defaults_of: Callable[[str], 
     for path in files:
         file = _read_file(path)
         whole = _File(merge(whole.shared, file.shared), whole.tables | file.tables)
-    tables = [table for name in LISTS for table in whole.tables.get(name, [])]
+    tables = [table for name in EvalSpec.GROUPS for table in whole.tables.get(name, [])]
     if not tables:
+        load_levels(EvalSpec, [tree_layer({"env_id": "?", "model": "?"}, DERIVED), whole.shared], given, files)
         names = ", ".join(map(str, files))
         raise UserError(f"{names} has no [[eval]] and no [[ablation]]; each names an environment with env_id")
     return [
@@ -125,9 +124,9 @@ def _read_file(path: Path) -> _File:
     def settings(level: ConfigLayer) -> ConfigLayer:
         return own_names(EvalSpec, level, path.parent)
 
-    shared = ConfigLayer({key: value for key, value in layer.tree.items() if key not in LISTS}, layer.sources)
+    shared = ConfigLayer({key: value for key, value in layer.tree.items() if key not in EvalSpec.GROUPS}, layer.sources)
     found = _File(settings(shared))
-    for name in LISTS:
+    for name in EvalSpec.GROUPS:
         for index in range(_length(layer, path, name)):
             place = (name, index)
             own = sub_layer(layer, place)

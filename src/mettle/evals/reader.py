@@ -29,6 +29,7 @@ from mettle.storage.evals import FINISHED, EvalRow, read_evals
 from mettle.storage.rollouts import RolloutRow, read_rollout, rollout_rows
 from mettle.storage.run_dir import RunDir
 from mettle.storage.schema import MIGRATIONS
+from mettle.wording import number
 
 OWN_KIND = "eval"
 """Of an evaluation that was run by itself: it is the only one of its folder."""
@@ -80,7 +81,7 @@ class EvaluationEntry:
         if self.measured is not None:
             return self.measured[0]
         saved = self._saved("reward")
-        return _finite(self.metadata.get("avg_reward") if saved is None else saved.get("mean"))
+        return number(self.metadata.get("avg_reward") if saved is None else saved.get("mean"))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -88,19 +89,19 @@ class EvaluationEntry:
         if self.measured is not None:
             return self.measured[1]
         ends = (self._saved("reward") or {}).get("interval")
-        low, high = map(_finite, ends) if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
+        low, high = map(number, ends) if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
         return None if low is None or high is None else (low, high)
 
     @property
     def error_rate(self) -> float | None:
         """The share of rollouts that failed."""
-        return _finite(self.metadata.get("avg_error"))
+        return number(self.metadata.get("avg_error"))
 
     @property
     def cost_usd(self) -> float | None:
         """What it cost."""
         cost = self.metadata.get("cost")
-        return _finite(cost.get("total_usd")) if isinstance(cost, dict) else None
+        return number(cost.get("total_usd")) if isinstance(cost, dict) else None
 
     @property
     def num_done(self) -> int | None:
@@ -108,7 +109,7 @@ class EvaluationEntry:
         if self.num_rollouts is not None:
             return self.num_rollouts
         stats = self.metadata.get("stats")
-        counted = _finite(stats.get("num_rollouts")) if isinstance(stats, dict) else None
+        counted = number(stats.get("num_rollouts")) if isinstance(stats, dict) else None
         return None if counted is None else int(counted)
 
     @property
@@ -116,7 +117,7 @@ class EvaluationEntry:
         """Rollouts that were asked for; None where the files do not say."""
         if self.planned_rollouts is not None:
             return self.planned_rollouts
-        tasks, each = (_finite(self.metadata.get(name)) for name in ("num_examples", "rollouts_per_example"))
+        tasks, each = (number(self.metadata.get(name)) for name in ("num_examples", "rollouts_per_example"))
         return int(tasks * each) if tasks is not None and each is not None and tasks >= 0 else None
 
     def _saved(self, name: str) -> dict[str, Any] | None:
@@ -133,8 +134,8 @@ class EvaluationEntry:
     @property
     def time_s(self) -> float | None:
         """How long it took; older files have milliseconds under another name."""
-        milliseconds = _finite(self.metadata.get("time_ms"))
-        return _finite(self.metadata.get("time")) if milliseconds is None else milliseconds / 1000
+        milliseconds = number(self.metadata.get("time_ms"))
+        return number(self.metadata.get("time")) if milliseconds is None else milliseconds / 1000
 
 
 def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
@@ -428,13 +429,6 @@ def _mean_so_far(database: Database, eval_id: int) -> float | None:
         if row["reward"] is not None:
             running.add(row["task"], row["reward"])
     return running.mean
-
-
-def _finite(value: Any) -> float | None:
-    """A figure that can be drawn; metadata may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
-        return None
-    return float(value)
 
 
 def _published_entry(path: Path) -> EvaluationEntry:

@@ -115,6 +115,9 @@ class EvalSpec(RolloutSettings):
     }
     """Settings of other programs: accepted where they change nothing about the results, refused where they would."""
 
+    GROUPS: ClassVar = ("eval", "ablation")
+    """Tables of a file that are evaluations."""
+
     name: Annotated[str | None, Option(also=("eval_name",))] = None
     """What to call the evaluation; the environment's name without it."""
     num_examples: Annotated[NumOrAll, Option("-n")] = 5

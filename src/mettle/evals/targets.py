@@ -13,6 +13,7 @@ from mettle.clients.config import ClientConfig
 from mettle.clients.endpoints import ENDPOINTS_FILE, NamedEndpoint, Registry, read_registry
 from mettle.clients.factory import client_type_named
 from mettle.clients.prices import Price
+from mettle.config import nearest
 from mettle.errors import UserError
 from mettle.evals.spec import RolloutSettings
 
@@ -40,9 +41,11 @@ def find_target(spec: RolloutSettings, serve: Callable[[Path], Served]) -> Targe
             return Target(config, model, registry.price(model))
         if named:
             return _named_target(spec, registry, named)
+        close = nearest(spec.model, list(registry.endpoints))
+        hint = f"did you mean {close!r}? Else " if close else ""
         raise UserError(
             f"{spec.model!r} is no model directory and no endpoint in {registry.path}; "
-            "say with -b where a server has it, or with -p who does"
+            f"{hint}say with -b where a server has it, or with -p who does"
         )
     model = named[0].model if named else spec.model
     price = registry.price(model, spec.model)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mettle.errors import ServiceError
 from mettle.gepa.guard import Guard
-from mettle.gepa.journal import Attempt, Journal
+from mettle.gepa.journal import PromptAttempt, PromptJournal
 from mettle.gepa.rollouts import LoopThread, Rollouts, neutral, without_reward
 from mettle.gepa.rows import Row
 
@@ -32,7 +32,13 @@ class EnvironmentAdapter:
     propose_new_texts = None
 
     def __init__(
-        self, loop: LoopThread, rollouts: Rollouts, journal: Journal, guard: Guard, rng: random.Random, sampler: Any
+        self,
+        loop: LoopThread,
+        rollouts: Rollouts,
+        journal: PromptJournal,
+        guard: Guard,
+        rng: random.Random,
+        sampler: Any,
     ) -> None:
         self._loop, self._rollouts, self._journal, self._guard = loop, rollouts, journal, guard
         self._rng, self._sampler = rng, sampler
@@ -57,7 +63,7 @@ class EnvironmentAdapter:
         self, candidate: Mapping[str, str], eval_batch: Any, components_to_update: Sequence[str]
     ) -> dict[str, list[dict[str, Any]]]:
         """The examples that reflection reads, the same for each component."""
-        attempts: list[Attempt] = eval_batch.trajectories
+        attempts: list[PromptAttempt] = eval_batch.trajectories
         return {name: [dict(attempt.record) for attempt in attempts] for name in components_to_update}
 
     def get_adapter_state(self) -> dict[str, Any]:
@@ -76,7 +82,7 @@ class EnvironmentAdapter:
         self._journal.counts = dict(state["counts"])
 
 
-def _check(attempts: Sequence[Attempt]) -> None:
+def _check(attempts: Sequence[PromptAttempt]) -> None:
     failed = without_reward(attempts)
     if 2 * len(failed) > len(attempts) or len(failed) == len(attempts):
         raise CandidateFailed(

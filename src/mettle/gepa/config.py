@@ -33,13 +33,13 @@ from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 from mettle.evals.spec import RolloutSettings
 
-GROUPS = ("gepa", "execution", "env")
-
 
 class GepaSpec(RolloutSettings):
     """One prompt optimisation."""
 
     FOREIGN: ClassVar = {"verbose": Foreign(), "tui": Foreign()}
+    GROUPS: ClassVar = ("gepa", "execution", "env")
+    """Tables of a file whose keys are those of the top level."""
 
     provider: Annotated[str | None, Option()] = None
     """Who serves the models: openai, anthropic, openrouter, ollama, ..."""
@@ -85,7 +85,7 @@ def read_file(path: Path) -> ConfigLayer:
     Raises: UserError for a file that cannot be read, or several environments.
     """
     layer = read_layer(path)
-    top = ConfigLayer({key: value for key, value in layer.tree.items() if key not in GROUPS}, layer.sources)
+    top = ConfigLayer({key: value for key, value in layer.tree.items() if key not in GepaSpec.GROUPS}, layer.sources)
     return merge_all(own_names(GepaSpec, level, path.parent) for level in (top, *_groups(layer, path)))
 
 
@@ -105,7 +105,7 @@ def load_spec(
 
 
 def _groups(layer: ConfigLayer, path: Path) -> Iterator[ConfigLayer]:
-    for name in GROUPS:
+    for name in GepaSpec.GROUPS:
         value = layer.tree.get(name, {})
         place: KeyPath = (name,)
         where = layer.source_of(place) or str(path)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mettle.evals.output import messages_of, output_row
-from mettle.gepa.journal import Attempt
+from mettle.gepa.journal import PromptAttempt
 from mettle.records.tasks import RolloutRecord, content_of
 
 MAX_TEXT_CHARS = 6000
@@ -20,11 +20,11 @@ MAX_VALUE_CHARS = 1500
 
 def attempt_of(
     row: str, candidate: str, rollout: RolloutRecord, *, state_columns: Sequence[str], perfect_score: float
-) -> Attempt:
+) -> PromptAttempt:
     """A rollout of `row` under `candidate`, with what reflection reads of it."""
     usage = rollout.token_usage or {}
     told = f"{rollout.error_kind}: {rollout.error_type or rollout.error_kind}: {rollout.error or ''}".rstrip(": ")
-    return Attempt(
+    return PromptAttempt(
         row, candidate, rollout.reward, told if rollout.reward is None else None,
         record_of(output_row(rollout), state_columns, perfect_score),
         usage.get("input_tokens", 0.0), usage.get("output_tokens", 0.0),

@@ -1,10 +1,11 @@
 """What was evaluated and what was written by reflection, in the run's store: a run that is killed pays nothing twice.
 
-Parts: `Attempt` (one rollout under one candidate), `Journal`. A candidate's rollouts are an evaluation of the store
-(`search`, or `held_out` for the rows that the search never saw); a text of the reflection is an event. Attempts of one
-candidate on one row are separate draws: `take` hands out each once, and the library's own state remembers how many it
-had taken (`counts`), so that a resumed run takes up exactly what the killed one did not use. Invariants: one process
-writes; a rollout is in the store before anybody acts on it; an attempt without a reward is never handed out again.
+Parts: `PromptAttempt` (one rollout under one candidate), `PromptJournal`. A candidate's rollouts are an evaluation of
+the store (`search`, or `held_out` for the rows that the search never saw); a text of the reflection is an event.
+Attempts of one candidate on one row are separate draws: `take` hands out each once, and the library's own state
+remembers how many it had taken (`counts`), so that a resumed run takes up exactly what the killed one did not use.
+Invariants: one process writes; a rollout is in the store before anybody acts on it; an attempt without a reward is
+never handed out again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ EVENTS_AT_A_TIME = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PromptAttempt:
     """One rollout. `reward` is None where it failed, with the reason in `error`; `record` is what reflection reads."""
 
     row: str
@@ -56,17 +57,17 @@ def candidate_hash(candidate: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(candidate.items())).encode()).hexdigest()[:16]
 
 
-class Journal:
+class PromptJournal:
     """The attempts and texts of one run directory. `attempt_of` makes an attempt of (row, candidate, rollout).
 
     Raises: UserError when another process writes there.
     """
 
     def __init__(
-        self, folder: Path, env_id: str, model: str, attempt_of: Callable[[str, str, RolloutRecord], Attempt]
+        self, folder: Path, env_id: str, model: str, attempt_of: Callable[[str, str, RolloutRecord], PromptAttempt]
     ) -> None:
         self._env_id, self._model, self._attempt_of = env_id, model, attempt_of
-        self._attempts: dict[str, list[Attempt]] = defaultdict(list)
+        self._attempts: dict[str, list[PromptAttempt]] = defaultdict(list)
         self._texts: dict[str, list[str]] = defaultdict(list)
         self._num_rollouts: Counter[str] = Counter()
         self._evals: dict[tuple[str, str], int] = {}
@@ -84,10 +85,10 @@ class Journal:
             self._claim.release()
             raise
 
-    def take(self, candidate: str, row: str) -> Attempt | None:
+    def take(self, candidate: str, row: str) -> PromptAttempt | None:
         """The next attempt that is there already; None when a rollout must be run."""
         found = self._next(_key(candidate, row), self._attempts)
-        return found if isinstance(found, Attempt) else None
+        return found if isinstance(found, PromptAttempt) else None
 
     def request(self, candidate: Mapping[str, str], row: str, task: Mapping[str, Any]) -> GroupRequest:
         """One more rollout of `row`, which begins as `task`."""
@@ -107,7 +108,7 @@ class Journal:
         self._store.begin(self._plan(_kind(row), candidate, self._planned[eval_id]), eval_id)
         return StoreKeeper(self._store, eval_id)
 
-    def add(self, candidate: str, row: str, rollout: RolloutRecord) -> Attempt:
+    def add(self, candidate: str, row: str, rollout: RolloutRecord) -> PromptAttempt:
         """Take note of a rollout that is in the store, as taken."""
         attempt = self._attempt_of(row, candidate, rollout)
         self._hold(attempt)
@@ -173,7 +174,7 @@ class Journal:
         self.counts[key] = taken + 1
         return found[taken]
 
-    def _hold(self, attempt: Attempt) -> None:
+    def _hold(self, attempt: PromptAttempt) -> None:
         if attempt.reward is None:
             self.num_errors += 1
         else:

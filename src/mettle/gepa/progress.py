@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mettle.gepa.journal import Attempt
+from mettle.gepa.journal import PromptAttempt
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Watch:
         self.progress.stage = name
         self._show(self.progress)
 
-    def attempt(self, attempt: Attempt) -> None:
+    def attempt(self, attempt: PromptAttempt) -> None:
         """A rollout ended."""
         self.progress.num_rollouts += 1
         self.progress.num_errors += attempt.reward is None

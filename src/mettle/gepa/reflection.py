@@ -12,7 +12,7 @@ from typing import Any
 from mettle.clients.base import Client
 from mettle.errors import ProviderError
 from mettle.gepa.guard import Guard
-from mettle.gepa.journal import Journal
+from mettle.gepa.journal import PromptJournal
 from mettle.gepa.rollouts import LoopThread
 from mettle.records.messages import content_text, messages_from
 
@@ -25,7 +25,7 @@ class ReflectionModel:
         loop: LoopThread,
         client: Client,
         model: str,
-        journal: Journal,
+        journal: PromptJournal,
         guard: Guard,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> None:

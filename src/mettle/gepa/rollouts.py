@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mettle.clients.base import Client
-from mettle.envs.many_rollouts import EnvironmentRollouts
+from mettle.envs.environment_rollouts import EnvironmentRollouts
+from mettle.evals.estimator import mean_of
 from mettle.evals.refusals import Refusals
 from mettle.evals.runner import EvalRunner, first_of
 from mettle.evals.source import GroupRequest
-from mettle.gepa.journal import Attempt, Journal, candidate_hash
+from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt
 from mettle.records.messages import Tool
 from mettle.records.tasks import RolloutRecord
@@ -68,12 +69,12 @@ class Rollouts:
         client: Client,
         model: str,
         sampling_args: Mapping[str, Any],
-        journal: Journal,
+        journal: PromptJournal,
         *,
         max_concurrent: int,
         max_retries: int,
         state_columns: Sequence[str],
-        on_attempt: Callable[[Attempt], None],
+        on_attempt: Callable[[PromptAttempt], None],
     ) -> None:
         self.env, self.client, self.journal = env, client, journal
         self._source = EnvironmentRollouts(
@@ -84,13 +85,13 @@ class Rollouts:
         self._on_attempt = on_attempt
         self._refusals = Refusals()
 
-    async def run(self, rows: Sequence[tuple[str, Row]], candidate: Mapping[str, str]) -> list[Attempt]:
+    async def run(self, rows: Sequence[tuple[str, Row]], candidate: Mapping[str, str]) -> list[PromptAttempt]:
         """One attempt for each of `rows`, named rows of the environment, in their order.
 
         Raises: UserError when an endpoint refuses for good what every rollout asks.
         """
         name = candidate_hash(candidate)
-        attempts: dict[int, Attempt] = {}
+        attempts: dict[int, PromptAttempt] = {}
         requests: list[GroupRequest] = []
         places: dict[str, int] = {}
         for place, (row_id, row) in enumerate(rows):
@@ -137,17 +138,17 @@ class Rollouts:
             self.env.tool_defs = before
 
 
-def without_reward(attempts: Sequence[Attempt]) -> list[Attempt]:
+def without_reward(attempts: Sequence[PromptAttempt]) -> list[PromptAttempt]:
     """The attempts that failed."""
     return [attempt for attempt in attempts if attempt.reward is None]
 
 
-def neutral(attempts: Sequence[Attempt]) -> list[float]:
+def neutral(attempts: Sequence[PromptAttempt]) -> list[float]:
     """Scores for the library, which knows no missing ones: an attempt that failed gets the mean of those that did not.
 
     So it moves neither a sum that is compared nor an average. Without any reward there is no neutral score.
     """
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     assert rewards, "a batch without any reward is refused before it is scored"
-    mean = sum(rewards) / len(rewards)
+    mean = mean_of(rewards)
     return [mean if attempt.reward is None else attempt.reward for attempt in attempts]

@@ -36,8 +36,8 @@ from mettle.gepa.adapter import EnvironmentAdapter
 from mettle.gepa.config import GepaSpec, load_spec, read_file
 from mettle.gepa.feedback import attempt_of
 from mettle.gepa.guard import Guard
-from mettle.gepa.held_out import Comparison, compare, measure
-from mettle.gepa.journal import Attempt, Journal, candidate_hash
+from mettle.gepa.held_out import HeldOutComparison, compare, measure
+from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.outputs import (
     BEST_PROMPT,
     EVALUATE,
@@ -70,7 +70,7 @@ class SearchOutcome:
     search: Search
     start_prompt: str
     best: dict[str, str]
-    comparison: Comparison | None
+    comparison: HeldOutComparison | None
     num_errors: int
     num_reflections: int
     cost_usd: float | None
@@ -183,7 +183,7 @@ class _Run:
         self.plan, self.folder, self.started = plan, RunFolder(path), time.time()
         spec, prepared = plan.spec, plan.prepared
         self.start = plan.start
-        self.journal = Journal(
+        self.journal = PromptJournal(
             path, spec.env_id, prepared.target.model,
             partial(attempt_of, state_columns=spec.state_columns, perfect_score=spec.perfect_score),
         )  # fmt: skip
@@ -226,7 +226,7 @@ class _Run:
         self.journal.is_finished = True
         return self._write(search, comparison)
 
-    def _measure(self, stage: str, candidate: Mapping[str, str]) -> dict[int, list[Attempt]]:
+    def _measure(self, stage: str, candidate: Mapping[str, str]) -> dict[int, list[PromptAttempt]]:
         if not self.plan.split.test:
             return {}
         self.watch.stage(stage)
@@ -271,7 +271,7 @@ class _Run:
     def _keep_best(self, candidate: Mapping[str, str]) -> None:
         self.folder.write(BEST_PROMPT, candidate[SYSTEM_PROMPT])
 
-    def _write(self, search: Search | None, comparison: Comparison | None) -> SearchOutcome:
+    def _write(self, search: Search | None, comparison: HeldOutComparison | None) -> SearchOutcome:
         """Write the published files from the library's last state."""
         if search is None:
             search = Search([dict(self.start)], [{}], 0, 0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 
 import mettle
-from mettle.hub import models
+from mettle.hub import evaluations, models
 from mettle.hub.catalog import RunCatalog
+from mettle.hub.evaluations import EvaluationFilter, EvaluationOrder, OpenEvaluation, card_of
 from mettle.hub.logs import log_names, read_tail
 from mettle.hub.metrics import align
 from mettle.hub.reader import RunReader
@@ -18,7 +19,7 @@ from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
 
 router = APIRouter(
     prefix="/api/v1",
-    responses={404: {"model": models.Problem}, 503: {"model": models.Problem}},
+    responses={404: {"model": models.ProblemDetails}, 503: {"model": models.ProblemDetails}},
 )
 
 StepAfter = Annotated[int, Query(description="only steps after this one; ask again with the last step you have")]
@@ -36,6 +37,26 @@ def open_run(name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> 
 
 
 Run = Annotated[RunReader, Depends(open_run)]
+
+
+PageNumber = Annotated[int, Query(ge=1)]
+
+
+def chosen_rollouts(
+    words: Annotated[str, Query(description="words that the conversation, answer or error holds")] = "",
+    task: str = "",
+    cause: Annotated[str, Query(description="only rollouts that failed there")] = "",
+    min_reward: float | None = None,
+    max_reward: float | None = None,
+    errors: Annotated[bool, Query(description="only rollouts that failed")] = False,
+    truncated: Annotated[bool, Query(description="only rollouts that were cut off")] = False,
+    sort: EvaluationOrder = "ended",
+) -> EvaluationFilter:
+    """The filter in the query."""
+    return EvaluationFilter(words, task, cause, min_reward, max_reward, errors, truncated, sort)
+
+
+Chosen = Annotated[EvaluationFilter, Depends(chosen_rollouts)]
 
 
 @router.get("/runs")
@@ -79,6 +100,70 @@ def read_metrics(
 def list_evals(run: Run) -> models.Evaluations:
     """Evaluations on held-out tasks, oldest first."""
     return models.Evaluations(evals=evaluations_of(run))
+
+
+@router.get("/evaluations")
+def list_evaluations(catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> models.EvaluationCards:
+    """The evaluations that were run by themselves, those that are live first, then the newest."""
+    own = catalog.evaluations.own()
+    return models.EvaluationCards(evaluations=[card_of(name, entry) for name, entry in own.items()])
+
+
+def open_own(name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:
+    """The evaluation in the path."""
+    return catalog.evaluations.open(name)
+
+
+def open_of_run(name: str, eval_id: int, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:
+    """The evaluation of a run in the path."""
+    return catalog.evaluations.open_at(catalog.open(name).run_dir.path, eval_id)
+
+
+OwnEvaluation = Annotated[OpenEvaluation, Depends(open_own)]
+RunEvaluation = Annotated[OpenEvaluation, Depends(open_of_run)]
+
+
+@router.get("/evaluations/{name}")
+def read_evaluation(name: str, found: OwnEvaluation) -> models.EvaluationDetail:
+    """One evaluation with its statistics."""
+    return _evaluation(name, found)
+
+
+@router.get("/evaluations/{name}/rollouts")
+def list_evaluation_rollouts(found: OwnEvaluation, chosen: Chosen, page: PageNumber = 1) -> models.EvaluationRollouts:
+    """A page of the rollouts of an evaluation."""
+    return evaluations.find_rollouts(found, chosen, page)
+
+
+@router.get("/evaluations/{name}/rollouts/{index}")
+def read_evaluation_rollout(found: OwnEvaluation, index: int) -> models.RolloutDetail:
+    """One rollout of an evaluation with its messages, and its sampled tokens where they are known."""
+    return evaluations.open_rollout(found, index)[0]
+
+
+@router.get("/runs/{name}/evals/{eval_id}")
+def read_eval(eval_id: int, found: RunEvaluation) -> models.EvaluationDetail:
+    """One evaluation of a run with its statistics."""
+    return _evaluation(str(eval_id), found)
+
+
+@router.get("/runs/{name}/evals/{eval_id}/rollouts")
+def list_eval_rollouts(found: RunEvaluation, chosen: Chosen, page: PageNumber = 1) -> models.EvaluationRollouts:
+    """A page of the rollouts of an evaluation of a run."""
+    return evaluations.find_rollouts(found, chosen, page)
+
+
+@router.get("/runs/{name}/evals/{eval_id}/rollouts/{index}")
+def read_eval_rollout(found: RunEvaluation, index: int) -> models.RolloutDetail:
+    """One rollout of an evaluation of a run."""
+    return evaluations.open_rollout(found, index)[0]
+
+
+def _evaluation(name: str, found: OpenEvaluation) -> models.EvaluationDetail:
+    with found.lock:
+        hidden = ("launch", "stats")  # Settings to resume with, which may hold addresses, and figures of the end.
+        metadata = {key: value for key, value in found.reader.metadata.items() if key not in hidden}
+        return models.EvaluationDetail(card=card_of(name, found.entry), stats=dict(found.stats), metadata=metadata)
 
 
 @router.get("/runs/{name}/events")
@@ -161,8 +246,3 @@ health_router = APIRouter()
 def health() -> models.Health:
     """The server answers."""
     return models.Health(status="ok", version=mettle.__version__)
-
-
-def problem(detail: str) -> dict[str, Any]:
-    """The body of an error."""
-    return models.Problem(detail=detail).model_dump()

@@ -16,9 +16,12 @@ from starlette.types import Scope
 
 import mettle
 from mettle.errors import StorageError, UserError
-from mettle.hub import api, pages
+from mettle.hub import api, evaluation_pages, pages
 from mettle.hub.catalog import RunCatalog
-from mettle.hub.security import LOOPBACK_NAMES, SecurityMiddleware
+from mettle.hub.security import SecurityMiddleware
+from mettle.web.bodies import first_fault
+from mettle.web.doors import LOOPBACK_NAMES
+from mettle.web.problems import HttpError, problem_body
 
 logger = logging.getLogger(__name__)
 
@@ -36,20 +39,26 @@ class CachedStatic(StaticFiles):
         return response
 
 
-def create_app(runs_dir: Path, *, allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES) -> FastAPI:
-    """The run page over a folder of runs, or over one run. `allowed_hosts` None answers to any name."""
+def create_app(
+    runs_dir: Path, *, workspace: Path | None = None, allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES
+) -> FastAPI:
+    """The pages over a folder of runs, or over one run, and over the evaluations under `workspace`.
+
+    `allowed_hosts` None answers to any name.
+    """
     app = FastAPI(
         title="Mettle Hub",
         version=mettle.__version__,
-        description="Read-only access to the runs in a folder.",
+        description="Read-only access to runs and evaluations.",
         openapi_url="/api/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
     )
-    app.state.catalog = RunCatalog(runs_dir)
+    app.state.catalog = RunCatalog(runs_dir, workspace=workspace)
     app.include_router(api.health_router)
     app.include_router(api.router)
     app.include_router(pages.router)
+    app.include_router(evaluation_pages.router)
     app.mount("/static", CachedStatic(directory=STATIC), name="static")
     app.add_middleware(SecurityMiddleware, allowed_hosts=allowed_hosts)
     app.add_exception_handler(UserError, _not_found)
@@ -62,7 +71,7 @@ def create_app(runs_dir: Path, *, allowed_hosts: frozenset[str] | None = LOOPBAC
 
 def _answer(request: Request, status: int, title: str, detail: str) -> Response:
     if request.url.path.startswith("/api/") or request.url.path.endswith(".json"):
-        return JSONResponse(api.problem(detail), status_code=status)
+        return JSONResponse(problem_body(HttpError(status, detail)), status_code=status)
     return pages.error_page(request, status, title, detail)
 
 
@@ -83,9 +92,8 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for RequestValidationError"
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return _answer(request, 422, "Not possible", f"{place}: {first['msg']}")
+    place, message = first_fault(error.errors())
+    return _answer(request, 422, "Not possible", f"{place.partition('.')[2]}: {message}")
 
 
 def _crashed(request: Request, error: Exception) -> Response:

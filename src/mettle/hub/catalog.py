@@ -1,4 +1,4 @@
-"""The runs there are: a folder of run directories, or one run.
+"""The runs there are: a folder of run directories, or one run; and the evaluations of the workspace.
 
 Keeps the readers of the runs that were looked at last open, and what the list shows of the others for as long as their
 files do not change.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mettle.errors import MettleError, StorageError, UserError
+from mettle.hub.evaluations import EvaluationCatalog
 from mettle.hub.models import RunCard
 from mettle.hub.reader import RunReader, inode_of, modified_at
 from mettle.hub.summary import LIVE_STATES, card_of, summarise
@@ -25,8 +26,9 @@ MAX_OPEN = 8
 class RunCatalog:
     """Finds and opens runs under `root`."""
 
-    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, *, workspace: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self.root = root.resolve()
+        self.evaluations = EvaluationCatalog(workspace, self._folders)
         self._clock = clock
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
@@ -62,7 +64,7 @@ class RunCatalog:
 
     def cards(self) -> list[RunCard]:
         """What the list of runs shows, newest first; a run that cannot be read says why."""
-        cards = [self._card(name) for name in self.names()]
+        cards = [self._card(name) for name in self.names() if not self.is_evaluation(self._path(name))]
         return sorted(cards, key=lambda card: (card.state in LIVE_STATES, card.started_at or 0.0), reverse=True)
 
     def _card(self, name: str) -> RunCard:
@@ -79,6 +81,10 @@ class RunCatalog:
             card = unreadable(name, "unreadable" if ledger.exists() else "new", str(error))
         self._cards[name] = (stamp, card)
         return card
+
+    def is_evaluation(self, folder: Path) -> bool:
+        """True for a run directory without a trainer, which stands among the evaluations."""
+        return self.evaluations.is_own(folder)
 
     def _path(self, name: str) -> Path:
         return self.root if self._is_run(self.root) else self.root / name

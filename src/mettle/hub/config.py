@@ -18,6 +18,9 @@ class HubConfig(BaseModel):
     runs: Path = Path("runs")
     """A folder of run directories, or one run directory."""
 
+    workspace: Path = Path()
+    """Folder under which evaluations are looked for, in `outputs/evals` and `environments/*/outputs/evals`."""
+
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback, anybody who reaches it can read every rollout and log."""
 
@@ -26,8 +29,3 @@ class HubConfig(BaseModel):
 
     ready_file: Annotated[Path | None, Option(is_argument=True)] = None
     """Written when the server answers: {"base_url", "host", "port", "pid"}."""
-
-    @property
-    def is_loopback(self) -> bool:
-        """True when only this machine can reach the server."""
-        return self.host in {"localhost", "::1"} or self.host.startswith("127.")

@@ -188,6 +188,69 @@ class Runs(BaseModel):
     runs: list[RunCard]
 
 
+class EvaluationCard(BaseModel):
+    """A line of a list of evaluations. `name` is what it has in addresses, `problem` why it cannot be read."""
+
+    name: str
+    kind: str = Field(description="baseline, interim, final, probe, eval, search, held_out or data")
+    step: int = Field(description="policy version, of an evaluation inside a run")
+    eval_id: int | None
+    env_id: str
+    model: str
+    state: str = Field(description="running, finished, interrupted or unreadable")
+    mean: float | None = Field(description="mean over tasks of the reward, so far")
+    ci_low: float | None
+    ci_high: float | None
+    error_rate: float | None
+    num_rollouts: int | None
+    planned_rollouts: int | None
+    cost_usd: float | None
+    duration_s: float | None
+    written_at: float
+    problem: str | None
+
+
+class EvaluationCards(BaseModel):
+    """The evaluations that were run by themselves, those that are live first, then the newest."""
+
+    evaluations: list[EvaluationCard]
+
+
+class EvaluationDetail(BaseModel):
+    """One evaluation: its line, its statistics (as `results.stats`), and what was run."""
+
+    card: EvaluationCard
+    stats: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+class EvaluationRollout(BaseModel):
+    """A line of a list of rollouts; `index` names it within its evaluation."""
+
+    index: int
+    example_id: str
+    reward: float | None
+    metrics: dict[str, float]
+    error_kind: str | None
+    error: str | None
+    stop_condition: str | None
+    is_truncated: bool
+    num_turns: int
+    input_tokens: float | None
+    output_tokens: float | None
+    duration_s: float | None
+    excerpt: str
+
+
+class EvaluationRollouts(BaseModel):
+    """A page of the rollouts of an evaluation."""
+
+    rollouts: list[EvaluationRollout]
+    total: int
+    page: int
+    num_pages: int
+
+
 class Metrics(BaseModel):
     """Columns over one axis of steps; null where a metric has no value at that step."""
 
@@ -273,6 +336,9 @@ class RolloutDetail(BaseModel):
     messages: list[dict[str, Any]]
     turns: list[TurnDetail]
     answer: str
+    info: Any = Field(default=None, description="what else the task says")
+    usage: dict[str, float] | None = Field(default=None, description="tokens by the endpoint's count")
+    timing: dict[str, float] = Field(default_factory=dict, description="seconds of the model, environment and scoring")
     siblings: list[Sibling]
     is_decoded: bool = Field(description="false when the run has no tokenizer to read: then texts are ids")
 
@@ -292,7 +358,9 @@ class Health(BaseModel):
     version: str
 
 
-class Problem(BaseModel):
-    """What went wrong, in one sentence."""
+class ProblemDetails(BaseModel):
+    """What went wrong, as RFC 9457 words it; `detail` is one sentence."""
 
+    title: str
+    status: int
     detail: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +23,10 @@ from starlette.responses import Response
 from mettle.hub import filters
 from mettle.hub.api import Run, catalog_of
 from mettle.hub.conversation import shown_messages
+from mettle.hub.evaluations import card_of
 from mettle.hub.logs import log_names, read_tail
 from mettle.hub.metrics import align
-from mettle.hub.models import RunSummary
+from mettle.hub.models import RolloutDetail, RunSummary
 from mettle.hub.pipeline import pipeline_of
 from mettle.hub.provenance import read_settings
 from mettle.hub.reader import RunReader
@@ -51,7 +53,9 @@ SHOWN_EVENTS = 12
 def runs_page(request: Request) -> HTMLResponse:
     """The list of runs."""
     catalog = catalog_of(request)
-    return page("runs.html", runs=catalog.cards(), root=str(catalog.root))
+    own = catalog.evaluations.own()
+    cards = [card_of(name, entry) for name, entry in own.items()]
+    return page("runs.html", runs=catalog.cards(), evaluations=cards, base="/evaluations", root=str(catalog.root))
 
 
 @router.get("/runs/{name}")
@@ -98,13 +102,13 @@ def rollouts_page(
     """Rollouts as a table."""
     chosen = RolloutFilter(
         _whole("step", step), kind or None, env or None, _whole("draw", draw), _whole("eval", eval_id),
-        _decimal("min_reward", min_reward), bool(errors), sort,
+        decimal_of("min_reward", min_reward), bool(errors), sort,
     )  # fmt: skip
     found = find_rollouts(run.database, chosen, page_number)
     kept = [(k, v) for k, v in request.query_params.multi_items() if v and k not in ("page", "step")]
     context = {
-        "run_name": run.run_dir.name, "found": found, "chosen": chosen, "orders": list(ORDERS), "query": _query(kept),
-        "query_with_step": _query([*kept, *([("step", step)] if step else [])]),
+        "run_name": run.run_dir.name, "found": found, "chosen": chosen, "orders": list(ORDERS), "query": query_of(kept),
+        "query_with_step": query_of([*kept, *([("step", step)] if step else [])]),
         "span": steps_with_rollouts(run.database, "eval" if kind == "eval" else "train"),
         "environments": environments_of(run.database),
     }  # fmt: skip
@@ -118,18 +122,26 @@ def rollout_page(run: Run, rollout_id: str) -> HTMLResponse:
     detail = open_rollout(run.run_dir, run.database, rollout_id)
     if detail is None:
         raise HTTPException(404, f"The run has no rollout named {rollout_id!r}.")
-    position = detail.row.position
+    base, row = f"/runs/{quote(run.run_dir.name, safe='')}/rollouts", detail.row
+    step = "" if row.step is None else f" of step {row.step}"
+    query = "" if row.step is None else f"?step={row.step}" + ("&kind=eval" if row.kind == "eval" else "")
+    return rollout_of(
+        detail, base, [s.rollout_id for s in detail.siblings], (f"Rollouts{step}", base + query),
+        tab="rollouts", run_name=run.run_dir.name,
+    )  # fmt: skip
+
+
+def rollout_of(
+    detail: RolloutDetail, base: str, names: Sequence[object], back: tuple[str, str], **context: Any
+) -> HTMLResponse:
+    """One rollout as a page. `names` are what the rollouts of its group have in addresses under `base`."""
+    links = [f"{base}/{quote(str(name), safe='')}" for name in names]
+    here = next((i for i, s in enumerate(detail.siblings) if s.rollout_id == detail.row.rollout_id), 0)
     return page(
-        "rollout.html",
-        tab="rollouts",
-        run_name=run.run_dir.name,
-        detail=detail,
-        row=detail.row,
-        messages=shown_messages(detail),
-        previous=next((s for s in detail.siblings if s.position == position - 1), None),
-        following=next((s for s in detail.siblings if s.position == position + 1), None),
-        limits=filters.HEAT_LIMITS,
-    )
+        "rollout.html", detail=detail, row=detail.row, messages=shown_messages(detail), links=links, back=back,
+        previous=here - 1 if here > 0 else None, following=here + 1 if here + 1 < len(links) else None,
+        limits=filters.HEAT_LIMITS, **context,
+    )  # fmt: skip
 
 
 @router.get("/runs/{name}/metrics")
@@ -255,7 +267,8 @@ def asset(name: str) -> str:
     return f"/static/{name}?v={digest}"
 
 
-def _query(pairs: list[tuple[str, str]]) -> str:
+def query_of(pairs: list[tuple[str, str]]) -> str:
+    """The query of an address."""
     return "&".join(f"{quote(key)}={quote(value)}" for key, value in pairs)
 
 
@@ -268,7 +281,8 @@ def _whole(name: str, text: str) -> int | None:
         raise HTTPException(422, f"{name} is a whole number, not {text!r}.") from None
 
 
-def _decimal(name: str, text: str) -> float | None:
+def decimal_of(name: str, text: str) -> float | None:
+    """A number in a form; None for an empty field."""
     if not text.strip():
         return None
     try:

@@ -109,17 +109,46 @@ def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> Rollou
     record = next((r for r in group.rollouts if r.rollout_id == rollout_id), None)
     if record is None:
         return None
-    vocabulary = load_vocabulary(run_dir.model)
     opened = _rollout_row(row)
     opened.uid = opened.uid or group.draw.uid
+    return detail_of(record, opened, _siblings(database, opened), load_vocabulary(run_dir.model))
+
+
+def detail_of(
+    record: RolloutRecord, row: RolloutRow, siblings: list[Sibling], vocabulary: Vocabulary | None
+) -> RolloutDetail:
+    """A rollout with everything that a page shows of it."""
     return RolloutDetail(
-        row=opened,
+        row=row,
         messages=[dict(message) for message in record.messages],
         turns=[_turn(turn, vocabulary) for turn in record.turns],
-        answer=str(record.answer),
-        siblings=[_sibling(position, r) for position, r in enumerate(group.rollouts)],
+        answer="" if record.answer is None else str(record.answer),
+        info=record.info,
+        usage=record.token_usage,
+        timing={
+            name: value
+            for name, value in (("model", record.model_s), ("environment", record.env_s), ("scoring", record.scoring_s))
+            if value is not None
+        },
+        siblings=siblings,
         is_decoded=vocabulary is not None,
     )
+
+
+def _siblings(database: Database, row: RolloutRow) -> list[Sibling]:
+    """The rollouts of the same task draw, or of the same task of an evaluation."""
+    same = "draw_id = (SELECT draw_id FROM rollouts WHERE rollout_id = :id)"
+    if row.eval_id is not None:
+        same = (
+            "eval_id = :eval AND coalesce(example_id, uid) ="
+            " (SELECT coalesce(example_id, uid) FROM rollouts WHERE rollout_id = :id)"
+        )
+    rows = database.rows(
+        f"SELECT rollout_id, position, reward, advantage, num_tokens, error_kind FROM rollouts WHERE {same}"
+        " ORDER BY position, rowid",
+        {"id": row.rollout_id, "eval": row.eval_id},
+    )
+    return [Sibling(**dict(found)) for found in rows]
 
 
 def _rollout_row(row: sqlite3.Row) -> RolloutRow:
@@ -142,15 +171,4 @@ def _turn(turn: Turn, vocabulary: Vocabulary | None) -> TurnDetail:
             logprobs=turn.logprobs.tolist(),
             versions=turn.versions.tolist(),
         ),
-    )
-
-
-def _sibling(position: int, record: RolloutRecord) -> Sibling:
-    return Sibling(
-        rollout_id=record.rollout_id,
-        position=position,
-        reward=record.reward,
-        advantage=record.advantage,
-        num_tokens=record.num_completion_tokens,
-        error_kind=record.error_kind,
     )

@@ -1,4 +1,4 @@
-"""Security headers and the Host check, as ASGI middleware.
+"""Security headers, and the door that every server of ours has (`mettle.web.doors`), as ASGI middleware.
 
 What is shown (rollout text, logs, errors) is hostile: the content security policy lets no inline script or style run
 and nothing load from elsewhere. On a loopback address only loopback names are answered, so that a page elsewhere
@@ -10,6 +10,8 @@ from __future__ import annotations
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mettle.web.doors import refused_host
 
 HEADERS = {
     "content-security-policy": (
@@ -24,11 +26,9 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-
 
 class SecurityMiddleware:
-    """Adds `HEADERS` to every answer; refuses a Host outside `allowed_hosts` (None allows all)."""
+    """Adds `HEADERS` to every answer; refuses a Host outside `allowed_hosts` (None allows all) and other origins."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str] | None) -> None:
         self.app = app
@@ -48,16 +48,10 @@ class SecurityMiddleware:
                     headers["cache-control"] = "no-store"
             await send(message)
 
-        host = host_name(Headers(scope=scope).get("host", ""))
-        if self.allowed_hosts is not None and host not in self.allowed_hosts:
-            refusal = PlainTextResponse(f"This server does not answer to the name {host!r}.", status_code=400)
-            await refusal(scope, receive, send_with_headers)
+        headers = Headers(scope=scope)
+        refused = refused_host(headers.get("host", ""), headers.get("origin"), self.allowed_hosts)
+        if refused is not None:
+            answer = PlainTextResponse(str(refused), status_code=refused.status)
+            await answer(scope, receive, send_with_headers)
             return
         await self.app(scope, receive, send_with_headers)
-
-
-def host_name(header: str) -> str:
-    """The host of a Host header, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from mettle.evals.estimator import mean_of
 from mettle.hub.models import (
     CanaryAgreement,
     Evaluation,
@@ -220,7 +221,7 @@ def _canary(reader: RunReader) -> CanaryAgreement | None:
 
 def _recent(rates: list[float | None]) -> float | None:
     known = [r for r in rates if r is not None][-RATE_STEPS:]
-    return sum(known) / len(known) if known else None
+    return mean_of(known) if known else None
 
 
 def _time_left(trained: list[StepFigures], max_steps: int | None) -> float | None:

@@ -1,43 +1,47 @@
-"""Token ids as text, read from a `tokenizer.json` by itself: no tokenizer library, no model code.
+"""Token ids as text, one by one, by the `tokenizers` library; no model code.
 
-Byte-level BPE stores each token as printable stand-ins for its bytes; SentencePiece models write a space as U+2581 and
-raw bytes as <0xNN>. A character may be spread over several tokens: it is shown at the token that completes it, the
-ones before show their bytes. Invariant: any list of ids gives as many texts, whatever the bytes.
+A character may be spread over several tokens: it is shown at the token that completes it, the ones before show their
+bytes. Invariant: any list of ids gives as many texts, whatever the bytes.
 """
 
 from __future__ import annotations
 
 import codecs
-import json
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from mettle.clients.byte_level import is_byte_level, word_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 * 2**20
-_RAW_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary:
-    """Ids to bytes. `specials` are control tokens, shown by their names."""
+    """Ids to bytes. Control tokens are shown by their names."""
 
-    def __init__(self, pieces: dict[int, bytes], specials: dict[int, str]) -> None:
-        self._pieces = pieces
-        self._specials = specials
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._tokenizer = tokenizer
+        self._is_byte_level = is_byte_level(tokenizer)
+        self._specials = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._added = {token_id: token.content.encode() for token_id, token in added.items() if not token.special}
 
     def texts(self, ids: Iterable[int]) -> list[str]:
         """The text of each token in its context. An unknown id is shown as `#id`."""
         decoder = codecs.getincrementaldecoder("utf-8")("strict")
         texts: list[str] = []
         for token_id in ids:
-            piece = self._pieces.get(token_id)
+            piece = self._piece(token_id)
             if piece is None:
                 decoder.reset()
-                texts.append(self._specials.get(token_id, f"#{token_id}"))
+                texts.append(self._name(token_id))
                 continue
             try:
                 text = decoder.decode(piece)
@@ -50,11 +54,21 @@ class Vocabulary:
 
     def text(self, ids: Iterable[int]) -> str:
         """All of `ids` as one text, control tokens by name."""
-        parts: list[bytes] = []
-        for token_id in ids:
-            name = self._specials.get(token_id, f"#{token_id}")
-            parts.append(self._pieces.get(token_id, name.encode()))
+        pieces = ((self._piece(token_id), token_id) for token_id in ids)
+        parts = [self._name(token_id).encode() if piece is None else piece for piece, token_id in pieces]
         return b"".join(parts).decode("utf-8", "backslashreplace")
+
+    def _piece(self, token_id: int) -> bytes | None:
+        """The bytes of a token; None for a control token and for an id that there is not."""
+        if token_id < 0 or token_id in self._specials:
+            return None
+        if token_id in self._added:
+            return self._added[token_id]
+        word = self._tokenizer.id_to_token(token_id)
+        return None if word is None else word_bytes(word, byte_level=self._is_byte_level)
+
+    def _name(self, token_id: int) -> str:
+        return self._specials.get(token_id, f"#{token_id}")
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:
@@ -64,9 +78,7 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
         stat = path.stat()
     except OSError:
         return None
-    if stat.st_size > MAX_FILE_BYTES:
-        return None
-    return _load(path, stat.st_mtime_ns)
+    return _load(path, stat.st_mtime_ns) if stat.st_size <= MAX_FILE_BYTES else None
 
 
 def id_texts(ids: Sequence[int]) -> list[str]:
@@ -76,54 +88,13 @@ def id_texts(ids: Sequence[int]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, modified_ns: int) -> Vocabulary | None:
+    from tokenizers import Tokenizer
+
     try:
-        return parse_vocabulary(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Vocabulary(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the Rust side raises plain Exception
         logger.warning("cannot read the tokenizer", extra={"path": str(path), "error": str(error)})
         return None
-
-
-def parse_vocabulary(document: dict[str, Any]) -> Vocabulary:
-    """The vocabulary of a parsed `tokenizer.json` (BPE, WordPiece, WordLevel or Unigram)."""
-    vocab = document["model"]["vocab"]
-    words: Iterable[tuple[str, int]]
-    words = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
-    to_bytes = _byte_level if _is_byte_level(document) else _plain
-    pieces = {int(token_id): to_bytes(word) for word, token_id in words}
-    specials: dict[int, str] = {}
-    for token in document.get("added_tokens") or []:
-        pieces.pop(token["id"], None)
-        if token.get("special"):
-            specials[token["id"]] = token["content"]
-        else:
-            pieces[token["id"]] = token["content"].encode()
-    return Vocabulary(pieces, specials)
-
-
-def _is_byte_level(document: dict[str, Any]) -> bool:
-    return '"ByteLevel"' in json.dumps([document.get("decoder"), document.get("pre_tokenizer")])
-
-
-def _byte_level(word: str) -> bytes:
-    alphabet = _byte_of()
-    if all(character in alphabet for character in word):
-        return bytes(alphabet[character] for character in word)
-    return word.encode()
-
-
-def _plain(word: str) -> bytes:
-    raw = _RAW_BYTE.fullmatch(word)
-    return bytes([int(raw[1], 16)]) if raw else word.replace("\u2581", " ").encode()
-
-
-@lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 onwards in order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet
 
 
 def _hex(piece: bytes) -> str:

@@ -19,7 +19,7 @@ from mettle.inference.bodies import ChatBody
 from mettle.inference.chunks import Choices, ChunkMaker, stream, usage
 from mettle.inference.engine.protocol import Choice, GenerationRequest, TokenEvent, TokenLogprob
 from mettle.inference.service import ModelService, service_of
-from mettle.inference.text import Part, TurnSplitter, cut_at_stop
+from mettle.inference.text import TurnPart, TurnSplitter, cut_at_stop
 from mettle.web.bodies import read_model
 from mettle.web.problems import HttpError, json_response
 
@@ -140,7 +140,7 @@ class _ChatChunks(ChunkMaker):
         parts += turn.finish()
         content, calls = parse_tool_calls(turn.tail)
         if content:
-            parts.append(Part("content", content))
+            parts.append(TurnPart("content", content))
         delta = _texts(parts)
         if calls:
             delta["tool_calls"] = dialect.call_deltas(dialect.nested_call(call._asdict()) for call in calls)
@@ -153,7 +153,7 @@ def _delta(index: int, delta: dict[str, Any], more: dict[str, Any] | None = None
     return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **(more or {})}]
 
 
-def _texts(parts: list[Part]) -> dict[str, Any]:
+def _texts(parts: list[TurnPart]) -> dict[str, Any]:
     delta: dict[str, Any] = {}
     for part in parts:
         key = "reasoning_content" if part.kind == "reasoning" else "content"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Histogram
 
 from mettle.inference.engine.protocol import EngineStatus
-from mettle.web.figures import Figure, snapshot
+from mettle.web.figures import MetricSamples, snapshot
 
 _BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PREFIX = "mettle_inference_"
@@ -27,7 +27,7 @@ class ServingMetrics:
         snapshot(self.registry, lambda: _figures(status()))
 
 
-def _figures(status: EngineStatus) -> Iterator[Figure]:
+def _figures(status: EngineStatus) -> Iterator[MetricSamples]:
     for name, value, text in (
         ("policy_version", status.version, "Version of the weights in use."),
         ("running_sequences", status.num_running, "Sequences being decoded."),
@@ -44,4 +44,4 @@ def _figures(status: EngineStatus) -> Iterator[Figure]:
         ("weight_updates_total", status.total_updates, "Updates that came into force."),
         ("rejected_weight_updates_total", status.total_rejected_updates, "Updates that were refused."),
     ):
-        yield Figure(_PREFIX + name, text, [({}, value)])
+        yield MetricSamples(_PREFIX + name, text, [({}, value)])

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,8 @@ from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.log import setup_logging
 from mettle.storage.files import write_json
-from mettle.web.server import bind
+from mettle.web.bodies import first_fault
+from mettle.web.server import bind, on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,8 @@ def read_config(path: Path) -> InferenceConfig:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UserError(f"{path}: {field}: {first['msg']}") from error
+        field, message = first_fault(error.errors())
+        raise UserError(f"{path}: {field or 'the file'}: {message}") from error
 
 
 async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.socket, ready_file: Path | None) -> int:
@@ -73,30 +72,29 @@ async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.so
         if not stopped.done():
             stopped.set_result(error)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-
     def die(error: MettleError) -> None:
         loop.call_soon_threadsafe(stop, error)
 
-    # torch comes in here, so that a wrong config is told at once and nothing else of this process needs it.
-    from mettle.inference.engine.embedded import start_engine
+    with on_signals(stop):
+        # torch comes in here, so that a wrong config is told at once and nothing else of this process needs it.
+        from mettle.inference.engine.embedded import start_engine
 
-    engine = await asyncio.to_thread(
-        start_engine,
-        config,
-        eos_token_ids=renderer.stop_token_ids,
-        decode_text=renderer.visible_text,
-        on_death=die,
-    )
-    service = ModelService(Bridge(engine), renderer, config.served_model_name)
-    server = InferenceServer(service, listener, config.allowed_hosts)
-    await server.start()
-    logger.info("serving", extra={"model": config.served_model_name, "version": config.version, "url": server.base_url})
-    if ready_file is not None:
-        _write_ready_file(ready_file, server)
-    error = await stopped
-    await server.stop(config.drain_s)
+        engine = await asyncio.to_thread(
+            start_engine,
+            config,
+            eos_token_ids=renderer.stop_token_ids,
+            decode_text=renderer.visible_text,
+            on_death=die,
+        )
+        service = ModelService(Bridge(engine), renderer, config.served_model_name)
+        server = InferenceServer(service, listener, config.allowed_hosts)
+        await server.start()
+        about = {"model": config.served_model_name, "version": config.version, "url": server.base_url}
+        logger.info("serving", extra=about)
+        if ready_file is not None:
+            _write_ready_file(ready_file, server)
+        error = await stopped
+        await server.stop(config.drain_s)
     if ready_file is not None:
         _remove_ready_file(ready_file)
     if error is not None:

@@ -17,7 +17,7 @@ _INCOMPLETE = "�"
 PartKind = Literal["reasoning", "content"]
 
 
-class Part(NamedTuple):
+class TurnPart(NamedTuple):
     """A piece of an assistant's turn."""
 
     kind: PartKind
@@ -83,22 +83,22 @@ class TurnSplitter:
         """Text from the first tool call's mark on, and the newlines before it."""
         return self._buffer if self._state == "tools" else ""
 
-    def add(self, delta: str) -> list[Part]:
+    def add(self, delta: str) -> list[TurnPart]:
         """The parts that a delta completes."""
         self._buffer += delta
-        parts: list[Part] = []
+        parts: list[TurnPart] = []
         while (step := self._step(is_last=False)) is not None:
             parts.append(step)
         return [part for part in parts if part.text]
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[TurnPart]:
         """What was kept back because a mark might have begun there."""
-        parts: list[Part] = []
+        parts: list[TurnPart] = []
         while (step := self._step(is_last=True)) is not None:
             parts.append(step)
         return [part for part in parts if part.text]
 
-    def _step(self, *, is_last: bool) -> Part | None:
+    def _step(self, *, is_last: bool) -> TurnPart | None:
         """Take one part off the buffer; None when more text is needed."""
         if self._state == "start":
             return self._leave_start(is_last)
@@ -110,7 +110,7 @@ class TurnSplitter:
                 self._state = "content"
         return self._read_content(is_last) if self._state == "content" else None
 
-    def _leave_start(self, is_last: bool) -> Part | None:
+    def _leave_start(self, is_last: bool) -> TurnPart | None:
         text = self._buffer.lstrip()
         if text.startswith(THINK_OPEN):
             self._buffer = text[len(THINK_OPEN) :]
@@ -119,40 +119,40 @@ class TurnSplitter:
             return None
         else:
             self._state = "content"
-        return Part("content", "")
+        return TurnPart("content", "")
 
-    def _read_reasoning(self, is_last: bool) -> Part | None:
+    def _read_reasoning(self, is_last: bool) -> TurnPart | None:
         if self._is_reasoning_start:
             self._buffer = self._buffer.lstrip("\n")
         before, close, rest = self._buffer.partition(THINK_CLOSE)
         if close:
             self._buffer, self._state = rest, "after"
-            return Part("reasoning", before.rstrip("\n"))
+            return TurnPart("reasoning", before.rstrip("\n"))
         if is_last:
             self._buffer = ""
-            return Part("reasoning", before.rstrip("\n")) if before else None
+            return TurnPart("reasoning", before.rstrip("\n")) if before else None
         # Newlines at the end may turn out to belong to the closing mark.
         keep = len(before) - _overlap(before, THINK_CLOSE)
         keep = len(before[:keep].rstrip("\n"))
         return self._take(keep, "reasoning")
 
-    def _read_content(self, is_last: bool) -> Part | None:
+    def _read_content(self, is_last: bool) -> TurnPart | None:
         if not self._has_tools:
             return self._take(len(self._buffer), "content")
         before, mark, _ = self._buffer.partition(TOOL_OPEN)
         if mark:
             shown = before.rstrip("\n")
             self._buffer, self._state = self._buffer[len(shown) :], "tools"
-            return Part("content", shown)
+            return TurnPart("content", shown)
         if is_last:
             return self._take(len(before), "content")
         keep = len(before) - _overlap(before, TOOL_OPEN)
         return self._take(len(before[:keep].rstrip("\n")), "content")
 
-    def _take(self, length: int, kind: PartKind) -> Part | None:
+    def _take(self, length: int, kind: PartKind) -> TurnPart | None:
         text, self._buffer = self._buffer[:length], self._buffer[length:]
         self._is_reasoning_start = self._is_reasoning_start and not text
-        return Part(kind, text) if text else None
+        return TurnPart(kind, text) if text else None
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -104,7 +104,7 @@ class CurriculumConfig(_Section):
         return self
 
 
-class ServiceConfig(_Section):
+class FrozenModelConfig(_Section):
     """A frozen model that algorithms ask, such as a teacher. It must have the policy's vocabulary."""
 
     base_url: str
@@ -162,7 +162,7 @@ class OrchestratorConfig(_Section):
     """What tokens are credited with: a name registered under `mettle.algorithms`, or `module:attribute`."""
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the algorithm."""
-    services: dict[str, ServiceConfig] = Field(default_factory=dict)
+    services: dict[str, FrozenModelConfig] = Field(default_factory=dict)
     """Frozen models that algorithms ask, by name."""
     max_lag: int = Field(default=1, ge=0)
     """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""

@@ -12,14 +12,15 @@ import logging
 from collections.abc import Callable
 
 from mettle.errors import RolloutTimeout, UserError
+from mettle.evals.estimator import mean_of
 from mettle.evals.source import GroupRequest, failed_rollouts
-from mettle.orchestrator.admission import Admission, FailureStreak, Verdict, main_error
+from mettle.orchestrator.admission import Admission, FailureStreak, GroupVerdict, main_error
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.curriculum import Curriculum
 from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
-from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
@@ -27,6 +28,7 @@ from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
 from mettle.storage.ledger import Ledger
 from mettle.storage.shards import ShardWriter
+from mettle.web.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class GroupRunner:
         curriculum: Curriculum,
         dispatcher: Dispatcher,
         batcher: Batcher,
-        policy: Policy,
+        policy: ServedPolicy,
         updater: Updater,
         pulse: Pulse,
         is_held: Callable[[], bool],
@@ -144,7 +146,7 @@ class GroupRunner:
     def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
         draw = group.draw
         failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
-        delay = min(MAX_BACKOFF_S, self._admission.retry.backoff_s * 2 ** max(0, failures - 1))
+        delay = Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
         self._ledger.put_back([draw.draw_id])
         self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
         self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
@@ -157,7 +159,7 @@ class GroupRunner:
         self.num_finished += 1
         self._pulse.fire()
 
-    def _settle(self, verdict: Verdict) -> None:
+    def _settle(self, verdict: GroupVerdict) -> None:
         """Write a finished group down and hand it on."""
         group, drop = verdict.group, verdict.drop
         samples = [] if drop is not None else self._admission.samples_of(group)
@@ -165,7 +167,7 @@ class GroupRunner:
             drop = DropReason.NO_TOKENS
         self._record(group, drop)
         if group.rewards:
-            mean = sum(group.rewards) / len(group.rewards)
+            mean = mean_of(group.rewards)
             self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
         self.stats.observe(group, drop)
         self._room.observe(is_admitted=drop is None)

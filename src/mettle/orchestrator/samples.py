@@ -71,19 +71,19 @@ class _Branch:
     def sample(self, credit: Credit, draw_id: int, rollout_id: str, seq_len: int) -> Sample | None:
         length = min(self.length, seq_len)
         columns = filled(length, {"token_ids": self.tokens()[:length]})
+        has_sampled = False
         for start, number, turn in self.sampled:
             place = slice(start, min(start + len(turn.completion_ids), length))
             if place.stop <= start:
                 continue
+            has_sampled = True
             count = place.stop - start
             columns["loss_mask"][place] = True
             columns["logprobs"][place] = turn.logprobs[:count]
             columns["versions"][place] = turn.versions[:count]
             columns["temperatures"][place] = turn.temperature
             fill_columns(columns, credit, number, turn, place)
-        if not columns["loss_mask"].any():
-            return None
-        return Sample(draw_id=draw_id, rollout_id=rollout_id, **columns)
+        return Sample(draw_id=draw_id, rollout_id=rollout_id, **columns) if has_sampled else None
 
 
 def _branches(turns: tuple[Turn, ...]) -> Iterator[_Branch]:

@@ -1,8 +1,8 @@
 """One child process: started in a session of its own, tied to its parent's life, asked to end and then ended.
 
-Parts: `Child`; `python_module` (the command for a module of ours), `how_it_ended`, `last_line`, `memory_bytes_of`.
-Invariants: a child and what it starts end with it (signals go to the whole session); one that has ended is reaped and
-its pipes are closed.
+Parts: `ChildProcess`; `python_module` (the command for a module of ours), `how_it_ended`, `last_line`,
+`memory_bytes_of`. Invariants: a child and what it starts end with it (signals go to the whole session); one that has
+ended is reaped and its pipes are closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tie = Literal["thread", "pipe"]
 TAIL_BYTES = 4096
 
 
-class Child:
+class ChildProcess:
     """`command`, started. What it prints goes to the end of `output`, to pipes, or where this process prints.
 
     With `tie="pipe"` the program has to call `orphans.end_with_parent`.

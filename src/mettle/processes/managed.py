@@ -17,7 +17,7 @@ from typing import Any
 from mettle.errors import ServiceError
 from mettle.processes.child import (
     THREAD_ENVIRONMENT,
-    Child,
+    ChildProcess,
     explain_exit,
     last_line,
     process_memory_bytes,
@@ -49,7 +49,7 @@ class ManagedProcess:
     def __init__(self, spec: ProcessSpec, output: Path) -> None:
         self.spec = spec
         self._output = output
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self.started_at = 0.0
 
     @property
@@ -61,7 +61,7 @@ class ManagedProcess:
         if self.spec.ready_file is not None:
             self.spec.ready_file.parent.mkdir(parents=True, exist_ok=True)
             self.spec.ready_file.unlink(missing_ok=True)
-        self._child = Child(
+        self._child = ChildProcess(
             python_module(self.spec.module, *self.spec.arguments),
             tie="thread",
             output=self._output,

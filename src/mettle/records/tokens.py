@@ -1,7 +1,7 @@
 """What is known of a token, declared once; everything that carries tokens is a view of the declaration.
 
-Parts: `TokenColumns` (the columns, each with type, fill value and meaning), `Sample` (one sequence of a rollout),
-`Batch` (the sequences of one optimiser step, end to end). The trainer's targets derive from `TokenColumns` too, first
+Parts: `TokenRow` (the columns, each with type, fill value and meaning), `Sample` (one sequence of a rollout),
+`Batch` (the sequences of one optimiser step, end to end). The trainer's targets derive from `TokenRow` too, first
 as arrays and then as tensors, and batch files hold one array a column. So a new column is one line here, whoever fills
 it (an algorithm, or `orchestrator/samples.py`) and whoever reads it (a loss).
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ Bools = TypeVar("Bools")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TokenColumn:
     """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it."""
 
     dtype: type[np.generic]
@@ -37,16 +38,16 @@ class Column:
     is_credit: bool = False
 
 
-def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, Column]:
-    return {"column": Column(dtype, fill, meaning)}
+def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(dtype, fill, meaning)}
 
 
-def _credit(meaning: str) -> dict[str, Column]:
-    return {"column": Column(np.float32, 0.0, meaning, is_credit=True)}
+def _credit(meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(np.float32, 0.0, meaning, is_credit=True)}
 
 
 @dataclass(frozen=True, slots=True)
-class TokenColumns(Generic[Ints, Floats, Bools]):
+class TokenRow(Generic[Ints, Floats, Bools]):
     """The columns, held as whatever arrays or tensors a view uses. A weight of 0: no member of that loss component."""
 
     token_ids: Ints = field(metadata=_known(np.int32, 0, "the token"))
@@ -61,13 +62,15 @@ class TokenColumns(Generic[Ints, Floats, Bools]):
     ref_logprobs: Floats = field(metadata=_credit("the reference model's natural-log probability of it"))
 
 
-COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(TokenColumns)}
+COLUMNS: dict[str, TokenColumn] = {f.name: f.metadata["column"] for f in fields(TokenRow)}
+_FILLS = tuple((name, column.dtype, column.fill) for name, column in COLUMNS.items())
+_columns_of = attrgetter(*COLUMNS)
 CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_credit)
 """What an algorithm may say of a token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(TokenColumns[IntArray, FloatArray, BoolArray]):
+class Sample(TokenRow[IntArray, FloatArray, BoolArray]):
     """One token sequence: prompt and sampled tokens interleaved as they were seen by the model."""
 
     draw_id: int = -1
@@ -87,7 +90,7 @@ class Sample(TokenColumns[IntArray, FloatArray, BoolArray]):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(TokenColumns[IntArray, FloatArray, BoolArray]):
+class Batch(TokenRow[IntArray, FloatArray, BoolArray]):
     """One optimiser step: S sequences laid end to end.
 
     Step n trains on v{n-1} and makes v{n}; steps count from 1. `draw_ids` are the task draws inside, `staleness` the
@@ -109,23 +112,26 @@ class Batch(TokenColumns[IntArray, FloatArray, BoolArray]):
 def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Every column over `length` tokens: as given, in its declared type, and its fill value where nothing is given."""
     found: dict[str, NDArray[Any]] = {}
-    for name, column in COLUMNS.items():
-        if name in given:
-            found[name] = np.asarray(given[name], column.dtype)
-        else:  # zeros cost a seventh of what `full` does
-            found[name] = np.full(length, column.fill, column.dtype) if column.fill else np.zeros(length, column.dtype)
+    for name, dtype, fill in _FILLS:
+        value = given.get(name)
+        if value is not None:
+            found[name] = np.asarray(value, dtype)
+        elif fill:  # `np.full` takes four times as long
+            found[name] = np.empty(length, dtype)
+            found[name].fill(fill)
+        else:
+            found[name] = np.zeros(length, dtype)
     return found
 
 
-def end_to_end(rows: Iterable[TokenColumns[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
+def end_to_end(rows: Iterable[TokenRow[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
     """Every column of the rows, one row after the other."""
     found = list(rows)
     return {name: np.concatenate([getattr(row, name) for row in found]) for name in COLUMNS}
 
 
 def _check_lengths(record: Sample | Batch) -> None:
-    length = len(record.token_ids)
-    for name in COLUMNS:
-        shape = getattr(record, name).shape
-        if shape != (length,):
-            raise ValueError(f"{type(record).__name__}.{name} has shape {shape}, token_ids has ({length},)")
+    shape = record.token_ids.shape
+    for name, array in zip(COLUMNS, _columns_of(record), strict=True):
+        if array.shape != shape:
+            raise ValueError(f"{type(record).__name__}.{name} has shape {array.shape}, token_ids has {shape}")

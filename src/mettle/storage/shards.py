@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,7 @@ def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
 def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:
     """The fields of a rollout that differ from their defaults; turns as shapes, whose tokens are in the columns."""
     header: dict[str, Any] = {"turns": [_turn_header(turn) for turn in rollout.turns]}
-    for name, default in _DEFAULTS.items():
-        value = getattr(rollout, name)
+    for (name, default), value in zip(_DEFAULTS, _values_of(rollout), strict=True):
         if value is default or (type(value) is type(default) and value == default):
             continue  # Of another type nothing is asked: an author's value may be an array.
         header[name] = _credit_header(value, arrays) if name == "credit" else value
@@ -203,4 +203,5 @@ def _default(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-_DEFAULTS = {field.name: _default(field) for field in fields(RolloutRecord) if field.name != "turns"}
+_DEFAULTS = [(field.name, _default(field)) for field in fields(RolloutRecord) if field.name != "turns"]
+_values_of = attrgetter(*(name for name, _ in _DEFAULTS))

@@ -4,7 +4,7 @@
     train.parquet, ...             the same as columns; tools, calls and provenance as JSON text
     summary.json                   what was kept and what was left out, and why
 
-Parts: `RolloutSource` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
+Parts: `RolloutOrigin` (where rollouts came from), `write_dataset`, `Written`. Invariant: files are replaced by
 rename, and the same rollouts under the same rules give the same bytes, but for the date.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
+from mettle.evals.estimator import mean_of
 from mettle.synthesis.config import Format, Rules
 from mettle.synthesis.selection import Kept, KeptRollouts
 
@@ -25,7 +26,7 @@ TRAIN, HELD_OUT, SUMMARY = "train", "held_out", "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutSource:
+class RolloutOrigin:
     """What is the same for all rollouts of a set."""
 
     environment: str
@@ -45,7 +46,7 @@ class Written:
     summary: dict[str, Any]
 
 
-def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
+def source_of(metadata: Mapping[str, Any]) -> RolloutOrigin:
     """The source that the metadata of an evaluation describes."""
     version = (metadata.get("version_info") or {}).get("env_version")
     env_id = str(metadata.get("env_id") or "unknown")
@@ -53,7 +54,7 @@ def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
     sampling = {
         k: v for k, v in (metadata.get("sampling_args") or {}).items() if (k, v) not in (("n", 1), ("extra_body", {}))
     }
-    return RolloutSource(
+    return RolloutOrigin(
         named,
         str(metadata.get("model") or "unknown"),
         sampling,
@@ -66,7 +67,7 @@ def source_of(metadata: Mapping[str, Any]) -> RolloutSource:
 def write_dataset(
     folder: Path,
     selection: KeptRollouts,
-    source: RolloutSource,
+    source: RolloutOrigin,
     rules: Rules,
     formats: Sequence[Format],
     created_at: float | None = None,
@@ -104,7 +105,7 @@ def write_dataset(
     return Written(folder, files, summary)
 
 
-def _lines(kept: Iterable[Kept], source: RolloutSource, created_at: str) -> Iterator[dict[str, Any]]:
+def _lines(kept: Iterable[Kept], source: RolloutOrigin, created_at: str) -> Iterator[dict[str, Any]]:
     for each in kept:
         for chat in each.chats:
             provenance = {
@@ -182,4 +183,4 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return mean_of(values) if values else None

@@ -16,6 +16,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mettle.clients.byte_level import BYTE_OF_CHARACTER
 from mettle.storage.files import folder_aside, write_atomic, write_json
 from mettle.trainer.presets import (
     END_TOKEN_ID,
@@ -88,20 +89,10 @@ def chat_template() -> str:
 
 def build_tokenizer() -> Tokenizer:
     """A byte-level tokenizer in which byte b has the id b."""
-    vocabulary = {character: byte for byte, character in byte_characters().items()}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in THINK_TOKENS])
     assert json.loads(tokenizer.to_str())["added_tokens"][0]["id"] == NUM_BYTES, "special tokens follow the bytes"
     return tokenizer
-
-
-def byte_characters() -> dict[int, str]:
-    """The character by which byte-level tokenizers write each byte: itself when printable, else one from U+0100 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(NUM_BYTES) if byte not in printable]
-    table = {byte: chr(byte) for byte in printable}
-    table.update({byte: chr(NUM_BYTES + position) for position, byte in enumerate(rest)})
-    return table

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
-from mettle.clients.transport import Transport
+from mettle.clients.transport import ModelTransport
 from mettle.envs import load_environment
-from mettle.envs.many_rollouts import EnvironmentRollouts, tasks_of
+from mettle.envs.environment_rollouts import EnvironmentRollouts, tasks_of
 from mettle.errors import ProviderError, ServiceError
 from mettle.evals.estimator import mean_of
 from mettle.evals.runner import EvalRunner, StoreKeeper, requests_for
@@ -124,7 +124,7 @@ class EnvironmentProbe:
         return self._store.begin(EvalPlan("probe", self._env.env_id, number, number, model="policy", metadata=about))
 
 
-class EngineTransport(Transport):
+class EngineTransport(ModelTransport):
     """Answers `/generate` from a scheduler in this thread. Calls made side by side are sampled together."""
 
     def __init__(self, scheduler: Scheduler) -> None:

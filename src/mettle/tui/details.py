@@ -13,9 +13,8 @@ from typing import Any
 from textual.content import Content
 
 from mettle.evals.facts import RolloutFacts
-from mettle.tui.catalog import number
 from mettle.tui.overview import MUTED, Paragraphs, Part
-from mettle.wording import bar, duration, format_reward, one_line, printable, whole
+from mettle.wording import bar, duration, format_reward, number, one_line, printable, whole
 
 VALUE_CHARS = 4_000
 SHOWN = frozenset((

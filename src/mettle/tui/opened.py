@@ -17,7 +17,7 @@ from mettle.evals.facts import RolloutFacts
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import plain
 from mettle.evals.results import METADATA
-from mettle.tui.catalog import planned_of
+from mettle.storage.evals import INTERRUPTED
 from mettle.tui.search import Needle
 from mettle.tui.selection import Selection
 from mettle.wording import ago, whole
@@ -52,8 +52,8 @@ class OpenRun:
 
     @property
     def name(self) -> str:
-        """The run by its folder."""
-        return self.reader.path.name
+        """The run by its folder, with the number of the evaluation where it has several."""
+        return Path(self.reader.entry.name).name
 
     @property
     def metrics(self) -> list[str]:
@@ -78,16 +78,18 @@ class OpenRun:
 
     def progress(self, now: float | None = None) -> str:
         """How far an unfinished evaluation is; nothing for a finished one."""
-        planned, there = planned_of(self.reader.entry), len(self.reader)
-        metadata = self.reader.entry.metadata
-        if "stats" in metadata or planned is None or there >= planned:
+        entry, there = self.reader.entry, len(self.reader)
+        planned = entry.num_planned
+        if (entry.eval_id is not None and entry.is_complete) or "stats" in entry.metadata:
+            return ""
+        if planned is None or there >= planned:
             return ""
         now = time.time() if now is None else now
-        try:
-            changed = (self.reader.path / "results.jsonl").stat().st_mtime
-        except OSError:
+        written = [_written_at(entry.path / name) for name in ("results.jsonl", "run.db", "run.db-wal")]
+        changed = max((at for at in written if at is not None), default=None)
+        if changed is None:
             return "gone"
-        state = "live" if now - changed < LIVE_S else "unfinished"
+        state = "live" if now - changed < LIVE_S and entry.state != INTERRUPTED else "unfinished"
         return f"{state}, {whole(there)} of {whole(planned)}, last {ago(changed, now)}"
 
     def members(self, example_id: Any) -> list[int]:
@@ -104,3 +106,10 @@ class OpenRun:
         if step > 0:
             return order[next((place for place in places if place > here), places[0])]
         return order[next((place for place in reversed(places) if place < here), places[-1])]
+
+
+def _written_at(file: Path) -> float | None:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return None

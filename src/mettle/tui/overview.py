@@ -13,7 +13,6 @@ from typing import Any
 from textual.content import Content
 
 from mettle.evals.reader import EvaluationReader
-from mettle.tui.catalog import number, took_of
 from mettle.tui.text import cut, pad
 from mettle.wording import (
     bar,
@@ -24,6 +23,7 @@ from mettle.wording import (
     format_interval,
     format_reward,
     histogram,
+    number,
     one_line,
     percent,
     usd,
@@ -225,7 +225,7 @@ def _settings(page: Paragraphs, reader: EvaluationReader) -> None:
         if metadata.get(name) is not None:
             page.row(name.replace("_", " "), one_line(metadata[name], 200))
     if metadata.get("time") is not None:
-        page.row("took", duration(took_of(reader.entry)))
+        page.row("took", duration(reader.entry.time_s))
     for title in ("sampling_args", "env_args"):
         values = metadata.get(title)
         for name, value in values.items() if isinstance(values, dict) else ():
@@ -235,4 +235,4 @@ def _settings(page: Paragraphs, reader: EvaluationReader) -> None:
         page.row("version", one_line(versions["env_version"], 40))
     if reader.num_broken:
         page.row("broken lines", whole(reader.num_broken), "could not be read", tone="$error")
-    page.line((one_line(reader.path, 400), MUTED))
+    page.line((one_line(reader.entry.name, 400), MUTED))

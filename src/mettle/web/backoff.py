@@ -38,6 +38,10 @@ class Backoff:
         return longest * rng(1.0 - self.jitter, 1.0) if self.jitter else longest
 
 
+DEFAULT_BACKOFF: Final = Backoff()
+"""For whoever has no reason to wait otherwise."""
+
+
 class Retries:
     """The waits of one request, at most `max_retries` of them and at most `limit_s` seconds in all (None: no limit).
 

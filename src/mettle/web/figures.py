@@ -21,7 +21,7 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Figure(NamedTuple):
+class MetricSamples(NamedTuple):
     """A figure of the moment. A `name` that ends in `_total` is a counter, any other a gauge."""
 
     name: str
@@ -30,7 +30,7 @@ class Figure(NamedTuple):
 
 
 class _Snapshot(Collector):
-    def __init__(self, figures: Callable[[], Iterable[Figure]]) -> None:
+    def __init__(self, figures: Callable[[], Iterable[MetricSamples]]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
@@ -42,7 +42,7 @@ class _Snapshot(Collector):
             yield family
 
 
-def snapshot(registry: CollectorRegistry, figures: Callable[[], Iterable[Figure]]) -> None:
+def snapshot(registry: CollectorRegistry, figures: Callable[[], Iterable[MetricSamples]]) -> None:
     """Let the page of `registry` have what `figures` gives when it is asked for."""
     registry.register(_Snapshot(figures))
 

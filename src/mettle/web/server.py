@@ -1,8 +1,8 @@
 """A socket, and an application that answers on it inside an event loop that runs already.
 
-Parts: `bind`, `bind_unix`, `url_of`; `HttpServer` (uvicorn, told when to begin and when to end). What uvicorn leaves
-open is limited here: the length of a request's head, connections on which nothing is asked, and handlers whose client
-has gone. Invariants: after `stop` there is no connection and no handler; nobody here listens for signals.
+Parts: `bind`, `bind_unix`, `url_of`; `HttpServer` (uvicorn, told when to begin and when to end); `on_signals`. What
+uvicorn leaves open is limited here: the length of a request's head, connections on which nothing is asked, and handlers
+whose client has gone. Invariant: after `stop` there is no connection and no handler.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import errno
 import logging
 import os
 import resource
+import signal
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +80,19 @@ def bind_unix(path: Path) -> socket.socket:
 def url_of(host: str, port: int, scheme: str = "http") -> str:
     """The address for a client."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """While it is open, SIGTERM and SIGINT call `stop` in this event loop, and do nothing else."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 class HttpServer:

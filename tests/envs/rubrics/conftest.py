@@ -23,7 +23,7 @@ def finished() -> Callable[..., State]:
 
 
 @pytest.fixture
-def pool() -> Iterator[processes.Processes]:
-    made = processes.Processes(2)
+def pool() -> Iterator[processes.ScoringProcesses]:
+    made = processes.ScoringProcesses(2)
     yield made
     made.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mettle.envs.rubrics.processes import Processes, WorkerFailed
+from mettle.envs.rubrics.processes import ScoringProcesses, WorkerFailed
 from mettle.envs.rubrics.values import Overrun
 
 CALLS = "calls:"
@@ -40,7 +40,7 @@ async def test_calls_come_back_to_whoever_made_them_and_workers_are_reused(pool)
 
 
 async def test_a_call_over_its_time_is_interrupted_and_its_worker_goes_on():
-    pool = Processes(1)
+    pool = ScoringProcesses(1)
     before = await pool.call(CALLS + "pid", {})
     with pytest.raises(Overrun):
         await pool.call(CALLS + "spin", {}, timeout_s=0.1)
@@ -49,7 +49,7 @@ async def test_a_call_over_its_time_is_interrupted_and_its_worker_goes_on():
 
 
 async def test_a_worker_that_does_not_listen_is_killed_and_replaced():
-    pool = Processes(1)
+    pool = ScoringProcesses(1)
     before = await pool.call(CALLS + "pid", {})
     with pytest.raises(Overrun):
         await pool.call(CALLS + "deaf", {}, timeout_s=0.1)
@@ -61,7 +61,7 @@ async def test_a_worker_that_does_not_listen_is_killed_and_replaced():
 
 
 async def test_a_worker_that_dies_fails_its_call_only():
-    pool = Processes(1)
+    pool = ScoringProcesses(1)
     with pytest.raises(WorkerFailed, match="was ended by SIGKILL"):
         await pool.call(CALLS + "die", {})
     assert await pool.call(CALLS + "double", {"value": 4}) == 8
@@ -90,14 +90,14 @@ async def test_what_goes_wrong_in_a_call_is_raised_here(pool, call, arguments, k
 
 
 async def test_memory_is_bounded_where_a_bound_is_given():
-    pool = Processes(1, max_memory_bytes=1 << 29)
+    pool = ScoringProcesses(1, max_memory_bytes=1 << 29)
     with pytest.raises(MemoryError):
         await pool.call(CALLS + "hungry", {})
     pool.close()
 
 
 async def test_idle_workers_end_and_come_back():
-    pool = Processes(1, idle_s=0.1)
+    pool = ScoringProcesses(1, idle_s=0.1)
     first = await pool.call(CALLS + "pid", {})
     await _until(lambda: not pool.pids)
     assert not psutil.pid_exists(first)
@@ -122,8 +122,8 @@ def test_one_pool_serves_several_event_loops(pool):
 PARENT = """
 import sys, time
 sys.path.insert(0, {here!r})
-from mettle.envs.rubrics.processes import Processes
-pool = Processes(2)
+from mettle.envs.rubrics.processes import ScoringProcesses
+pool = ScoringProcesses(2)
 futures = [pool.submit("calls:deaf", dict(), timeout_s=60) for _ in range(2)]
 pool_pids = []
 while len(pool_pids) < 2:
@@ -157,7 +157,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _child(pool: Processes, answers: multiprocessing.queues.Queue) -> None:  # type: ignore[type-arg]
+def _child(pool: ScoringProcesses, answers: multiprocessing.queues.Queue) -> None:  # type: ignore[type-arg]
     answers.put(pool.pids)
 
 

@@ -128,7 +128,7 @@ async def test_what_is_expected_is_nowhere_to_be_read(
 async def test_no_test_changes_the_program_of_the_next(
     pool: SandboxPool, unsafe_pool: SandboxPool, planted: Planted, language: str
 ) -> None:
-    tests = [StdioTest(line, "forged") for line in lines(planted, num=3)]
+    tests = [StdioTest(line, "forged") for line in lines(planted, num=2)]
     result = await run(pool, language, "rewrites itself", tests)
     assert {test.output for test in result.tests} == {"honest\n"}, result.tests
     result = await run(unsafe_pool, language, "rewrites itself", tests)
@@ -150,7 +150,7 @@ async def test_no_test_finds_what_another_has_left(
 async def test_a_checker_cannot_be_reached(
     pool: SandboxPool, unsafe_pool: SandboxPool, planted: Planted, language: str
 ) -> None:
-    tests = [StdioTest(line, SECRET) for line in lines(planted, num=3)]
+    tests = [StdioTest(line, SECRET) for line in lines(planted, num=2)]
     result = await run(pool, language, "plants a module", tests, PythonChecker(CHECKER))
     assert result.num_passed == 0, result.tests
     assert {test.stage for test in result.tests if test.verdict is Verdict.WRONG} <= {"check"}

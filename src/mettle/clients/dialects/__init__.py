@@ -4,7 +4,7 @@
     responses.py     OpenAI responses
     messages.py      Anthropic messages
     completions.py   OpenAI text completions
-    common.py        what they share: a call, usage, readers that complain
+    call.py          what they share: a call, an error, usage, readers that complain
 
 Who asks a model uses `request_body` (a call as JSON) and `read_response` (the answer as a `Response`); who answers as
 one uses `read_call` (JSON as a `ModelCall`), `answer_body` and `answer_events` (a `Response` as JSON, whole or as a

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mettle.clients.dialects.common import (
+from mettle.clients.dialects.call import (
     COMMENT,
     SAMPLING_FIELDS,
     ModelCall,

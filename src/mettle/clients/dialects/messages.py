@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mettle.clients.dialects.common import (
+from mettle.clients.dialects.call import (
     ModelCall,
     WireError,
     WireEvent,

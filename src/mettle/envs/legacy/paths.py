@@ -85,7 +85,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "utils.response_utils": (_LEGACY + "responses",),
     "utils.save_utils": (_LEGACY + "results",),
     "utils.thread_utils": (_LEGACY + "asynchrony",),
-    "utils.threaded_sandbox_client": (_ENVS + "packages.prime_sandboxes.client",),
+    "utils.threaded_sandbox_client": (_ENVS + "sandboxes.client",),
     "utils.token_utils": (_LEGACY + "responses",),
     "utils.tools": (_LEGACY + "tools",),
     "utils.tool_utils": (_ENVS + "tool_schema",),

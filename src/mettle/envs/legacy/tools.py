@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, Final
 
-from mettle.envs.packages.prime_sandboxes.depot import depot
+from mettle.envs.sandboxes.shared import shared_machines
 from mettle.sandbox import ExecResult, MachineConfig
 
 __all__ = ["calculator", "python"]
@@ -74,7 +74,7 @@ def python(code: str) -> str:
         program = _with_last_value_printed(code)
     except (SyntaxError, ValueError) as error:
         return f"{type(error).__name__}: {error}"[:MAX_OUTPUT]
-    ran = depot().submit(_in_a_machine(program)).result()
+    ran = shared_machines().submit(_in_a_machine(program)).result()
     if ran.is_timed_out:
         return f"Error: Code execution timed out after {TIMEOUT_S:g} seconds"
     if ran.is_out_of_memory:
@@ -113,7 +113,7 @@ def _with_last_value_printed(code: str) -> str:
 
 
 async def _in_a_machine(program: str) -> ExecResult:
-    machine = await depot().create(MachineConfig(), PACKAGES)
+    machine = await shared_machines().create(MachineConfig(), PACKAGES)
     try:
         return await machine.exec(["python3", "-c", program], timeout_s=TIMEOUT_S)
     finally:

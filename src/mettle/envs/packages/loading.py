@@ -17,7 +17,7 @@ from typing import Any
 from mettle.envs.keys import MissingKeyError
 from mettle.envs.legacy.adaptation import adapt_functions
 from mettle.envs.legacy.aliases import install_verifiers_alias
-from mettle.envs.packages.prime_sandboxes.alias import install_prime_sandboxes_alias
+from mettle.envs.legacy.prime_sandboxes import install_prime_sandboxes_alias
 from mettle.envs.packages.registry import EnvironmentEntry, find_environment
 from mettle.errors import MettleError, UserError
 

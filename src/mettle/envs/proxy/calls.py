@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mettle.clients.dialects import chat, messages, responses
-from mettle.clients.dialects.common import ModelCall, ServedDialect
+from mettle.clients.dialects.call import ModelCall, ServedDialect
 
 DIALECTS: dict[str, ServedDialect] = {
     "/chat/completions": chat,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mettle.envs.packages.prime_sandboxes.depot import Depot, depot
+from mettle.envs.sandboxes.shared import SharedMachines, shared_machines
 from mettle.errors import SandboxError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class AgentJob:
     """A command in the background."""
 
-    def __init__(self, home: Depot, job: Job) -> None:
+    def __init__(self, home: SharedMachines, job: Job) -> None:
         self._home = home
         self._job = job
 
@@ -49,7 +49,7 @@ class AgentJob:
 class AgentMachine:
     """What an environment does with a rollout's machine; see `mettle.sandbox.Machine` for each operation."""
 
-    def __init__(self, home: Depot, machine: Machine) -> None:
+    def __init__(self, home: SharedMachines, machine: Machine) -> None:
         self._home = home
         self._machine = machine
         self.id = machine.id
@@ -57,7 +57,7 @@ class AgentMachine:
     @classmethod
     async def of(cls, sandbox_id: str) -> AgentMachine:
         """The machine of a sandbox that a client of this process has made."""
-        home = depot()
+        home = shared_machines()
 
         async def look() -> Machine:
             if sandbox_id not in home.boxes:

@@ -23,7 +23,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
 from mettle.clients.dialects import chat, messages, responses
-from mettle.clients.dialects.common import (
+from mettle.clients.dialects.call import (
     InvalidRequest,
     ModelCall,
     ServedDialect,

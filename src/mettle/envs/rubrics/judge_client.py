@@ -1,8 +1,8 @@
 """The judge's client as reward functions see it: `judge_client.chat.completions.create(...)`, over any of our clients.
 
-Parts: `JudgeClient`, `Answer`. Made from an `AsyncOpenAI` object, a `ClientConfig`, a base URL, a `Client`, or nothing,
-which means api.openai.com. Invariant: nothing is looked up or opened before the first call, so a missing key is one
-error then and no error for those who never ask the judge.
+Parts: `JudgeClient`, `JudgeAnswer`. Made from an `AsyncOpenAI` object, a `ClientConfig`, a base URL, a `Client`, or
+nothing, which means api.openai.com. Invariant: nothing is looked up or opened before the first call, so a missing key
+is one error then and no error for those who never ask the judge.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mettle.clients.factory import client_from
 from mettle.records.messages import Response, messages_from
 
 
-class Answer(dict[str, Any]):
+class JudgeAnswer(dict[str, Any]):
     """A dict whose keys are attributes, as deep as it goes."""
 
     def __getattr__(self, name: str) -> Any:
@@ -63,18 +63,20 @@ class JudgeClient:
         """The answer to one user message."""
         return await self.client.get_response(messages_from([{"role": "user", "content": text}]), model, sampling_args)
 
-    async def create(self, *, model: str, messages: list[Any], **sampling_args: Any) -> Answer:
+    async def create(self, *, model: str, messages: list[Any], **sampling_args: Any) -> JudgeAnswer:
         """A chat completion in OpenAI's shape."""
         tools = sampling_args.pop("tools", None)
         response = await self.client.get_response(messages_from(messages), model, sampling_args, tools)
         said = response.message
         calls = [_nested(call) for call in said.tool_calls or []] or None
-        message = Answer(
+        message = JudgeAnswer(
             role="assistant", content=said.content, reasoning_content=said.reasoning_content, tool_calls=calls
         )
-        choice = Answer(index=0, message=message, finish_reason=said.finish_reason)
-        usage = Answer(response.usage) if response.usage else None
-        return Answer(id=response.id, model=response.model, created=response.created, choices=[choice], usage=usage)
+        choice = JudgeAnswer(index=0, message=message, finish_reason=said.finish_reason)
+        usage = JudgeAnswer(response.usage) if response.usage else None
+        return JudgeAnswer(
+            id=response.id, model=response.model, created=response.created, choices=[choice], usage=usage
+        )
 
     async def close(self) -> None:
         """Close connections of our own."""
@@ -94,5 +96,7 @@ def _openai() -> ClientConfig:
     return ClientConfig(api_base_url=base_url, api_key_var="OPENAI_API_KEY")
 
 
-def _nested(call: Any) -> Answer:
-    return Answer(id=call["id"], type="function", function=Answer(name=call["name"], arguments=call["arguments"]))
+def _nested(call: Any) -> JudgeAnswer:
+    return JudgeAnswer(
+        id=call["id"], type="function", function=JudgeAnswer(name=call["name"], arguments=call["arguments"])
+    )

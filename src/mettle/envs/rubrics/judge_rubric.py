@@ -85,7 +85,7 @@ class JudgeRubric(Rubric):
             known = {} if state is None else state.setdefault("judge_response", {})
             if isinstance(known, dict) and text not in known:
                 known[text] = asyncio.run(self._ask(text, state))
-            return Verdict(known[text] if isinstance(known, dict) else asyncio.run(self._ask(text, state)))
+            return JudgeVerdict(known[text] if isinstance(known, dict) else asyncio.run(self._ask(text, state)))
         return self._verdict(text, state)
 
     async def _verdict(self, text: str, state: State | None) -> str:
@@ -167,7 +167,7 @@ class JudgeRubric(Rubric):
         return arguments
 
 
-class Verdict(str):
+class JudgeVerdict(str):
     """What the judge said; it may be awaited, too."""
 
     __slots__ = ()

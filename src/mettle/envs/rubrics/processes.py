@@ -1,6 +1,6 @@
 """Warm processes for scoring that is CPU-heavy or may hang: a pool that kills what overruns and replaces it.
 
-Parts: `Processes`, `shared_processes` (one pool per purpose), `WorkerFailed`. The other side is
+Parts: `ScoringProcesses`, `shared_processes` (one pool per purpose), `WorkerFailed`. The other side is
 `mettle.envs.rubrics.worker`.
 Invariants: a call's time counts from when a worker begins with it, imports not included, and is kept twice: by the
 worker in CPU seconds, so that a busy machine makes no false timeouts, and by this side in wall time, for what does not
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.envs.rubrics.values import Overrun
-from mettle.processes.child import Child, how_it_ended, python_module
+from mettle.processes.child import ChildProcess, how_it_ended, python_module
 from mettle.processes.frames import HEADER, lengths_of, pack
 
 IDLE_S = 120.0
@@ -49,7 +49,7 @@ class _Worker:
     """One process and the pipes to it."""
 
     def __init__(self, max_memory_bytes: int) -> None:
-        self.child = Child(
+        self.child = ChildProcess(
             python_module("mettle.envs.rubrics.worker", str(max_memory_bytes)),
             tie="pipe",
             has_pipes=True,
@@ -100,7 +100,7 @@ def _wait(descriptor: int, deadline: float, *, is_write: bool) -> None:
         raise Overrun
 
 
-class Processes:
+class ScoringProcesses:
     """Up to `max_workers` worker processes, started when calls wait, ended after `idle_s` without any."""
 
     def __init__(self, max_workers: int, *, idle_s: float = IDLE_S, max_memory_bytes: int = 0) -> None:
@@ -226,18 +226,18 @@ def wall_limit_s(timeout_s: float) -> float:
     return 3.0 * timeout_s + 1.0
 
 
-_pools: weakref.WeakSet[Processes] = weakref.WeakSet()
-_shared: dict[str, Processes] = {}
+_pools: weakref.WeakSet[ScoringProcesses] = weakref.WeakSet()
+_shared: dict[str, ScoringProcesses] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_processes(purpose: str, max_workers: int, *, max_memory_bytes: int = 0) -> Processes:
+def shared_processes(purpose: str, max_workers: int, *, max_memory_bytes: int = 0) -> ScoringProcesses:
     """The pool for `purpose`, as large as the largest that was asked for, within the machine's cores."""
     with _shared_lock:
         limit = max(1, min(max_workers, num_cores()))
         pool = _shared.get(purpose)
         if pool is None:
-            pool = _shared[purpose] = Processes(limit, max_memory_bytes=max_memory_bytes)
+            pool = _shared[purpose] = ScoringProcesses(limit, max_memory_bytes=max_memory_bytes)
         pool.max_workers = max(pool.max_workers, limit)
         return pool
 

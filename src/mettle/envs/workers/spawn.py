@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.errors import InfraError, UserError
-from mettle.processes.child import Child, how_it_ended, import_path, python_module
+from mettle.processes.child import ChildProcess, how_it_ended, import_path, python_module
 from mettle.processes.frames import Frame, receive, send
 
 ROWS_PER_FRAME = 1000
@@ -46,7 +46,7 @@ class Spawned:
         self.pulse, their_pulse = socket.socketpair()
         with theirs, their_pulse:
             ends = theirs.fileno(), their_pulse.fileno()
-            self._child = Child(
+            self._child = ChildProcess(
                 python_module("mettle.envs.workers.worker", *map(str, ends)),
                 tie="pipe",
                 environment={"PYTHONPATH": import_path()},

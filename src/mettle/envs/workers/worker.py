@@ -37,7 +37,7 @@ PULSE_S = 0.5
 TICK_S = 0.02
 
 
-class Pulse(threading.Thread):
+class WorkerPulse(threading.Thread):
     """Says twice a second that the process lives, and how late its event loop has been since the last time."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -72,7 +72,7 @@ class Pulse(threading.Thread):
 class Server:
     """Answers the requests of one connection."""
 
-    def __init__(self, env: Any, writer: asyncio.StreamWriter, pulse: Pulse) -> None:
+    def __init__(self, env: Any, writer: asyncio.StreamWriter, pulse: WorkerPulse) -> None:
         self._env = env
         self._writer = writer
         self._pulse = pulse
@@ -158,7 +158,7 @@ def load(hello: Mapping[str, Any]) -> tuple[Any, Frame]:
         return None, {"error": str(error), "is_users": not isinstance(error, RuntimeError)}
 
 
-async def serve(env: Any, connection: socket.socket, pulse: Pulse) -> None:
+async def serve(env: Any, connection: socket.socket, pulse: WorkerPulse) -> None:
     """Serve one connection."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     await Server(env, writer, pulse).serve(reader)
@@ -170,7 +170,7 @@ def main() -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     connection, beats = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    pulse = Pulse(beats)
+    pulse = WorkerPulse(beats)
     pulse.start()
     hello = receive(connection)
     if hello is None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError
+from mettle.evals.estimator import mean_of
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
 from mettle.evals.reader import EvaluationReader
@@ -100,7 +101,7 @@ def _task(example: Any, task: list[RolloutFacts], threshold: float) -> dict[str,
     rewards = [facts.reward for facts in task if facts.reward is not None]
     return {
         "id": example,
-        "mean": sum(rewards) / len(rewards) if rewards else None,
+        "mean": mean_of(rewards) if rewards else None,
         "passed": sum(reward >= threshold for reward in rewards),
         "scored": len(rewards),
         "failed": len(task) - len(rewards),

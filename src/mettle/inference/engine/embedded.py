@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 
 class EmbeddedEngine:
-    """Serves one model from a thread of its own, until `close`; `protocol.SamplingEngine` says what the methods promise."""
+    """Serves one model from a thread of its own, until `close`; what the methods promise is in `SamplingEngine`."""
 
     def __init__(
         self,

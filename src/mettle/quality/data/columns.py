@@ -1,7 +1,7 @@
 """What the columns of a dataset hold, and which of them are the question, the answer, the choices, the tests.
 
-Parts: `Column`, `describe_columns`, `Roles`, `find_roles`. Invariant: a column that some rows lack is there, with the
-rest counted as null.
+Parts: `DataColumn`, `describe_columns`, `Roles`, `find_roles`. Invariant: a column that some rows lack is there, with
+the rest counted as null.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DISTINCT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class DataColumn:
     """One column. Lengths are of text in characters, of lists in items; least and greatest are of numbers."""
 
     name: str
@@ -50,7 +50,7 @@ class Roles:
     messages: str | None = None
 
 
-def describe_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def describe_columns(rows: Sequence[Mapping[str, Any]]) -> list[DataColumn]:
     """Every column, in the order of appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [_describe(name, [row.get(name) for row in rows]) for name in names]
@@ -100,13 +100,13 @@ def _is_chat(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
 
 
-def _describe(name: str, values: Sequence[Any]) -> Column:
+def _describe(name: str, values: Sequence[Any]) -> DataColumn:
     present = [value for value in values if value is not None]
     types = Counter(_type(value) for value in present)
     distinct = {as_text(value) for value in present[:MAX_DISTINCT]}
     sizes = [len(value) for value in present if isinstance(value, str | list | tuple)]
     numbers = [float(value) for value in present if isinstance(value, int | float) and not isinstance(value, bool)]
-    return Column(
+    return DataColumn(
         name=str(name),
         types=dict(types.most_common()),
         num_null=len(values) - len(present),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mettle.envs.packages.scaffold import fill, manifest, package_name, package_texts, write_package
 from mettle.errors import UserError
-from mettle.quality.data.prepared import Prepared, prepare_rows
-from mettle.quality.data.recipes import Recipe
+from mettle.quality.data.prepared import PreparedRows, prepare_rows
+from mettle.quality.data.recipes import RewardRecipe
 from mettle.quality.data.report import DataReport
 
 _MODULE = '''"""{title}: {num_rows} rows of {source}; answers are {format}."""
@@ -70,8 +70,8 @@ class MadePackage:
     """The folder, and what went into it."""
 
     folder: Path
-    prepared: Prepared
-    recipe: Recipe
+    prepared: PreparedRows
+    recipe: RewardRecipe
 
 
 def create_from_data(name: str, folder: Path, report: DataReport) -> MadePackage:
@@ -107,7 +107,7 @@ def create_from_data(name: str, folder: Path, report: DataReport) -> MadePackage
     return MadePackage(write_package(name, folder, files), prepared, recipe)
 
 
-def _module(name: str, title: str, report: DataReport, prepared: Prepared, recipe: Recipe) -> str:
+def _module(name: str, title: str, report: DataReport, prepared: PreparedRows, recipe: RewardRecipe) -> str:
     standard = {"import json", "from pathlib import Path", "from typing import Any", *recipe.imports}
     ordered = sorted(standard, key=lambda line: (line.startswith("from"), line))
     return _MODULE.format(

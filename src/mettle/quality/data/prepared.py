@@ -1,7 +1,7 @@
 """Rows of any dataset as rows of an environment: `question`, `answer`, `info`, and a split that leaks nothing.
 
-Parts: `Prepared`, `prepare_rows`. Invariants: a question is in one split only, and once; a row that cannot be used is
-counted with its reason, never dropped in silence.
+Parts: `PreparedRows`, `prepare_rows`. Invariants: a question is in one split only, and once; a row that cannot be used
+is counted with its reason, never dropped in silence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Unusable(Exception):
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedRows:
     """The rows, each with its `split`; how many were left out, by reason."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -39,12 +39,12 @@ class Prepared:
 
 def prepare_rows(
     splits: Mapping[str, Sequence[Mapping[str, Any]]], roles: Roles, answer_format: AnswerFormat
-) -> Prepared:
+) -> PreparedRows:
     """Rows of an environment.
 
     Raises: UserError when no row can be used.
     """
-    prepared = Prepared()
+    prepared = PreparedRows()
     seen: set[str] = set()
     has_eval = len(splits) > 1
     for split in sorted(splits, key=lambda name: name == "train"):  # evaluation first: it keeps what is in both

@@ -1,7 +1,7 @@
 """The prompt, the parser and the reward that suit each answer format, as the code that an environment needs.
 
-Parts: `Recipe`, `recipe_for`. The code of a recipe is Python that stands by itself below `import mettle.envs as vf`.
-Invariant: what it rewards is one whole answer in a marked place, so that no recipe breaks a rule of the lint.
+Parts: `RewardRecipe`, `recipe_for`. The code of a recipe is Python that stands by itself below `import mettle.envs as
+vf`. Invariant: what it rewards is one whole answer in a marked place, so that no recipe breaks a rule of the lint.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ FORMAT_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class RewardRecipe:
     """`parser` and `rubric` are expressions, `functions` the code that they need, `imports` its lines of import.
 
     `demonstration` is an expression of `row["answer"]`: a right answer, whole.
@@ -115,7 +115,7 @@ class Recipe:
         return {**asdict(self), "code": self.code()}
 
 
-def recipe_for(answer_format: AnswerFormat) -> Recipe:
+def recipe_for(answer_format: AnswerFormat) -> RewardRecipe:
     """The recipe of a format."""
     if answer_format.name == "code":
         return _code_recipe()
@@ -124,7 +124,7 @@ def recipe_for(answer_format: AnswerFormat) -> Recipe:
     return _tagged_recipe(answer_format)
 
 
-def _marked_recipe(name: str) -> Recipe:
+def _marked_recipe(name: str) -> RewardRecipe:
     is_hash = name == "gsm8k"
     extract, function = ("after_hashes", _HASH) if is_hash else ("in_last_box", _BOX)
     prompt = (
@@ -133,7 +133,7 @@ def _marked_recipe(name: str) -> Recipe:
         else "Think step by step, then give the result inside \\boxed{}."
     )
     shown = "f\"#### {row['answer']}\"" if is_hash else "f\"\\\\boxed{{{row['answer']}}}\""
-    return Recipe(
+    return RewardRecipe(
         format=name,
         system_prompt=prompt,
         parser=f"vf.MaybeThinkParser(extract_fn={extract})",
@@ -147,7 +147,7 @@ def _marked_recipe(name: str) -> Recipe:
     )
 
 
-def _tagged_recipe(answer_format: AnswerFormat) -> Recipe:
+def _tagged_recipe(answer_format: AnswerFormat) -> RewardRecipe:
     name, labels = answer_format.name, answer_format.labels
     shown = " or ".join(labels[:2]) or "yes or no"
     asked = {
@@ -164,7 +164,7 @@ def _tagged_recipe(answer_format: AnswerFormat) -> Recipe:
         "json": "1 when the JSON has the right value",
         "numeric": "1 when the number is the right one",
     }
-    return Recipe(
+    return RewardRecipe(
         format=name,
         system_prompt=_TAGS.format(what=what, example=example),
         parser='vf.XMLParser(["answer"])',
@@ -176,8 +176,8 @@ def _tagged_recipe(answer_format: AnswerFormat) -> Recipe:
     )
 
 
-def _code_recipe() -> Recipe:
-    return Recipe(
+def _code_recipe() -> RewardRecipe:
+    return RewardRecipe(
         format="code",
         system_prompt="Solve the task in Python. Give the whole program in one fenced block: ```python ... ```",
         parser="vf.CodeParser()",

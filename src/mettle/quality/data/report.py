@@ -10,10 +10,10 @@ from typing import Any
 
 from mettle.errors import UserError
 from mettle.quality.checks import Check, check
-from mettle.quality.data.columns import Column, Roles, as_text, describe_columns, find_roles
+from mettle.quality.data.columns import DataColumn, Roles, as_text, describe_columns, find_roles
 from mettle.quality.data.formats import AnswerFormat, detect_format
 from mettle.quality.data.overlap import Overlap, find_overlap
-from mettle.quality.data.recipes import Recipe, recipe_for
+from mettle.quality.data.recipes import RewardRecipe, recipe_for
 from mettle.quality.data.sources import Dataset
 
 MIN_ROWS = 20
@@ -25,11 +25,11 @@ class DataReport:
     """The whole picture. `format` and `recipe` are None when nothing in it looks like an answer."""
 
     dataset: Dataset
-    columns: list[Column]
+    columns: list[DataColumn]
     roles: Roles
     overlap: Overlap
     format: AnswerFormat | None
-    recipe: Recipe | None
+    recipe: RewardRecipe | None
 
     def checks(self) -> list[Check]:
         """Size, duplicates, leakage, nulls."""

@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mettle.quality.lint.rules import RULES, Finding
+from mettle.quality.lint.rules import RULES, LintFinding
 from mettle.quality.lint.source import Function, Module, call_name
 
 BROAD = frozenset({"Exception", "BaseException"})
@@ -24,7 +24,7 @@ MUTABLE_CALLS = frozenset({"list", "dict", "set", "defaultdict", "Counter", "deq
 FENCES = re.compile(r"(<[\w-]+>|```|\"\"\"|'''|~~~|\[BEGIN[^\]]*\]|---+)\s*$")
 
 
-def conduct_rules(function: Function) -> Iterator[Finding]:
+def conduct_rules(function: Function) -> Iterator[LintFinding]:
     """All findings of these rules in one function."""
     if function.role in ("score", "parser"):
         yield from _swallowed(function)
@@ -33,7 +33,7 @@ def conduct_rules(function: Function) -> Iterator[Finding]:
     yield from _shared(function)
 
 
-def module_rules(module: Module) -> Iterator[Finding]:
+def module_rules(module: Module) -> Iterator[LintFinding]:
     """Findings outside functions that score: prompts for judges, attributes that all rollouts share."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and call_name(node).endswith("JudgeRubric"):
@@ -42,7 +42,7 @@ def module_rules(module: Module) -> Iterator[Finding]:
             yield from _class_state(module, node)
 
 
-def _swallowed(function: Function) -> Iterator[Finding]:
+def _swallowed(function: Function) -> Iterator[LintFinding]:
     for node in ast.walk(function.node):
         if isinstance(node, ast.ExceptHandler):
             if _is_broad(node.type) and not any(isinstance(each, ast.Raise) for each in ast.walk(node)):
@@ -65,14 +65,14 @@ def _ending(body: list[ast.stmt]) -> str:
     return f"`{ast.unparse(last)}`" if isinstance(last, ast.Return | ast.Pass | ast.Continue) else "going on"
 
 
-def _chance(function: Function) -> Iterator[Finding]:
+def _chance(function: Function) -> Iterator[LintFinding]:
     for node in ast.walk(function.node):
         name = call_name(node)
         if CHANCE.match(name) and name.rpartition(".")[2] not in SEEDED:
             yield _found(function, "unseeded-random", node, f"`{name}` in scoring")
 
 
-def _zeroed(function: Function) -> Iterator[Finding]:
+def _zeroed(function: Function) -> Iterator[LintFinding]:
     """`state["reward"] or 0`, `state.get("reward", 0)`: a failed rollout becomes a bad one."""
     for node in ast.walk(function.node):
         source: ast.AST | None = None
@@ -88,7 +88,7 @@ def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
-def _shared(function: Function) -> Iterator[Finding]:
+def _shared(function: Function) -> Iterator[LintFinding]:
     arguments = function.node.args
     for default in [*arguments.defaults, *arguments.kw_defaults]:
         if default is not None and _is_mutable(default):
@@ -104,7 +104,7 @@ def _shared(function: Function) -> Iterator[Finding]:
             yield _found(function, "shared-state", node, f"`{changed}` of the module is changed while scoring")
 
 
-def _class_state(module: Module, node: ast.ClassDef) -> Iterator[Finding]:
+def _class_state(module: Module, node: ast.ClassDef) -> Iterator[LintFinding]:
     shared = {
         target.id: statement
         for statement in node.body
@@ -126,7 +126,7 @@ def _class_state(module: Module, node: ast.ClassDef) -> Iterator[Finding]:
             yield module.finding(RULES["shared-state"], getattr(each, "lineno", node.lineno), what)
 
 
-def _judge_prompt(module: Module, node: ast.Call) -> Iterator[Finding]:
+def _judge_prompt(module: Module, node: ast.Call) -> Iterator[LintFinding]:
     """A judge prompt whose `{response}` stands between no marks, where the rubric is not told to make some."""
     if any(each.arg == "fence_material" and ast.unparse(each.value) == "True" for each in node.keywords):
         return
@@ -190,5 +190,5 @@ def _is_mutable(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Call) and call_name(node).rpartition(".")[2] in MUTABLE_CALLS
 
 
-def _found(function: Function, rule: str, node: ast.AST, what: str) -> Finding:
+def _found(function: Function, rule: str, node: ast.AST, what: str) -> LintFinding:
     return function.module.finding(RULES[rule], getattr(node, "lineno", function.node.lineno), what)

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mettle.quality.lint.rules import RULES, Finding
+from mettle.quality.lint.rules import RULES, LintFinding
 from mettle.quality.lint.source import TEST_NAME, Function, call_name
 
 RUNS_TEXT = frozenset({"eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.loads", "yaml.load"})
@@ -26,7 +26,7 @@ REQUESTS = re.compile(
 WRITES = re.compile(r"(^|\.)(write_text|write|upload|upload_file|write_bytes|write_file)$")
 
 
-def execution_rules(function: Function) -> Iterator[Finding]:
+def execution_rules(function: Function) -> Iterator[LintFinding]:
     """All findings of these rules in one function."""
     calls = [node for node in ast.walk(function.node) if isinstance(node, ast.Call)]
     for node in calls:
@@ -38,14 +38,14 @@ def execution_rules(function: Function) -> Iterator[Finding]:
     yield from _tested(function, calls)
 
 
-def _runs(function: Function, node: ast.Call) -> Iterator[Finding]:
+def _runs(function: Function, node: ast.Call) -> Iterator[LintFinding]:
     name = call_name(node)
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
     if (name in RUNS_TEXT or RUNS_PROCESS.search(name)) and any(function.is_output(each) for each in given):
         yield _found(function, "unsandboxed-execution", node, f"`{name}` is given model output")
 
 
-def _runs_file(function: Function, calls: list[ast.Call]) -> Iterator[Finding]:
+def _runs_file(function: Function, calls: list[ast.Call]) -> Iterator[LintFinding]:
     """The output is written to a file, and a process is started."""
     started = [node for node in calls if RUNS_PROCESS.search(call_name(node)) or call_name(node) == "os.system"]
     is_written = any(WRITES.search(call_name(node)) and any(map(function.is_output, node.args)) for node in calls)
@@ -56,7 +56,7 @@ def _runs_file(function: Function, calls: list[ast.Call]) -> Iterator[Finding]:
             )
 
 
-def _requests(function: Function, node: ast.Call) -> Iterator[Finding]:
+def _requests(function: Function, node: ast.Call) -> Iterator[LintFinding]:
     name = call_name(node)
     if not REQUESTS.match(name):
         return
@@ -65,7 +65,7 @@ def _requests(function: Function, node: ast.Call) -> Iterator[Finding]:
         yield _found(function, "network-no-timeout", node, f"`{name}` waits for ever")
 
 
-def _judged(function: Function, calls: list[ast.Call]) -> Iterator[Finding]:
+def _judged(function: Function, calls: list[ast.Call]) -> Iterator[LintFinding]:
     """A prompt with the output in it, in a function that asks a judge."""
     if not any(ASKS_JUDGE.search(call_name(node)) for node in calls):
         return
@@ -79,7 +79,7 @@ def _judged(function: Function, calls: list[ast.Call]) -> Iterator[Finding]:
             return
 
 
-def _tested(function: Function, calls: list[ast.Call]) -> Iterator[Finding]:
+def _tested(function: Function, calls: list[ast.Call]) -> Iterator[LintFinding]:
     """Output and tests in one program, or written side by side, in a function that runs something."""
     names = [call_name(node) for node in calls]
     runs = [
@@ -172,5 +172,5 @@ def _is_quoted(node: ast.AST, quoted: set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in quoted
 
 
-def _found(function: Function, rule: str, node: ast.AST, what: str) -> Finding:
+def _found(function: Function, rule: str, node: ast.AST, what: str) -> LintFinding:
     return function.module.finding(RULES[rule], getattr(node, "lineno", function.node.lineno), what)

@@ -18,7 +18,7 @@ from mettle.quality.lint.conduct import conduct_rules, module_rules
 from mettle.quality.lint.execution import execution_rules
 from mettle.quality.lint.matching import matching_rules
 from mettle.quality.lint.probes import Probe, data_rules, probe_rewards
-from mettle.quality.lint.rules import Finding
+from mettle.quality.lint.rules import LintFinding
 from mettle.quality.lint.source import Module, read_modules, scoring_functions
 from mettle.quality.rewards.reward_test import RewardReport
 
@@ -27,13 +27,13 @@ from mettle.quality.rewards.reward_test import RewardReport
 class LintReport:
     """Findings, those that are allowed included."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LintFinding] = field(default_factory=list)
     num_files: int = 0
     num_functions: int = 0
     was_tried: bool = False
 
     @property
-    def open_findings(self) -> list[Finding]:
+    def open_findings(self) -> list[LintFinding]:
         """Findings that nobody has allowed."""
         return [finding for finding in self.findings if not finding.allowed]
 
@@ -94,8 +94,8 @@ def source_of(entry: EnvironmentEntry) -> Path:
     return origin.parent if origin.name == "__init__.py" else origin
 
 
-def _read(modules: Sequence[Module]) -> list[Finding]:
-    found: list[Finding] = []
+def _read(modules: Sequence[Module]) -> list[LintFinding]:
+    found: list[LintFinding] = []
     for function in scoring_functions(list(modules)):
         if function.role != "tool":
             found += matching_rules(function)

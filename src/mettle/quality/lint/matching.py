@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mettle.quality.lint.rules import RULES, Finding
+from mettle.quality.lint.rules import RULES, LintFinding
 from mettle.quality.lint.source import Function, call_name
 
 MANY = re.compile(r"\\d|\[[^\]]*(0-9|A-[B-Z]|a-[b-z])[^\]]*\]|ABCD|abcd")
@@ -20,7 +20,7 @@ SEARCHES = frozenset({"find", "index", "count", "rfind", "startswith", "endswith
 SPLITS = frozenset({"split", "splitlines", "findall", "finditer", "split_answers", "words"})
 
 
-def matching_rules(function: Function) -> Iterator[Finding]:
+def matching_rules(function: Function) -> Iterator[LintFinding]:
     """All findings of these rules in one function."""
     lists = _lists(function)
     for node in ast.walk(function.node):
@@ -34,7 +34,7 @@ def matching_rules(function: Function) -> Iterator[Finding]:
             yield from _first_item(function, node)
 
 
-def _membership(function: Function, node: ast.Compare, lists: set[str]) -> Iterator[Finding]:
+def _membership(function: Function, node: ast.Compare, lists: set[str]) -> Iterator[LintFinding]:
     """`answer in text` and `text in answer`."""
     for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
         if not isinstance(op, ast.In | ast.NotIn) or isinstance(right, ast.Tuple | ast.List | ast.Set | ast.Dict):
@@ -49,7 +49,7 @@ def _membership(function: Function, node: ast.Compare, lists: set[str]) -> Itera
             yield _found(function, "output-substring", node, f"`{shown}` looks for the output in the right answer")
 
 
-def _search_call(function: Function, node: ast.Call) -> Iterator[Finding]:
+def _search_call(function: Function, node: ast.Call) -> Iterator[LintFinding]:
     """`text.find(answer)`, `re.search(re.escape(answer), text)`."""
     name = call_name(node)
     method = name.rpartition(".")[2]
@@ -66,7 +66,7 @@ def _search_call(function: Function, node: ast.Call) -> Iterator[Finding]:
             yield _found(function, "gold-substring", node, f"`{shown}` searches the output for the right answer")
 
 
-def _any_call(function: Function, node: ast.Call, lists: set[str]) -> Iterator[Finding]:
+def _any_call(function: Function, node: ast.Call, lists: set[str]) -> Iterator[LintFinding]:
     """`any(n == answer for n in re.findall(...))`."""
     if call_name(node) != "any" or not node.args or not isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
         return
@@ -83,7 +83,7 @@ def _any_call(function: Function, node: ast.Call, lists: set[str]) -> Iterator[F
         yield _found(function, "any-match", node, f"`{_short(node)}` takes any of the output's candidates")
 
 
-def _first_search(function: Function, node: ast.Call) -> Iterator[Finding]:
+def _first_search(function: Function, node: ast.Call) -> Iterator[LintFinding]:
     """`re.search(r"\\d+", completion)`."""
     name = call_name(node)
     if name != "re.search" and not (name.endswith(".search") and len(node.args) == 1):
@@ -94,7 +94,7 @@ def _first_search(function: Function, node: ast.Call) -> Iterator[Finding]:
         yield _found(function, "first-match", node, f"`{_short(node)}` takes the first of what may be many")
 
 
-def _first_item(function: Function, node: ast.Subscript) -> Iterator[Finding]:
+def _first_item(function: Function, node: ast.Subscript) -> Iterator[LintFinding]:
     """`re.findall(r"\\d+", completion)[0]`, and the same through a name."""
     if not (isinstance(node.slice, ast.Constant) and node.slice.value == 0):
         return
@@ -171,5 +171,5 @@ def _short(node: ast.AST) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def _found(function: Function, rule: str, node: ast.AST, what: str) -> Finding:
+def _found(function: Function, rule: str, node: ast.AST, what: str) -> LintFinding:
     return function.module.finding(RULES[rule], getattr(node, "lineno", function.node.lineno), what)

@@ -15,11 +15,12 @@ from typing import Any
 
 from mettle.envs.errors import ModelError
 from mettle.envs.rubrics.function import func_name
-from mettle.quality.lint.rules import RULES, Finding
+from mettle.evals.estimator import mean_of
+from mettle.quality.lint.rules import RULES, LintFinding
 from mettle.quality.lint.source import Module
 from mettle.quality.rewards.layouts import user_text
 from mettle.quality.rewards.reward_test import Basis, RewardReport
-from mettle.quality.rewards.trials import Outcome, Trials
+from mettle.quality.rewards.trials import TrialOutcome, Trials
 from mettle.quality.rewards.verdicts import EPSILON, by_kind, mean_reward
 
 EMPTY_SHARE = 0.1
@@ -47,22 +48,22 @@ class Probe:
         """What right answers earn on average."""
         return mean_reward([each for each in self.report.tried if each.case.family == "gold"]) or 0.0
 
-    def finding(self, rule: str, what: str, outcome: Outcome | None = None) -> Finding:
+    def finding(self, rule: str, what: str, outcome: TrialOutcome | None = None) -> LintFinding:
         """A finding at the function that paid."""
         module, name, line = self._place(outcome)
         if module is None:
-            return Finding(RULES[rule], name, line, what)
+            return LintFinding(RULES[rule], name, line, what)
         return module.finding(RULES[rule], line, what)
 
-    def at_loader(self, rule: str, what: str) -> Finding:
+    def at_loader(self, rule: str, what: str) -> LintFinding:
         """A finding at `load_environment`."""
         for module in self.modules:
             for function in module.functions:
                 if function.node.name == "load_environment":
                     return module.finding(RULES[rule], function.node.lineno, what)
-        return Finding(RULES[rule], self.modules[0].name if self.modules else "", 1, what)
+        return LintFinding(RULES[rule], self.modules[0].name if self.modules else "", 1, what)
 
-    def _place(self, outcome: Outcome | None) -> tuple[Module | None, str, int]:
+    def _place(self, outcome: TrialOutcome | None) -> tuple[Module | None, str, int]:
         rubric = self.env.rubric
         weighted = [
             func
@@ -82,7 +83,7 @@ class Probe:
         return next((module for module in self.modules if module.path.resolve() == path), None)
 
 
-def probe_rewards(probe: Probe, *, timeout_s: float) -> list[Finding]:
+def probe_rewards(probe: Probe, *, timeout_s: float) -> list[LintFinding]:
     """All findings by trying. Only what earns against a right answer that scores counts."""
     findings = list(_from_report(probe))
     basis = probe.report.basis
@@ -93,7 +94,7 @@ def probe_rewards(probe: Probe, *, timeout_s: float) -> list[Finding]:
     return findings
 
 
-def data_rules(probe: Probe) -> Iterator[Finding]:
+def data_rules(probe: Probe) -> Iterator[LintFinding]:
     """`gold-in-prompt`: most prompts hold their right answer, which is none of a few choices."""
     basis = probe.report.basis
     if basis is None or basis.labels:
@@ -111,7 +112,7 @@ def data_rules(probe: Probe) -> Iterator[Finding]:
         yield probe.at_loader("gold-in-prompt", what)
 
 
-def _from_report(probe: Probe) -> Iterator[Finding]:
+def _from_report(probe: Probe) -> Iterator[LintFinding]:
     kinds = by_kind(probe.report.tried)
     for kind in ("empty", "whitespace"):
         earned = mean_reward(kinds.get(kind, []))
@@ -128,7 +129,7 @@ def _from_report(probe: Probe) -> Iterator[Finding]:
         yield probe.finding("non-deterministic", unlike.detail, probe.report.tried[0].first)
 
 
-def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
+def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[LintFinding]:
     """One text with every answer in it, said to each row."""
     answers = list(basis.labels) or sorted({gold for gold in basis.golds if gold})
     rows = [(row, gold) for row, gold in zip(basis.rows, basis.golds, strict=True) if gold][:NUM_PROBED_ROWS]
@@ -147,14 +148,14 @@ def _listing(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
     }
     for how, text in texts.items():
         outcomes = [trials.try_one(row, text) for row, _ in rows]
-        earned = sum(outcome.reward or 0.0 for outcome in outcomes) / len(outcomes)
+        earned = mean_of([outcome.reward or 0.0 for outcome in outcomes])
         if earned >= LISTING_SHARE * probe.gold and earned > (constant + LISTING_MARGIN) * probe.gold:
             what = f"all {len(answers)} answers at once ({how}) earn {earned:.3g}; gold earns {probe.gold:.3g}"
             yield probe.finding("answer-listing", what, max(outcomes, key=lambda each: each.reward or 0.0))
             return
 
 
-def _case_or_space(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
+def _case_or_space(probe: Probe, basis: Basis, trials: Trials) -> Iterator[LintFinding]:
     """The right answer with space around it; among few words, in another case too (a letter is shown as meant)."""
     if _is_noisy(probe):
         return
@@ -179,7 +180,7 @@ def _is_noisy(probe: Probe) -> bool:
     return any(check.name == "deterministic" and check.status == "fail" for check in probe.report.checks)
 
 
-def _length_only(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
+def _length_only(probe: Probe, basis: Basis, trials: Trials) -> Iterator[LintFinding]:
     """Different words of one length earn the same, whatever the length; and another length earns something else."""
     earned: list[float] = []
     row, gold = next((r, g) for r, g in zip(basis.rows, basis.golds, strict=True) if g)
@@ -196,7 +197,7 @@ def _length_only(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding
         yield probe.finding("length-only", f"whatever the words: {lengths}", trials.try_one(row, texts[-1][0]))
 
 
-def _broken_group(probe: Probe, basis: Basis, trials: Trials) -> Iterator[Finding]:
+def _broken_group(probe: Probe, basis: Basis, trials: Trials) -> Iterator[LintFinding]:
     """A group in which one rollout fails gives the others what they earn without it."""
     if not trials.is_group:
         return

@@ -1,6 +1,6 @@
 """The rules: what each is about, why it matters, what to do. `docs/reference/lint-rules.md` is made from this table.
 
-Parts: `Rule`, `RULES`, `Finding`. Invariant: a finding names a rule of the table; an `error` fails the check, a
+Parts: `Rule`, `RULES`, `LintFinding`. Invariant: a finding names a rule of the table; an `error` fails the check, a
 `warning` does not.
 """
 
@@ -26,7 +26,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """A rule that is broken, where, and with what evidence. `allowed` holds the reason of an allow comment."""
 
     rule: Rule

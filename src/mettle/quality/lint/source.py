@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from mettle.errors import UserError
-from mettle.quality.lint.rules import Finding, Rule
+from mettle.quality.lint.rules import LintFinding, Rule
 
 Role = Literal["score", "parser", "tool", "turn"]
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -96,9 +96,9 @@ class Module:
                     return match[2].strip()
         return ""
 
-    def finding(self, rule: Rule, line: int, what: str) -> Finding:
+    def finding(self, rule: Rule, line: int, what: str) -> LintFinding:
         """A finding in this file."""
-        return Finding(rule, self.name, line, what, self.allowed(rule.id, line))
+        return LintFinding(rule, self.name, line, what, self.allowed(rule.id, line))
 
 
 def read_modules(path: Path) -> list[Module]:

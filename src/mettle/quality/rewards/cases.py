@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mettle.quality.rewards.golds import Gold, wrong_answers
-from mettle.quality.rewards.layouts import LAYOUTS, THOUGHT, Layout, user_text
+from mettle.quality.rewards.layouts import LAYOUTS, THOUGHT, AnswerLayout, user_text
 from mettle.quality.rewards.scripts import Policy
 from mettle.records.messages import messages_from
 
@@ -50,7 +50,7 @@ class Case:
     policy: Policy
 
 
-def data_cases(row_index: int, gold: Gold, layout: Layout, *, has_gold: bool, is_single: bool) -> Iterator[Case]:
+def data_cases(row_index: int, gold: Gold, layout: AnswerLayout, *, has_gold: bool, is_single: bool) -> Iterator[Case]:
     """Answers made from the right one; `has_gold`: the right one itself is shown by the environment.
 
     In a conversation "not" and a word is no wrong answer but talk around it.

@@ -1,8 +1,8 @@
 """How an answer has to look so that an environment finds it: in tags, in a box, after `####`, alone.
 
-Parts: `Layout`, `layouts_for` (those worth trying, likeliest first), `LAYOUTS` (by name). What decides is the parser,
-then what the prompt asks for; which of them is right is found out by trying (`reward_test`).
-Invariant: a layout writes any text, the empty one too.
+Parts: `AnswerLayout`, `layouts_for` (those worth trying, likeliest first), `LAYOUTS` (by name). What decides is the
+parser, then what the prompt asks for; which of them is right is found out by trying (`reward_test`). Invariant: a
+layout writes any text, the empty one too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ THOUGHT = "Let me work it out step by step."
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AnswerLayout:
     """`write(answer)` is a whole answer of a model."""
 
     name: str
@@ -32,18 +32,18 @@ def _json_answer(answer: str) -> str:
     return json.dumps({"answer": answer}, ensure_ascii=False)
 
 
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, AnswerLayout] = {
     layout.name: layout
     for layout in (
-        Layout("plain", lambda answer: answer),
-        Layout("boxed", lambda answer: f"{THOUGHT}\n\\boxed{{{answer}}}"),
-        Layout("hash", lambda answer: f"{THOUGHT}\n#### {answer}"),
-        Layout("answer-tag", lambda answer: f"{THOUGHT}\n<answer>{answer}</answer>"),
-        Layout("phrase", lambda answer: f"{THOUGHT}\nThe answer is {answer}"),
-        Layout("answer-line", lambda answer: f"{THOUGHT}\nAnswer: {answer}"),
-        Layout("last-line", lambda answer: f"{THOUGHT}\n{answer}"),
-        Layout("fenced", lambda answer: f"{THOUGHT}\n```python\n{answer}\n```"),
-        Layout("json", _json_answer),
+        AnswerLayout("plain", lambda answer: answer),
+        AnswerLayout("boxed", lambda answer: f"{THOUGHT}\n\\boxed{{{answer}}}"),
+        AnswerLayout("hash", lambda answer: f"{THOUGHT}\n#### {answer}"),
+        AnswerLayout("answer-tag", lambda answer: f"{THOUGHT}\n<answer>{answer}</answer>"),
+        AnswerLayout("phrase", lambda answer: f"{THOUGHT}\nThe answer is {answer}"),
+        AnswerLayout("answer-line", lambda answer: f"{THOUGHT}\nAnswer: {answer}"),
+        AnswerLayout("last-line", lambda answer: f"{THOUGHT}\n{answer}"),
+        AnswerLayout("fenced", lambda answer: f"{THOUGHT}\n```python\n{answer}\n```"),
+        AnswerLayout("json", _json_answer),
     )
 }
 _MENTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -59,7 +59,7 @@ _MENTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """What a prompt that asks for a layout says."""
 
 
-def layouts_for(parser: Any, rows: Sequence[Mapping[str, Any]]) -> list[Layout]:
+def layouts_for(parser: Any, rows: Sequence[Mapping[str, Any]]) -> list[AnswerLayout]:
     """Every layout, likeliest first: the parser's, those that the prompts ask for, the answer alone, the others."""
     text = "\n".join(prompt_text(row) for row in rows)
     order = [name for name, pattern in _MENTIONS if pattern.search(text)]
@@ -95,7 +95,7 @@ def user_text(row: Mapping[str, Any]) -> str:
     return said[-1] if said else ""
 
 
-def _of_parser(parser: Any) -> Iterator[Layout]:
+def _of_parser(parser: Any) -> Iterator[AnswerLayout]:
     if not isinstance(parser, XMLParser):
         return
     fields, answer_field = parser.get_fields(), parser.answer_field
@@ -109,8 +109,8 @@ def _of_parser(parser: Any) -> Iterator[Layout]:
         write("x")
     except ValueError:  # the answer is read under an alternative name of a field
         return
-    yield Layout("xml", write)
+    yield AnswerLayout("xml", write)
 
 
-def _thinking(layout: Layout) -> Layout:
-    return Layout(layout.name, lambda answer: f"<think>\n{THOUGHT}\n</think>\n\n{layout.write(answer)}")
+def _thinking(layout: AnswerLayout) -> AnswerLayout:
+    return AnswerLayout(layout.name, lambda answer: f"<think>\n{THOUGHT}\n</think>\n\n{layout.write(answer)}")

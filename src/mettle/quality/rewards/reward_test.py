@@ -29,7 +29,7 @@ from mettle.quality.rewards.cases import (
 )
 from mettle.quality.rewards.golds import Gold, gold_values, labels_of
 from mettle.quality.rewards.judges import StandInJudge, standing_in
-from mettle.quality.rewards.layouts import LAYOUTS, Layout, asked_for, layouts_for
+from mettle.quality.rewards.layouts import LAYOUTS, AnswerLayout, asked_for, layouts_for
 from mettle.quality.rewards.scripts import Policy
 from mettle.quality.rewards.trials import Trials
 from mettle.quality.rewards.verdicts import Tried, by_kind, mean_reward, reward_checks
@@ -49,7 +49,7 @@ class Basis:
     rows: list[dict[str, Any]]
     golds: list[str]
     labels: tuple[str, ...]
-    layout: Layout
+    layout: AnswerLayout
 
     def gold(self, index: int) -> Gold | None:
         """The right answer of a row among the others; None for a row without one."""
@@ -183,7 +183,7 @@ def _basis(
     return Basis(known, golds, labels_of(golds), layout)
 
 
-def _layouts(env: Any, rows: Sequence[Mapping[str, Any]], preset: str | None) -> list[Layout]:
+def _layouts(env: Any, rows: Sequence[Mapping[str, Any]], preset: str | None) -> list[AnswerLayout]:
     layouts = layouts_for(env.parser, rows)
     if preset is None:
         return layouts
@@ -194,8 +194,11 @@ def _layouts(env: Any, rows: Sequence[Mapping[str, Any]], preset: str | None) ->
 
 
 def find_layout(
-    trials: Trials, rows: Sequence[Mapping[str, Any]], readings: Sequence[Sequence[str]], layouts: Sequence[Layout]
-) -> tuple[Layout, int]:
+    trials: Trials,
+    rows: Sequence[Mapping[str, Any]],
+    readings: Sequence[Sequence[str]],
+    layouts: Sequence[AnswerLayout],
+) -> tuple[AnswerLayout, int]:
     """The layout, and the reading of the answer column, in which right answers earn most; the first among equals."""
     sample = [(row, values) for row, values in zip(rows, readings, strict=False) if values][:NUM_CALIBRATION_ROWS]
     best, chosen = float("-inf"), (layouts[0], 0)

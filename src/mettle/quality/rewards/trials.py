@@ -1,8 +1,8 @@
 """Answers scored as a rollout scores them: the environment runs, a script speaks, the rubric looks at the state.
 
-Parts: `Outcome`, `Trials`. Invariants: one event loop for all trials of an environment, because rubrics keep what they
-opened; a trial ends within its time limit even when a reward function never comes back (on the main thread, where a
-timer can interrupt it).
+Parts: `TrialOutcome`, `Trials`. Invariants: one event loop for all trials of an environment, because rubrics keep what
+they opened; a trial ends within its time limit even when a reward function never comes back (on the main thread, where
+a timer can interrupt it).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = "scripted"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """What an answer earned, or why it earned nothing; how long that took."""
 
     reward: float | None
@@ -68,17 +68,17 @@ class Trials:
             for function in self._moved:
                 del function.runs_in
 
-    def try_one(self, row: Mapping[str, Any], policy: Policy) -> Outcome:
+    def try_one(self, row: Mapping[str, Any], policy: Policy) -> TrialOutcome:
         """One answer to one row."""
         return self.try_group(row, [policy])[0]
 
-    def try_each(self, row: Mapping[str, Any], policies: Sequence[Policy]) -> list[Outcome]:
+    def try_each(self, row: Mapping[str, Any], policies: Sequence[Policy]) -> list[TrialOutcome]:
         """Several answers to one row: as one group where the rubric compares rollouts, else one by one."""
         if self.is_group:
             return self.try_group(row, policies)
         return [self.try_one(row, policy) for policy in policies]
 
-    def try_group(self, row: Mapping[str, Any], policies: Sequence[Policy]) -> list[Outcome]:
+    def try_group(self, row: Mapping[str, Any], policies: Sequence[Policy]) -> list[TrialOutcome]:
         """Several answers to one row, scored together."""
         rows = [{**row, SCRIPT_KEY: index} for index in range(len(policies))]
         start = time.perf_counter()
@@ -87,7 +87,7 @@ class Trials:
                 return self._runner.run(self._run(rows, ScriptedClient(*policies)))
         except (_TimeUp, TimeoutError):
             seconds = time.perf_counter() - start
-            failed = Outcome(None, error=f"no end within {self.timeout_s:g} s", seconds=seconds, is_timeout=True)
+            failed = TrialOutcome(None, error=f"no end within {self.timeout_s:g} s", seconds=seconds, is_timeout=True)
             return [failed] * len(policies)
 
     def run(self, coroutine: Any) -> Any:
@@ -95,7 +95,7 @@ class Trials:
         with _alarm(self.timeout_s):
             return self._runner.run(coroutine)
 
-    async def _run(self, rows: list[dict[str, Any]], client: ScriptedClient) -> list[Outcome]:
+    async def _run(self, rows: list[dict[str, Any]], client: ScriptedClient) -> list[TrialOutcome]:
         """Outcomes, and not states: a runner writes out what its task returns, conversations and all."""
         start = time.perf_counter()
         async with asyncio.timeout(self.timeout_s):
@@ -116,13 +116,13 @@ def _move_to_loop(rubric: Any) -> list[Any]:
     return list({id(function): function for function in moved}.values())
 
 
-def _outcome(state: Any, seconds: float) -> Outcome:
+def _outcome(state: Any, seconds: float) -> TrialOutcome:
     error = state.get("error")
     if error is not None:
         said = f"{type(error).__name__}: {error}"
         is_endless = isinstance(error, EndlessRollout)
-        return Outcome(None, state.get("metrics") or {}, said, seconds, is_endless=is_endless)
-    return Outcome(state["reward"], state.get("metrics") or {}, "", seconds)
+        return TrialOutcome(None, state.get("metrics") or {}, said, seconds, is_endless=is_endless)
+    return TrialOutcome(state["reward"], state.get("metrics") or {}, "", seconds)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mettle.evals.estimator import mean_of
 from mettle.quality.checks import Check, check
 from mettle.quality.rewards.cases import Case
-from mettle.quality.rewards.trials import Outcome
+from mettle.quality.rewards.trials import TrialOutcome
 
 EPSILON = 1e-9
 TOLERATED_SHARE = 0.2
@@ -25,8 +25,8 @@ class Tried:
     """A case and what it earned, twice."""
 
     case: Case
-    first: Outcome
-    second: Outcome
+    first: TrialOutcome
+    second: TrialOutcome
 
 
 def reward_checks(

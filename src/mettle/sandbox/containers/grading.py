@@ -71,7 +71,7 @@ def _with_fix(layer: Layer, around: Surroundings) -> Layer:
 
 
 def _processes(doors: dict[str, Any]) -> Layer:
-    seen = doors["processes"]  # process 1, a hand, and the program that looks
+    seen = doors["processes"]  # process 1, a worker, and the program that looks
     return Layer("pid namespace", 1 in seen and len(seen) <= 3, f"code sees processes {seen}")
 
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
 from mettle.sandbox.containers.agent.cells import PROGRAMS
-from mettle.sandbox.containers.pool import ContainerHost, ContainerMachine, ContainerPool
+from mettle.sandbox.containers.machine import ContainerMachine
+from mettle.sandbox.containers.pool import ContainerHost, ContainerPool
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.cells import Cell, CellLost
 from mettle.sandbox.judge.pool import SandboxPool
-from mettle.sandbox.judge.verdicts import Checker, JudgeResult, ProgramChecker, Test
+from mettle.sandbox.judge.request import JudgeRequest
+from mettle.sandbox.judge.verdicts import JudgeResult, ProgramChecker
 from mettle.sandbox.keeper import TemplateKeeper
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.toolchains import find_language, known_languages
@@ -35,7 +36,7 @@ _MAX_DISK_FILES: Final = 1024
 _LIFETIME_S: Final = 24 * 3600.0
 
 
-class FarCell(Cell):
+class RemoteCell(Cell):
     """A cell in a container of its own, which ends with it."""
 
     machine: ContainerMachine | None = None
@@ -47,13 +48,13 @@ class FarCell(Cell):
             self.ending = asyncio.create_task(self.machine.delete("its cell is done"), name="cell end")
 
 
-class FarKeeper(TemplateKeeper):
+class RemoteCells(TemplateKeeper):
     """There is no template process elsewhere: a cell is lost when its own container is."""
 
     def __init__(self) -> None:
         self.template = None
         self.num_templates = 0
-        self.cells: dict[int, FarCell] = {}
+        self.cells: dict[int, RemoteCell] = {}
 
     def has_lost(self, generation: int) -> bool:
         return False
@@ -68,54 +69,34 @@ class ContainerJudge(SandboxPool):
     """Judges code in containers. Use as `async with`."""
 
     def __init__(self, config: SandboxConfig, host: ContainerHost) -> None:
-        self._far = FarKeeper()
-        super().__init__(config, self._far)
+        self._remote = RemoteCells()
+        super().__init__(config, self._remote)
         self._machines = ContainerPool(config, host)
         self._numbers = itertools.count(1)
         self._missing: dict[str, str | None] = {}
 
     async def measure(self) -> IsolationReport:
-        await self._machines.host.open()
         return await self._machines.measure()
 
     async def close(self) -> None:
         await super().close()
-        endings = [cell.ending for cell in self._far.cells.values() if cell.ending is not None]
+        endings = [cell.ending for cell in self._remote.cells.values() if cell.ending is not None]
         if endings:
             await asyncio.wait(endings)
         await self._machines.close()
 
-    async def judge(
-        self,
-        code: str,
-        tests: Sequence[Test],
-        *,
-        timeout_s: float | None = None,
-        memory_mb: int | None = None,
-        language: str = "python",
-        checker: Checker | None = None,
-        stop_at_first_failure: bool = False,
-        num_parallel: int = 1,
-    ) -> JudgeResult:
-        """As `SandboxPool.judge`; the language's programs are looked for in the image."""
+    async def judge_request(self, request: JudgeRequest) -> JudgeResult:
+        """As `SandboxPool.judge_request`; the language's programs are looked for in the image."""
         _ = self.isolation
-        await self._require_programs(find_language(self.config, language))
-        if isinstance(checker, ProgramChecker):
-            await self._require_programs(find_language(self.config, checker.language))
+        await self._require_programs(find_language(self.config, request.language))
+        if isinstance(request.checker, ProgramChecker):
+            await self._require_programs(find_language(self.config, request.checker.language))
+        memory_mb = request.memory_mb
         if isinstance(memory_mb, int) and memory_mb > self._machine_memory_mb:
             raise UserError(
                 f"memory_mb is {memory_mb}, and the containers have {self._machine_memory_mb}; raise sandbox.memory_mb"
             )
-        return await super().judge(
-            code,
-            tests,
-            timeout_s=timeout_s,
-            memory_mb=memory_mb,
-            language=language,
-            checker=checker,
-            stop_at_first_failure=stop_at_first_failure,
-            num_parallel=num_parallel,
-        )
+        return await super().judge_request(request)
 
     @property
     def _machine_memory_mb(self) -> int:
@@ -156,18 +137,13 @@ class ContainerJudge(SandboxPool):
         self._stats = replace(self._stats, num_cells=self._stats.num_cells + 1)
         return cell
 
-    async def _enter(self, machine: ContainerMachine, limits: CellLimits | None) -> FarCell:
-        order = {
-            "do": "judge",
-            "settings": self._settings().to_json(),
-            "cell": limits._asdict() if limits else None,
-        }
+    async def _enter(self, machine: ContainerMachine, limits: CellLimits | None) -> RemoteCell:
         try:
-            ours = await machine.line.open_socket(order)
+            ours = await machine.open_cell(self._settings(), limits)
         except SandboxError as error:
             raise CellLost("the container ended before its cell was made") from error
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        cell = FarCell(next(self._numbers), 0, limits, reader, writer)
+        cell = RemoteCell(next(self._numbers), 0, limits, reader, writer)
         try:
             await cell.wait_ready(_READY_S)
         except BaseException:
@@ -175,15 +151,15 @@ class ContainerJudge(SandboxPool):
             raise
         cell.machine = machine
         self._forget_ended()
-        self._far.cells[cell.number] = cell
+        self._remote.cells[cell.number] = cell
         return cell
 
     def _forget_ended(self) -> None:
-        for number, cell in list(self._far.cells.items()):
+        for number, cell in list(self._remote.cells.items()):
             if cell.ending is not None and cell.ending.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     cell.ending.exception()
-                del self._far.cells[number]
+                del self._remote.cells[number]
 
     def _machine_config(self, limits: CellLimits | None) -> MachineConfig:
         disk_mb = self.config.disk_mb if limits is None else limits.disk_bytes >> 20

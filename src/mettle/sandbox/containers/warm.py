@@ -1,7 +1,7 @@
 """Containers made ahead of time.
 
-Invariant: each is handed out once, and only while its line is open; one that cannot be made is tried again later, more
-and more seldom, and costs nobody but whoever then has to wait for a new one.
+Invariant: each is handed out once, and only while its agent can be reached; one that cannot be made is tried again
+later, more and more seldom, and costs nobody but whoever then has to wait for a new one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mettle.errors import MettleError
-from mettle.sandbox.containers.line import AgentLine
+from mettle.sandbox.containers.errors import SELDOM
+from mettle.sandbox.containers.link import AgentLink
+from mettle.web.backoff import Retries
 
 logger = logging.getLogger(__name__)
 
 _MAX_AGE_S: Final = 3600.0
-_FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
 
 
 class Keepable(Protocol):
     """What is needed of a container."""
 
-    line: AgentLine
+    link: AgentLink
 
     async def remove(self) -> None: ...
 
@@ -64,7 +64,7 @@ class Warm(Generic[C]):
         try:
             while self._kept:
                 container, made = self._kept.popleft()
-                if container.line.is_open and time.monotonic() - made < _MAX_AGE_S:
+                if container.link.is_open and time.monotonic() - made < _MAX_AGE_S:
                     return container
                 await container.remove()
             return None
@@ -82,15 +82,14 @@ class Warm(Generic[C]):
             await self._kept.popleft().container.remove()
 
     async def _fill(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        retries = Retries(SELDOM)
         while True:
             await self._is_wanted.wait()
             self._is_wanted.clear()
             while len(self._kept) < self._target:
                 try:
                     self._kept.append(_Kept(await self._make(), time.monotonic()))
-                    pause_s = _FIRST_PAUSE_S
+                    retries = Retries(SELDOM)
                 except MettleError as error:
                     logger.warning("no container could be made ahead of time: %s", error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    await retries.again()

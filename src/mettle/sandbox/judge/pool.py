@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from mettle.errors import SandboxError, UserError
@@ -37,6 +36,7 @@ from mettle.sandbox.judge.verdicts import JudgeResult, StdioTest
 from mettle.sandbox.judge.versions import report_language
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.pools import MeasuredPool
 from mettle.sandbox.toolchains import known_languages
 from mettle.sandbox.zygote.settings import CellLimits
 
@@ -65,11 +65,11 @@ class PoolStats:
     num_running: int = 0
 
 
-class SandboxPool(CodeJudge):
+class SandboxPool(MeasuredPool, CodeJudge):
     """Judges untrusted code. Use as `async with SandboxPool(config) as pool`."""
 
     def __init__(self, config: SandboxConfig | None = None, keeper: TemplateKeeper | None = None) -> None:
-        self.config = config or SandboxConfig()
+        super().__init__(config)
         self._slots = asyncio.Semaphore(self.config.max_running)
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
         self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
@@ -78,15 +78,7 @@ class SandboxPool(CodeJudge):
         self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
-        self._isolation: IsolationReport | None = None
         self._stats = PoolStats()
-
-    @property
-    def isolation(self) -> IsolationReport:
-        """What was measured to be in force when the pool started."""
-        if self._isolation is None:
-            raise UserError("the sandbox pool has not been started; use `async with SandboxPool(...) as pool`")
-        return self._isolation
 
     @property
     def template_pid(self) -> int | None:
@@ -100,24 +92,12 @@ class SandboxPool(CodeJudge):
         )
 
     async def __aenter__(self) -> Self:
-        try:
-            report = await self.measure()
-            isolation.check(report, self.config)
-        except BaseException:
-            await self.close()
-            raise
-        self._isolation = report
+        await super().__aenter__()
         self._refiller = asyncio.create_task(self._keep_warm(), name="sandbox refill")
         self._needs_refill.set()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def measure(self) -> IsolationReport:
-        """Find out what is in force here, by running code that tries the doors."""
         if self.config.backend == "unsafe":
             await self._keeper.living()
             return isolation.unisolated(self.config)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from mettle.sandbox.machines.capture import OutputCapture
 from mettle.sandbox.machines.commands import Chunk, CommandSpec, ExecResult, Output, StreamName
 from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.machines.line import Answer, Line, Reader, Writer
-from mettle.sandbox.machines.pipes import OutputCapture
 
 _KILL_GRACE_S: Final = 10.0
 _FLOOD_BYTES: Final = 64 << 20

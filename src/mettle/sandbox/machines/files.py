@@ -6,14 +6,15 @@ read piece by piece, and exactly as long as was announced.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from mettle.errors import UserError
 
@@ -40,6 +41,35 @@ class Snapshot:
 
     data: bytes
     paths: tuple[str, ...]
+
+
+class Fillable(Protocol):
+    """What is needed of a machine to give it its first contents."""
+
+    async def upload_files(self, files: Mapping[str, Content]) -> None: ...
+
+    async def restore(self, snapshot: Snapshot) -> None: ...
+
+    async def delete(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def deleted_on_failure(machine: Fillable) -> AsyncIterator[None]:
+    """A machine that does not become what was asked for does not stay."""
+    try:
+        yield
+    except BaseException:
+        await machine.delete()
+        raise
+
+
+async def fill(machine: Fillable, files: Mapping[str, Content], snapshot: Snapshot | None = None) -> None:
+    """Put its first contents into a machine that nobody else has yet; one that cannot be filled is deleted."""
+    async with deleted_on_failure(machine):
+        if snapshot is not None:
+            await machine.restore(snapshot)
+        if files:
+            await machine.upload_files(files)
 
 
 def file_pieces(files: Mapping[str, Content]) -> Iterator[bytes]:

@@ -1,8 +1,7 @@
 """The line between a machine and its owner, as commands and transfers use it, whatever it is made of.
 
-`Channel` is a socket of this host, along which descriptors travel; `AgentLine` (of `sandbox/containers`) is one stream
-of bytes to a machine anywhere. A reader or writer comes with the number of its other end, which the order that is to
-use it names; when the order has been sent the ends are let go.
+`Channel` is the one there is: a socket of this host, along which descriptors travel. A reader or writer comes with the
+number of its other end, which the order that is to use it names; when the order has been sent the ends are let go.
 Invariant: every order is answered once, by its answer or, when the machine has ended, by `MachineLost`.
 """
 

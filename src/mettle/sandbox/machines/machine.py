@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import contextlib
 import itertools
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
@@ -23,10 +22,11 @@ from mettle.sandbox.machines.cgroups import MachineCgroup
 from mettle.sandbox.machines.commands import CommandRunner, CommandSpec, ExecResult
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.egress import PORT, Egress
-from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost
+from mettle.sandbox.machines.endings import MachineLost
 from mettle.sandbox.machines.execution import Execution
 from mettle.sandbox.machines.files import Content, Entry, Snapshot, file_pieces, read_entries
 from mettle.sandbox.machines.jobs import LocalJob, LocalStream
+from mettle.sandbox.machines.lifetime import Timed
 from mettle.sandbox.machines.line import Line, Reader, Writer
 from mettle.sandbox.machines.transfers import Transfers
 
@@ -35,10 +35,10 @@ _MAX_PORT: Final = 65_535
 _END_S: Final = 2.0
 _MAX_LISTING_BYTES: Final = 64 << 20
 _MAX_DRAINED: Final = 64
-_MAX_ENTRY_BYTES: Final = 10 << 10  # of an archive, before a file's own: two paths of the longest kind, and padding
+MAX_ENTRY_BYTES: Final = 10 << 10  # of an archive, before a file's own: two paths of the longest kind, and padding
 
 
-class LocalMachine(CommandRunner):
+class LocalMachine(Timed, CommandRunner):
     """One machine. Made by `MachinePool.create`."""
 
     def __init__(
@@ -49,18 +49,15 @@ class LocalMachine(CommandRunner):
         channel: Line,
         kill: Callable[[], Awaitable[None]],
     ) -> None:
+        super().__init__(config)
         self.id = machine_id
-        self.config = config
         self.isolation = isolation
         self.channel = channel
-        self.created = time.monotonic()
         self._kill = kill
         self._transfers = Transfers(self)
         self._executions: set[Execution] = set()
         self._drained: deque[Reader] = deque()
         self._job_numbers = itertools.count(1)
-        self._num_busy = 0
-        self._last_used = self.created
         self.why_ended = ""
         self.lost_as: type[MachineLost] = MachineLost
         self.cgroup: MachineCgroup | None = None
@@ -73,28 +70,8 @@ class LocalMachine(CommandRunner):
         return not self.why_ended and self.channel.is_open
 
     @property
-    def idle_s(self) -> float:
-        """Seconds since the end of the last order; 0 while one is carried out."""
-        return 0.0 if self._num_busy or self._executions else time.monotonic() - self._last_used
-
-    def left_s(self) -> float | None:
-        """Seconds until its time may be over; None if that never comes."""
-        config = self.config
-        ends = []
-        if config.lifetime_s is not None:
-            ends.append(self.created + config.lifetime_s - time.monotonic())
-        if config.idle_s is not None:
-            ends.append(config.idle_s - self.idle_s)
-        return max(0.001, min(ends)) if ends else None
-
-    def why_due(self) -> str:
-        """Why its time is over; empty while it is not."""
-        config = self.config
-        if config.lifetime_s is not None and time.monotonic() - self.created >= config.lifetime_s:
-            return EndReason(f"its lifetime of {config.lifetime_s:g} s is over", EndCause.LIFETIME)
-        if config.idle_s is not None and self.idle_s >= config.idle_s:
-            return EndReason(f"nothing was asked of it for {config.idle_s:g} s", EndCause.IDLE)
-        return ""
+    def is_busy(self) -> bool:
+        return super().is_busy or bool(self._executions)
 
     async def exec_command(self, spec: CommandSpec) -> ExecResult:
         return await self._execute(spec, has_flood_limit=True).result()
@@ -133,7 +110,7 @@ class LocalMachine(CommandRunner):
         Raises: OSError, EFBIG for more than its disk can hold: files with holes have any size and take no room there.
         """
         limits, what = self.config.limits(), " ".join(paths)
-        most = limits.disk_bytes + limits.max_files * _MAX_ENTRY_BYTES
+        most = limits.disk_bytes + limits.max_files * MAX_ENTRY_BYTES
         return Snapshot(await self._transfers.take("pack", {"paths": list(paths)}, what, most), tuple(paths))
 
     async def restore(self, snapshot: Snapshot) -> None:
@@ -245,16 +222,6 @@ class LocalMachine(CommandRunner):
             raise SandboxError(f"machine {self.id} sent no socket")
         answer.passed.setblocking(False)
         return answer.passed
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """While an order is carried out, the machine is not idle."""
-        self._num_busy += 1
-        try:
-            yield
-        finally:
-            self._num_busy -= 1
-            self._last_used = time.monotonic()
 
 
 async def _wait_connected(connection: socket.socket) -> None:

@@ -11,8 +11,7 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
@@ -22,10 +21,11 @@ from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.machines.cgroups import Absence, CgroupHome, MachineCgroup, find_home, why_incomplete
 from mettle.sandbox.machines.channel import Channel
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.files import Snapshot
+from mettle.sandbox.machines.files import Snapshot, deleted_on_failure, fill
 from mettle.sandbox.machines.machine import LocalMachine
 from mettle.sandbox.machines.registry import MachineRegistry
 from mettle.sandbox.packages import package_paths
+from mettle.sandbox.pools import MeasuredPool
 from mettle.sandbox.zygote.rootfs import PACKAGES
 from mettle.sandbox.zygote.settings import MachineLimits
 
@@ -38,23 +38,15 @@ _READY_S: Final = 30.0
 _EXPLORER: Final = Path(__file__).parent.with_name("explorer.py")
 
 
-class MachinePool:
+class MachinePool(MeasuredPool):
     """Makes machines. Use as `async with MachinePool(config) as machines`."""
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
-        self.config = config or SandboxConfig()
+        super().__init__(config)
         self._keeper = TemplateKeeper(self.config, lambda: None)
         self._cgroups: CgroupHome | None = None
-        self._registry = MachineRegistry()
+        self._registry: MachineRegistry[LocalMachine] = MachineRegistry()
         self._tidier: asyncio.TimerHandle | None = None
-        self._isolation: IsolationReport | None = None
-
-    @property
-    def isolation(self) -> IsolationReport:
-        """What was measured to be in force in a machine when the pool started."""
-        if self._isolation is None:
-            raise UserError("the machine pool has not been started; use `async with MachinePool(...) as machines`")
-        return self._isolation
 
     @property
     def template_pid(self) -> int | None:
@@ -70,23 +62,7 @@ class MachinePool:
         """A machine by its id; SandboxError when there is none."""
         return self._registry.get(machine_id)
 
-    async def __aenter__(self) -> Self:
-        try:
-            report = await self.measure()
-            isolation.check(report, self.config)
-        except BaseException:
-            await self.close()
-            raise
-        self._isolation = report
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def measure(self) -> IsolationReport:
-        """Find out what is in force here, by a program in a machine that tries the doors."""
         unmeasured = isolation.unisolated(self.config)
         template = await self._keeper.living()
         if self.config.backend == "unsafe":
@@ -128,15 +104,9 @@ class MachinePool:
                 "network of this host. Leave `network` out, or use an isolated backend"
             )
         machine = await self._make(f"m-{secrets.token_hex(6)}", config, report)
-        try:
+        async with deleted_on_failure(machine):
             await machine.open_egress()
-            if snapshot is not None:
-                await machine.restore(snapshot)
-            if config.files:
-                await machine.upload_files(config.files)
-        except BaseException:
-            await machine.delete()
-            raise
+            await fill(machine, config.files, snapshot)
         self._registry.add(machine)
         return machine
 

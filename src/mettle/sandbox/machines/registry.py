@@ -8,37 +8,52 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Generic, Protocol, TypeVar
 
 from mettle.errors import SandboxError
-from mettle.sandbox.machines.machine import LocalMachine
 
 logger = logging.getLogger(__name__)
 
 
-class MachineRegistry:
+class Registered(Protocol):
+    """What is needed of a machine."""
+
+    id: str
+
+    def left_s(self) -> float | None: ...
+
+    def why_due(self) -> str: ...
+
+    async def delete(self, why: str = ...) -> None: ...
+
+
+M = TypeVar("M", bound=Registered)
+
+
+class MachineRegistry(Generic[M]):
     """Machines that have been made and have not ended."""
 
     def __init__(self) -> None:
-        self._machines: dict[str, LocalMachine] = {}
+        self._machines: dict[str, M] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
-    def all(self) -> tuple[LocalMachine, ...]:
+    def all(self) -> tuple[M, ...]:
         return tuple(self._machines.values())
 
-    def get(self, machine_id: str) -> LocalMachine:
+    def get(self, machine_id: str) -> M:
         """A machine by its id; SandboxError when there is none."""
         machine = self._machines.get(machine_id)
         if machine is None:
             raise SandboxError(f"there is no machine {machine_id!r}; it has ended, or never was")
         return machine
 
-    def add(self, machine: LocalMachine) -> None:
+    def add(self, machine: M) -> None:
         """Keep it until it ends, and end it when its time is over."""
         self._machines[machine.id] = machine
         self._schedule(machine)
 
-    def forget(self, machine: LocalMachine) -> None:
+    def forget(self, machine: M) -> None:
         """It has ended."""
         self._machines.pop(machine.id, None)
         timer = self._timers.pop(machine.id, None)
@@ -58,14 +73,14 @@ class MachineRegistry:
             with contextlib.suppress(asyncio.CancelledError):
                 await ending
 
-    def _schedule(self, machine: LocalMachine) -> None:
+    def _schedule(self, machine: M) -> None:
         """Look again when the machine's time may be over."""
         left_s = machine.left_s()
         if left_s is not None:
             timer = asyncio.get_running_loop().call_later(left_s, self._end_if_due, machine)
             self._timers[machine.id] = timer
 
-    def _end_if_due(self, machine: LocalMachine) -> None:
+    def _end_if_due(self, machine: M) -> None:
         why = machine.why_due()
         if not why:
             self._schedule(machine)

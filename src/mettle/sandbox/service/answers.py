@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mettle.sandbox.service import faults
+from mettle.sandbox.service.messages import ERROR_HEADER, HEARTBEAT_S
 from mettle.web.app import CONNECTION
 from mettle.web.problems import HttpError
 from mettle.web.streams import JSON_LINES, StreamedAnswer
 
-HEARTBEAT_S: Final = 15.0
-_PIECE_BYTES: Final = 1 << 18
+_PIECE_BYTES: Final = 1 << 20
 # What the doors and readers of `mettle.web` say, in the words of this service.
 _TYPES: Final = {
     **{"no_route": "no_route", "too_large": "too_large", "stalled": "stalled", "stopping": "closing"},
@@ -119,7 +119,7 @@ def problem_of(error: Exception, request: HTTPConnection) -> ServiceProblem:
     described = described_error(error)
     status, headers = faults.status_of(described), {}
     if request.scope["type"] == "websocket":
-        headers[faults.HEADER] = json.dumps({"error": described})
+        headers[ERROR_HEADER] = json.dumps({"error": described})
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return ServiceProblem(status, described["type"], {"error": described}, headers)

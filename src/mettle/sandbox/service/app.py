@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from mettle.sandbox.machines.endings import EndCause, EndReason
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.answers import ServiceProblem, body_of, problem_of
+from mettle.sandbox.service.messages import PREFIX
 from mettle.sandbox.service.routes import (
     commands,
     files,
@@ -36,7 +37,6 @@ from mettle.sandbox.service.routes import (
 )
 from mettle.sandbox.service.state import SandboxService, client_of
 from mettle.sandbox.service.tokens import LOCAL, Holder
-from mettle.sandbox.service.wire import PREFIX
 from mettle.web.app import WebApp, routed
 from mettle.web.doors import allowed_hosts
 from mettle.web.problems import HttpError

@@ -33,13 +33,12 @@ from typing import Any, Final
 from mettle.errors import MettleError, SandboxError, UserError
 from mettle.sandbox.judge.checkers import CheckerError
 from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
+from mettle.sandbox.service.messages import STATUSES
+from mettle.wording import one_line
 
 logger = logging.getLogger(__name__)
 
-HEADER: Final = "Mettle-Error"
-"""Repeats the body where a client cannot read it: in the refusal of a websocket."""
 _MAX_MESSAGE: Final = 2000
-_UNPRINTABLE: Final = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 
 
 class TokenRefused(UserError):
@@ -74,38 +73,38 @@ class NoSpace(SandboxError):
     """The service's own disk is full."""
 
 
-KINDS: Final[dict[str, tuple[int, type[Exception]]]] = {
-    "user": (400, UserError),
-    "token": (401, TokenRefused),
-    "no_machine": (404, NoMachine),
-    "no_job": (404, NoJob),
-    "no_route": (404, UserError),
-    "machine_ended": (410, MachineLost),
-    "too_large": (413, TooLarge),
-    "os": (422, OSError),
-    "checker": (422, CheckerError),
-    "quota": (429, QuotaExceeded),
-    "busy": (429, ServiceBusy),
-    "stalled": (408, SandboxError),
-    "refused": (403, UserError),
-    "sandbox": (500, SandboxError),
-    "internal": (500, SandboxError),
-    "closing": (503, ServiceBusy),
-    "no_space": (507, NoSpace),
+KINDS: Final[dict[str, type[Exception]]] = {
+    "user": UserError,
+    "token": TokenRefused,
+    "no_machine": NoMachine,
+    "no_job": NoJob,
+    "no_route": UserError,
+    "machine_ended": MachineLost,
+    "too_large": TooLarge,
+    "os": OSError,
+    "checker": CheckerError,
+    "quota": QuotaExceeded,
+    "busy": ServiceBusy,
+    "stalled": SandboxError,
+    "refused": UserError,
+    "sandbox": SandboxError,
+    "internal": SandboxError,
+    "closing": ServiceBusy,
+    "no_space": NoSpace,
 }
 _OF_THE_SERVER: Final = ("no_route", "internal", "closing", "stalled", "refused")
-_TYPES: Final = [(kind, name) for name, (_, kind) in KINDS.items() if name not in _OF_THE_SERVER]
+_TYPES: Final = [(kind, name) for name, kind in KINDS.items() if name not in _OF_THE_SERVER]
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def describe(error: Exception) -> dict[str, Any]:
     """The error as data."""
-    body: dict[str, Any] = {"type": _type_of(error), "message": _one_line(error)}
+    body: dict[str, Any] = {"type": _type_of(error), "message": _line(str(error)) or type(error).__name__}
     if isinstance(error, OSError):
         number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
         body |= {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
     elif isinstance(error, MachineLost):
-        body |= {"why": _printable(error.why), "cause": cause_of(error.why)}
+        body |= {"why": _line(error.why), "cause": cause_of(error.why)}
     elif body["type"] == "internal":
         logger.error("a handler failed", exc_info=error)
     return body
@@ -113,23 +112,23 @@ def describe(error: Exception) -> dict[str, Any]:
 
 def status_of(body: dict[str, Any]) -> int:
     """The HTTP status of an error described."""
-    return KINDS[body["type"]][0]
+    return STATUSES[body["type"]]
 
 
 def rebuild(status: int, text: bytes) -> Exception:
     """The exception that an answer stands for, as the client raises it."""
     try:
         body = json.loads(text)["error"]
-        name, message = str(body["type"]), _printable(str(body["message"]))
-        kind = KINDS[name][1]
+        name, message = str(body["type"]), _line(str(body["message"]))
+        kind = KINDS[name]
         if kind is OSError:
             what = body.get("what")
-            named = None if what is None else _printable(str(what))
-            return OSError(int(body["errno"]), _printable(str(body["strerror"])), named)
+            named = None if what is None else _line(str(what))
+            return OSError(int(body["errno"]), _line(str(body["strerror"])), named)
         if kind is MachineLost:
             return MachineLost(
                 message,
-                why=EndReason(_printable(str(body.get("why", ""))), EndCause(body.get("cause", EndCause.FAILURE))),
+                why=EndReason(_line(str(body.get("why", ""))), EndCause(body.get("cause", EndCause.FAILURE))),
             )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return ServiceLost(f"the answer is not one of a sandbox service (status {status})")
@@ -152,10 +151,6 @@ def own_disk(error: OSError) -> Exception:
     return SandboxError(f"the sandbox service could not keep a file: {error.strerror}")
 
 
-def _one_line(error: Exception) -> str:
-    return _printable(str(error)) or type(error).__name__
-
-
-def _printable(text: str) -> str:
-    """One line, of which no character steers a terminal: names of files in it are those of untrusted code."""
-    return " ".join(text.split())[:_MAX_MESSAGE].translate(_UNPRINTABLE)
+def _line(text: str) -> str:
+    """Of which no character steers a terminal: names of files in it are those of untrusted code."""
+    return one_line(text, _MAX_MESSAGE)

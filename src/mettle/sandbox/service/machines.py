@@ -19,6 +19,7 @@ from typing import Any, Final
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
+from mettle.sandbox.machines.files import fill
 from mettle.sandbox.protocols import Job, Machine, Machines
 from mettle.sandbox.service.faults import NoJob, NoMachine
 from mettle.sandbox.service.metrics import ServiceMetrics
@@ -136,12 +137,7 @@ class Register:
     async def _make(self, config: MachineConfig) -> Machine:
         """What is remembered of it, also when it has ended, is without its first files."""
         machine = await self.pool.create(replace(config, files={}))
-        if config.files:
-            try:
-                await machine.upload_files(config.files)
-            except BaseException:
-                await machine.delete()
-                raise
+        await fill(machine, config.files)
         return machine
 
     def find(self, holder: Holder, machine_id: str) -> MachineRecord:

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from mettle.web.figures import Figure, metrics_page, snapshot
+from mettle.web.figures import MetricSamples, metrics_page, snapshot
 
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 PREFIX: Final = "mettle_sandbox_"
@@ -96,10 +96,10 @@ class ServiceMetrics:
         moment = list(samples)
         registry = CollectorRegistry(auto_describe=False)
 
-        def figures(names: Iterable[str], texts: dict[str, str]) -> Iterator[Figure]:
+        def figures(names: Iterable[str], texts: dict[str, str]) -> Iterator[MetricSamples]:
             for name in names:
                 held = [(s.labels, s.value) for s in moment if s.name == name and _may_see(s.labels, is_shown)]
-                yield Figure(PREFIX + name, texts[name], held)
+                yield MetricSamples(PREFIX + name, texts[name], held)
 
         snapshot(registry, lambda: figures(GAUGES, GAUGES))
         for counter in self._counts.values():

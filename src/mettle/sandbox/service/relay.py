@@ -11,9 +11,9 @@ import contextlib
 import socket
 from typing import Final, Protocol
 
+from mettle.sandbox.service.messages import EOF
+
 _READ_BYTES: Final = 1 << 16
-MAX_MESSAGE: Final = 1 << 20
-_EOF: Final = "eof"
 
 
 class Messages(Protocol):
@@ -49,7 +49,7 @@ async def _outward(loop: asyncio.AbstractEventLoop, connection: socket.socket, m
     """From the socket; True when it ended in good order."""
     while data := await loop.sock_recv(connection, _READ_BYTES):
         await messages.send(data)
-    await messages.send(_EOF)
+    await messages.send(EOF)
     return True
 
 
@@ -59,7 +59,7 @@ async def _inward(loop: asyncio.AbstractEventLoop, connection: socket.socket, me
         message = await messages.receive()
         if isinstance(message, bytes):
             await loop.sock_sendall(connection, message)
-        elif message == _EOF:
+        elif message == EOF:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
             return True

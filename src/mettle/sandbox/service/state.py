@@ -17,10 +17,10 @@ from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.idempotency import IdempotentRequests
 from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import MachineRecord, Register
+from mettle.sandbox.service.messages import CLIENT_HEADER, KEY_HEADER
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder, Tokens
-from mettle.sandbox.service.wire import CLIENT_HEADER, KEY_HEADER
 
 
 @dataclass(frozen=True, slots=True)

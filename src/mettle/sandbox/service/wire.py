@@ -25,10 +25,6 @@ from mettle.sandbox.machines.commands import ExecResult
 from mettle.sandbox.machines.files import Entry
 from mettle.sandbox.zygote.values import require_spread
 
-PREFIX: Final = "/api/v1"
-CLIENT_HEADER: Final = "Mettle-Client"
-KEY_HEADER: Final = "Idempotency-Key"
-FILES_TYPE: Final = "application/x-mettle-files"
 _SAFE_INT: Final = 1 << 53
 _MAX_DEPTH: Final = 100
 

@@ -16,13 +16,13 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from mettle.evals.reader import EvaluationEntry
-from mettle.tui.catalog import Group, errors_of, mean_of
+from mettle.tui.catalog import Group
 from mettle.tui.parts import BrowserScreen, PromptBar
 from mettle.tui.record_table import Cell, Column, RecordTable
 from mettle.wording import DASH, ago, count, format_reward, one_line, percent, whole
 
 LOOK_AGAIN_S = 2.0
-NOTHING = "no evaluations in outputs/evals or environments/*/outputs/evals; mettle eval run ENV -m MODEL makes one"
+NOTHING = "no evaluations in outputs/evals, environments/*/outputs/evals or runs: mettle eval run ENV -m MODEL"
 
 
 class ChoiceScreen(BrowserScreen):
@@ -133,7 +133,7 @@ class EnvironmentsScreen(ChoiceScreen):
         best = item.best
         return (
             Cell(item.name, "strong"), Cell(str(len(item.models))), Cell(str(len(item.entries))),
-            Cell(format_reward(mean_of(best) if best else None), "accent"), Cell(best.model if best else DASH, "dim"),
+            Cell(format_reward(best.reward if best else None), "accent"), Cell(best.model if best else DASH, "dim"),
             Cell(ago(item.entries[0].modified_at, time.time()), "dim"),
         )  # fmt: skip
 
@@ -173,10 +173,10 @@ class ModelsScreen(ChoiceScreen):
 
     def cells_of(self, item: Group) -> Sequence[Cell]:
         best, latest = item.best, item.entries[0]
-        errors = errors_of(latest)
+        errors = latest.error_rate
         return (
             Cell(item.name, "strong"), Cell(str(len(item.entries))),
-            Cell(format_reward(mean_of(best) if best else None), "accent"), Cell(format_reward(mean_of(latest))),
+            Cell(format_reward(best.reward if best else None), "accent"), Cell(format_reward(latest.reward)),
             Cell(percent(errors) if errors else DASH, "bad" if errors else "dim"),
             Cell(ago(latest.modified_at, time.time()), "dim"),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -15,13 +16,12 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widget import Widget
 
-from mettle.evals.reader import EvaluationEntry
-from mettle.tui.catalog import cost_of, errors_of, mean_of, number, planned_of, saved_of, took_of
+from mettle.evals.reader import OWN_KIND, EvaluationEntry
 from mettle.tui.overview import Paragraphs
 from mettle.tui.parts import Page
 from mettle.tui.record_table import Cell, Column, RecordTable
 from mettle.tui.screens.choices import ChoiceScreen
-from mettle.wording import DASH, count, duration, format_interval, format_reward, one_line, percent, usd, whole
+from mettle.wording import DASH, count, duration, format_interval, format_reward, number, one_line, percent, usd, whole
 
 
 class RunsScreen(ChoiceScreen):
@@ -59,21 +59,20 @@ class RunsScreen(ChoiceScreen):
         return self.browser.catalog.runs(self.env_id, self.model)
 
     def name_of(self, item: EvaluationEntry) -> str:
-        return str(item.path)
+        return item.name
 
     def cells_of(self, item: EvaluationEntry) -> Sequence[Cell]:
-        number = self.marked.index(str(item.path)) if str(item.path) in self.marked else None
-        errors = errors_of(item)
-        num, interval = saved_of(item)
+        number = self.marked.index(item.name) if item.name in self.marked else None
+        errors = item.error_rate
         return (
             Cell("" if number is None else "AB"[number], "mark"),
-            Cell(item.path.name, "bad" if item.problem else "strong"),
-            Cell(format_reward(mean_of(item)), "accent"),
-            Cell(format_interval(interval), "dim"),
-            Cell(whole(num or planned_of(item))),
+            Cell(title_of(item), "bad" if item.problem else "strong"),
+            Cell(format_reward(item.reward), "accent"),
+            Cell(format_interval(item.interval), "dim"),
+            Cell(_progress(item), "" if item.is_complete else "warn"),
             Cell(percent(errors) if errors else DASH, "bad" if errors else "dim"),
-            Cell(usd(cost_of(item))),
-            Cell(duration(took_of(item)), "dim"),
+            Cell(usd(item.cost_usd)),
+            Cell(duration(item.time_s), "dim"),
             Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(item.modified_at)), "dim"),
         )
 
@@ -95,14 +94,14 @@ class RunsScreen(ChoiceScreen):
         if item.problem:
             self.browser.refuse(item.problem)
         else:
-            self.browser.open_run(item.path)
+            self.browser.open_run(Path(item.name))
 
     def action_mark(self) -> None:
         """Mark a run for a comparison: the first is A, the second B."""
         item = self.chosen()
         if item is None:
             return
-        name = str(item.path)
+        name = item.name
         self.marked = (
             [kept for kept in self.marked if kept != name] if name in self.marked else [*self.marked, name][-2:]
         )
@@ -110,7 +109,7 @@ class RunsScreen(ChoiceScreen):
 
     def action_compare(self) -> None:
         """Compare the two that are marked; A is the one that was marked first."""
-        paths = {str(item.path): item.path for item in self.all_items()}
+        paths = {item.name: Path(item.name) for item in self.all_items()}
         pair = [paths[name] for name in self.marked if name in paths]
         if len(pair) != 2:
             self.browser.refuse("mark two runs with x first: A is the one before, B the one after")
@@ -122,15 +121,28 @@ class RunsScreen(ChoiceScreen):
         self.page.show(partial(_preview, item) if item is not None else lambda width: Content(""))
 
 
+def title_of(entry: EvaluationEntry) -> str:
+    """An evaluation by its folder, or by what it is of the run that it belongs to."""
+    return entry.path.name if entry.kind == OWN_KIND else f"{entry.path.name}:{entry.eval_id} {entry.kind}"
+
+
+def _progress(entry: EvaluationEntry) -> str:
+    """How many rollouts there are, and of how many."""
+    done, planned = entry.num_done, entry.num_planned
+    if done is None or planned is None or done >= planned:
+        return whole(planned if done is None else done)
+    return f"{whole(done)} of {whole(planned)}"
+
+
 def _preview(entry: EvaluationEntry, width: int) -> Content:
     """What the metadata of a run say."""
     page = Paragraphs(width)
     metadata = entry.metadata
-    page.head(one_line(entry.path.name, 60), one_line(metadata.get("name") or "", 60))
+    page.head(one_line(title_of(entry), 60), one_line(metadata.get("name") or "", 60))
     if entry.problem:
         page.line((one_line(entry.problem, 600), "$error"))
         return page.content()
-    page.row("reward", format_reward(mean_of(entry)), tone="bold")
+    page.row("reward", format_reward(entry.reward), tone="bold")
     for title in ("pass_at_k", "pass_all_k", "avg_metrics"):
         values = metadata.get(title)
         if isinstance(values, dict) and values:

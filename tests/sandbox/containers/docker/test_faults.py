@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from mettle.cli import main
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
-from mettle.sandbox.containers.docker.api import find_address
+from mettle.sandbox.containers.docker.client import find_address
 from mettle.sandbox.containers.docker.config import DockerConfig
-from mettle.sandbox.containers.faults import (
+from mettle.sandbox.containers.errors import (
     ControlPlaneAway,
     ControlPlaneError,
     ImageMissing,
@@ -156,7 +156,7 @@ async def test_what_became_of_a_container_has_a_type(daemon: FakeDocker) -> None
 async def test_a_lost_container_is_no_verdict_on_the_code_that_did_not_end_it(daemon: FakeDocker) -> None:
     async with open_judge(config_for(daemon).model_copy(update={"warm": 0})) as judge:
         judging = asyncio.create_task(judge.judge("import time; time.sleep(1); print(1)", [StdioTest("", "1")]))
-        while not judge._far.cells:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        while not judge._remote.cells:  # type: ignore[attr-defined]  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await daemon._end(newest(daemon))
         assert (await judging).has_passed

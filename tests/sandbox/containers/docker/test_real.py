@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from mettle.sandbox import MachineConfig, SandboxConfig, open_judge, open_machines
 from mettle.sandbox.containers.docker.config import DockerConfig
-from mettle.sandbox.containers.faults import MachineOutOfMemory
+from mettle.sandbox.containers.errors import MachineOutOfMemory
 from mettle.sandbox.protocols import Judge, Machines
 from mettle.sandbox.testing import JudgeContract, MachineContract
 

@@ -177,8 +177,8 @@ class FakeDocker:
                 return self._inspect(container)
             case "PUT", ["archive"]:
                 return await self._put_archive(request, container)
-            case "HEAD", ["archive"]:
-                return self._stat_archive(request, container)
+            case "GET", ["archive"]:
+                return self._get_archive(request, container)
             case "POST", ["attach"]:
                 return await self._attach(request, container)
             case "POST", ["start"]:
@@ -210,7 +210,9 @@ class FakeDocker:
 
     async def _pull(self, request: web.Request) -> web.StreamResponse:
         """A stream of JSON, cut where it happens to be cut; what goes wrong comes after the status."""
-        name = f"{request.query['fromImage']}:{request.query['tag']}"
+        name = request.query["fromImage"]
+        if "tag" in request.query:
+            name = f"{name}:{request.query['tag']}"
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         await answer.prepare(request)
         told: list[dict[str, Any]] = [{"status": f"Pulling from {name}", "id": "latest"}]
@@ -269,7 +271,10 @@ class FakeDocker:
             **{"OOMKilled": container.is_out_of_memory, "ExitCode": container.exit_code, "Error": ""},
         }
         return web.json_response(
-            {"Id": container.id, "Name": f"/{container.name}", "State": state, "Image": container.image["Id"]}
+            {
+                **{"Id": container.id, "Name": f"/{container.name}", "State": state, "Image": container.image["Id"]},
+                "Config": {"Tty": container.body.get("Tty", False)},
+            }
         )
 
     def _volume_at(self, container: Container, path: str) -> tuple[Path, bool, str]:
@@ -284,13 +289,16 @@ class FakeDocker:
             raise Problem(403, "container rootfs is marked read-only")
         with tarfile.open(fileobj=io.BytesIO(await request.read())) as archive:
             archive.extractall(volume / inner, filter="data")
-        return web.Response()
+        return web.Response(text="")
 
-    def _stat_archive(self, request: web.Request, container: Container) -> web.Response:
+    def _get_archive(self, request: web.Request, container: Container) -> web.Response:
         volume, _, inner = self._volume_at(container, request.query["path"])
         if not (volume / inner).exists():
             raise Problem(404, f"Could not find the file {request.query['path']} in container {container.id}")
-        return web.Response(headers={"X-Docker-Container-Path-Stat": "e30="})
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(volume / inner, inner)
+        return web.Response(body=packed.getvalue(), content_type="application/x-tar")
 
     async def _start(self, container: Container) -> web.Response:
         if container.status == "running":

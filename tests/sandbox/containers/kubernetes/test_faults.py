@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import pytest_asyncio
@@ -16,7 +18,7 @@ from fakes.kubernetes_api import TOKEN, FakeKubernetes
 
 from mettle.errors import UserError
 from mettle.sandbox import MachineConfig, MachineLost, SandboxConfig, open_machines
-from mettle.sandbox.containers.faults import (
+from mettle.sandbox.containers.errors import (
     ControlPlaneAway,
     ControlPlaneError,
     ImageMissing,
@@ -26,15 +28,18 @@ from mettle.sandbox.containers.faults import (
     NodeLost,
 )
 from mettle.sandbox.containers.grading import Surroundings, examine
-from mettle.sandbox.containers.kubernetes.access import find_access
-from mettle.sandbox.containers.kubernetes.bodies import STATE, TAKEN, WARM, token_of
+from mettle.sandbox.containers.kubernetes.access import Access
+from mettle.sandbox.containers.kubernetes.bodies import STATE, TAKEN, WARM, identity_of
+from mettle.sandbox.containers.kubernetes.client import KubernetesClient
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
 from mettle.sandbox.containers.kubernetes.host import KubernetesHost
-from mettle.sandbox.containers.pool import ContainerMachine, ContainerPool
-from mettle.sandbox.containers.transports import SealedTransport
-from mettle.sandbox.machines.machine import LocalMachine
+from mettle.sandbox.containers.kubernetes.identity import SecureStream, make_identity
+from mettle.sandbox.containers.machine import ContainerMachine
+from mettle.sandbox.containers.pool import ContainerPool
 
 pytestmark = [pytest.mark.usefixtures("_needs_isolation"), pytest.mark.asyncio]
+
+EXEC_API = "client.authentication.k8s.io/v1"
 
 
 @pytest_asyncio.fixture
@@ -64,7 +69,7 @@ async def until_warm(cluster: FakeKubernetes, num: int) -> list[str]:
     return found
 
 
-def pod_of(machine: LocalMachine) -> str:
+def pod_of(machine: object) -> str:
     assert isinstance(machine, ContainerMachine)
     return machine.container.id
 
@@ -216,7 +221,7 @@ async def test_the_pods_of_an_owner_that_gives_no_sign_are_removed_by_another(cl
     async with open_machines(config_for(cluster)):
         assert not cluster.pods
         assert len(cluster.objects["leases"]) == 1
-    machine.line.close()
+    await machine.link.close()
     await lost._client.close()
 
 
@@ -231,21 +236,43 @@ async def test_a_lease_that_was_renewed_meanwhile_is_not_removed(cluster: FakeKu
         assert cluster.objects["leases"]
 
 
-async def said_to(address: str, token: bytes) -> bytes:
-    """What an agent says to somebody with this token: nothing, or a closed door."""
+ASKING = b"\0\0\0\0\1\0\0\0\x2cGET /api/v1/status HTTP/1.1\r\nHost: agent\r\n\r\n"
+
+
+async def said_to(address: str, identity: str) -> bytes:
+    """What an agent says to somebody with this certificate: nothing, or a closed door."""
     try:
-        line = await SealedTransport.connect(address, 8790, token, 2)
+        stream = await SecureStream.connect(address, 8790, identity, 2)
     except OSError:
         return b""
     try:
-        return await line.read()
+        stream.write(ASKING)
+        return await stream.read()
     except OSError:
         return b""
     finally:
-        line.close()
+        await stream.close()
 
 
-async def test_whoever_does_not_know_the_token_gets_nowhere_near_the_agent(cluster: FakeKubernetes) -> None:
+class Impostor(SecureStream):
+    """Takes any agent, and shows a certificate of its own."""
+
+    @classmethod
+    async def connect(cls, host: str, port: int, identity: str, timeout_s: float) -> Self:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if identity:
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write(identity)
+                file.flush()
+                context.load_cert_chain(file.name)
+        async with asyncio.timeout(timeout_s):
+            made = cls(*await asyncio.open_connection(host, port, ssl=context))
+        made.write(ASKING)
+        return made
+
+
+async def test_whoever_does_not_hold_the_key_gets_nowhere_near_the_agent(cluster: FakeKubernetes) -> None:
     host = KubernetesHost(config_for(cluster, warm=1).kubernetes)
     await host.open()
     try:
@@ -255,16 +282,42 @@ async def test_whoever_does_not_know_the_token_gets_nowhere_near_the_agent(clust
         reader, writer = await asyncio.open_connection(address, 8790)
         writer.write(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n" + b"x" * 200)
         with contextlib.suppress(ConnectionResetError):
-            assert len(await reader.read()) <= 32  # its nonce, and the end
+            assert len(await reader.read()) <= 32  # an alert of TLS, and the end
         writer.close()
-        assert token_of(pod) != bytes(32)
-        assert not await said_to(address, bytes(32))
+        assert not await said_to(address, make_identity())
+        for shown in ("", make_identity()):
+            with contextlib.suppress(OSError):
+                impostor = await Impostor.connect(address, 8790, shown, 2)
+                assert not await impostor.read()
         container = await host.make(host.shape_of(MachineConfig()), MachineConfig())
         assert container.id == waiting
-        assert not await said_to(address, token_of(pod))  # it has an owner already
+        async with asyncio.timeout(20):
+            while not (other := [name for name in pods_in(cluster, WARM) if name != waiting]):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        next_pod = cluster.pods[other[0]]
+        async with asyncio.timeout(20):
+            while not (said := await said_to(next_pod["status"]["podIP"], identity_of(next_pod))):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # it starts
+        assert b"200" in said
+        assert not await said_to(address, identity_of(pod))  # it has an owner already
         await container.remove()
     finally:
         await host.close()
+
+
+async def test_who_stands_in_for_an_agent_is_not_believed(cluster: FakeKubernetes) -> None:
+    """Another pod, or the network, answers at the address: the certificate is not the one that the pod was given."""
+    real, other = make_identity(), make_identity()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(other)
+        file.flush()
+        context.load_cert_chain(file.name)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await SecureStream.connect("127.0.0.1", port, real, 2)
 
 
 async def test_a_cancelled_creation_leaves_no_pod(cluster: FakeKubernetes) -> None:
@@ -352,8 +405,8 @@ async def test_a_token_that_was_refused_is_read_again(cluster: FakeKubernetes, t
 
 async def test_a_program_of_the_kubeconfig_gives_the_token(cluster: FakeKubernetes, tmp_path: Path) -> None:
     told = json.loads(cluster.kubeconfig().read_text())
-    credential = {"kind": "ExecCredential", "status": {"token": TOKEN}}
-    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [json.dumps(credential)]}
+    credential = {"apiVersion": EXEC_API, "kind": "ExecCredential", "status": {"token": TOKEN}}
+    command = {"apiVersion": EXEC_API, "command": "echo", "args": [json.dumps(credential)]}
     told["users"][0]["user"] = {"exec": command}
     path = tmp_path / "config"
     path.write_text(json.dumps(told))
@@ -361,19 +414,42 @@ async def test_a_program_of_the_kubeconfig_gives_the_token(cluster: FakeKubernet
         assert cluster.objects["leases"]
 
 
+async def test_a_program_whose_token_was_refused_is_asked_again(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    told = json.loads(cluster.kubeconfig().read_text())
+    credential: dict[str, Any] = {"apiVersion": EXEC_API, "kind": "ExecCredential", "status": {"token": "an-old-one"}}
+    held = tmp_path / "credential"
+    held.write_text(json.dumps(credential))
+    command = {"apiVersion": EXEC_API, "command": "cat", "args": [str(held)]}
+    told["users"][0]["user"] = {"exec": command}
+    path = tmp_path / "config"
+    path.write_text(json.dumps(told))
+    client = KubernetesClient(KubernetesConfig(kubeconfig=path))
+    with pytest.raises(ControlPlaneError, match="401"):
+        await client.open()
+    credential["status"] = {"token": TOKEN}
+    held.write_text(json.dumps(credential))
+    assert (await client.send("GET", "/version"))["gitVersion"] == "v1.31.0"
+    await client.close()
+
+
 async def test_a_cluster_that_cannot_be_found_is_one_clear_error(cluster: FakeKubernetes, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.json cannot be read .*sandbox\.kubernetes\.kubeconfig"):
-        find_access(KubernetesConfig(kubeconfig=tmp_path / "none.json"), {})
-    with pytest.raises(UserError, match="no context 'there'; it has here"):
-        find_access(KubernetesConfig(kubeconfig=cluster.kubeconfig(), context="there"), {})
-    with pytest.raises(UserError, match="no service account token"):
-        find_access(KubernetesConfig(), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    with pytest.raises(UserError, match=r"none\.json cannot be read, .*sandbox\.kubernetes\.kubeconfig"):
+        await Access.open(KubernetesConfig(kubeconfig=tmp_path / "none.json"), {})
+    with pytest.raises(UserError, match=r"no usable kubeconfig: .*there"):
+        await Access.open(KubernetesConfig(kubeconfig=cluster.kubeconfig(), context="there"), {})
+    with pytest.raises(UserError, match=r"service account: .*sandbox\.kubernetes\.kubeconfig"):
+        await Access.open(KubernetesConfig(), {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"})
     path = tmp_path / "config.yaml"
+    for text in ("a: [", "- a", "", "current-context: a"):
+        path.write_text(text)
+        with pytest.raises(UserError, match="no usable kubeconfig"):
+            await Access.open(KubernetesConfig(kubeconfig=path), {})
     path.write_text(
         "current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u, namespace: n}}]\n"
         "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1/'}}]\nusers: [{name: u, user: {token: t}}]\n"
     )
-    found = find_access(KubernetesConfig(kubeconfig=path), {})
-    assert (found.server, found.namespace, found.token) == ("http://127.0.0.1:1", "n", "t")
+    found = await Access.open(KubernetesConfig(kubeconfig=path), {})
+    assert (found.server, found.namespace) == ("http://127.0.0.1:1", "n")
+    await found.close()
     with pytest.raises(ControlPlaneAway, match=r"no Kubernetes API answers at http://127\.0\.0\.1:1"):
         await KubernetesHost(KubernetesConfig(kubeconfig=path, patience_s=0.2)).open()

@@ -1,10 +1,9 @@
-"""What Mettle runs inside a container: process 1, which obeys its owner over a stream. Standard library only.
+"""What Mettle runs inside a container: process 1, which answers its owner over one stream. Standard library only.
 
     boot.py      from the container's first instruction to the agent, on standard streams or on a port
-    wire.py      frames in and out; seal.py authenticates each piece of a stream that crosses a network
-    streams.py   numbered streams of frames, and the descriptors of the container that they end in
-    machine.py   orders: commands, transfers, ports, and cells for the judge
+    server.py    the routes of a sandbox service, for one machine; commands.py, one command
+    http.py      HTTP/1.1 and websockets; loop.py, coroutines; mux.py, many connections over the one stream
     cells.py     a cell in a container that is its own jail
 
-It is packed, with `zygote/`, into an archive that `containers/bundle.py` makes; nothing else of Mettle is in there.
+It is packed, with `zygote/` and what both ends know of the wire, into an archive that `containers/bundle.py` makes.
 """

@@ -1,12 +1,14 @@
 """From the first instruction in a container to the agent's loop.
 
 The interpreter starts a second time, with an environment written here: the image's variables must not steer it, and a
-token must not stand where code inside could look. They travel in a pipe.
+key must not stand where code inside could look. They travel in a pipe.
 
     python3 -I -S -B -c "<BOOT>" <archive> --stdio
-    python3 -I -S -B -c "<BOOT>" <archive> --port 8790      (the token in METTLE_AGENT_TOKEN)
+    python3 -I -S -B -c "<BOOT>" <archive> --port 8790      (certificate and key in METTLE_AGENT_IDENTITY, as PEM)
 
-Invariant: before the first order is taken, nobody else in the container can look into this process.
+On a port both ends prove by TLS that they hold that one key, so that what crosses the network can be neither read nor
+changed, and who does not hold it is hung up on.
+Invariant: before the first request is taken, nobody else in the container can look into this process.
 """
 
 from __future__ import annotations
@@ -18,21 +20,22 @@ import os
 import signal
 import socket
 import sys
-import time
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mettle.sandbox.containers.agent.cells import PROGRAMS
-from mettle.sandbox.containers.agent.machine import Agent
-from mettle.sandbox.containers.agent.seal import NONCE_BYTES, Seal
-from mettle.sandbox.containers.agent.wire import Wire
+from mettle.sandbox.containers.agent.server import Agent, Wire
 from mettle.sandbox.zygote import jail, kernel
 from mettle.sandbox.zygote.settings import Settings
 
-TOKEN_VARIABLE: Final = "METTLE_AGENT_TOKEN"
+if TYPE_CHECKING:
+    import ssl
+
+IDENTITY_VARIABLE: Final = "METTLE_AGENT_IDENTITY"
 _AGAIN: Final = "--again"
 _LEASE_S: Final = 60.0
-_HELLO_S: Final = 10.0
-_HELD: Final = ("METTLE_AGENT_TOKEN", "METTLE_AGENT_LEASE_S")
+_HANDSHAKE_S: Final = 10.0
+_READ_BYTES: Final = 1 << 18
+_HELD: Final = (IDENTITY_VARIABLE, "METTLE_AGENT_LEASE_S")
 _ENVIRONMENT: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/work",
@@ -66,9 +69,7 @@ def main(argv: list[str]) -> NoReturn:
     sys.path[:] = [path for path in sys.path if path and path != argv[1]]
     sys.argv = ["agent"]
     try:
-        wire = _wire(argv, held)
-        if wire is not None:
-            _serve(wire, held)
+        _serve(_wire(argv, held), held)
     except BaseException as error:
         print(f"the agent ends: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
@@ -81,16 +82,12 @@ def _take_held(descriptor: int) -> dict[str, str]:
     return held
 
 
-def _wire(argv: list[str], held: dict[str, str]) -> Wire | None:
-    """The way to the owner, on descriptors that no hand can mistake for its own."""
+def _wire(argv: list[str], held: dict[str, str]) -> Wire:
+    """The way to the owner, on descriptors that no op can mistake for its own."""
     if "--stdio" in argv:
-        wire = Wire(os.dup(0), os.dup(1))
+        wire: Wire = Pipes(os.dup(0), os.dup(1))
     else:
-        token = bytes.fromhex(held[TOKEN_VARIABLE])
-        accepted = _accept(int(argv[argv.index("--port") + 1]), token)
-        if accepted is None:
-            return None
-        wire = accepted
+        wire = Connection(_accept(int(argv[argv.index("--port") + 1]), _trust_only(held[IDENTITY_VARIABLE])))
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nothing, stream)
@@ -98,8 +95,67 @@ def _wire(argv: list[str], held: dict[str, str]) -> Wire | None:
     return wire
 
 
-def _accept(port: int, token: bytes) -> Wire | None:
-    """Wait for the one connection that knows the token. Whoever does not is hung up on and can try again."""
+class Pipes:
+    """Standard input and output of this process."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+        for descriptor in (read_fd, write_fd):
+            os.set_blocking(descriptor, False)
+
+    def read(self) -> bytes | None:
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.read_fd, _READ_BYTES)
+        return None
+
+    def write(self, data: memoryview) -> int:
+        with contextlib.suppress(BlockingIOError):
+            return os.write(self.write_fd, data)
+        return 0
+
+
+class Connection:
+    """A TLS connection."""
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        from ssl import SSLWantReadError, SSLWantWriteError
+
+        self._connection = connection
+        self._waits = (SSLWantReadError, SSLWantWriteError)
+        self.read_fd = self.write_fd = connection.fileno()
+        connection.setblocking(False)
+
+    def read(self) -> bytes | None:
+        with contextlib.suppress(*self._waits):
+            return self._connection.recv(_READ_BYTES)
+        return None
+
+    def write(self, data: memoryview) -> int:
+        with contextlib.suppress(*self._waits):
+            return self._connection.send(data)
+        return 0
+
+
+def _trust_only(identity: str) -> ssl.SSLContext:
+    """TLS in which both ends show this certificate, and no other is taken."""
+    import ssl  # 40 ms, which only those on a port need
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=identity)
+    path = f"/tmp/.{os.urandom(8).hex()}"  # the library reads files only, and nobody else is here yet
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(identity)
+    context.load_cert_chain(path)
+    os.unlink(path)
+    return context
+
+
+def _accept(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """Wait for the one connection that has the key. Whoever does not is hung up on and can try again."""
     try:
         listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     except OSError:
@@ -109,29 +165,11 @@ def _accept(port: int, token: bytes) -> Wire | None:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            seal = Seal(token, is_owner=False)
-            if _has_proved_itself(connection, seal):
-                descriptor = connection.detach()
-                return Wire(descriptor, descriptor, seal)
-            connection.close()
-
-
-def _has_proved_itself(connection: socket.socket, seal: Seal) -> bool:
-    """Exchange nonces, then expect one record, `hello`, that only who knows the token can have made."""
-    deadline = time.monotonic() + _HELLO_S
-    opened = b""
-    try:
-        connection.settimeout(_HELLO_S)
-        connection.sendall(seal.hello)
-        while opened != b"hello":
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            data = connection.recv(NONCE_BYTES + 128)
-            opened += seal.open(data)
-            if not data or len(opened) > len(b"hello") or time.monotonic() > deadline:
-                return False
-    except (OSError, ValueError):
-        return False
-    return True
+            connection.settimeout(_HANDSHAKE_S)
+            try:
+                return context.wrap_socket(connection, server_side=True)
+            except OSError:
+                connection.close()
 
 
 def _serve(wire: Wire, held: dict[str, str]) -> None:
@@ -151,7 +189,7 @@ def _serve(wire: Wire, held: dict[str, str]) -> None:
 
 
 def _settings() -> Settings:
-    """Those of hands. Whoever is not process 1 sees other processes beside its own."""
+    """Those of workers. Whoever is not process 1 sees other processes beside its own."""
     given: dict[str, Any] = {
         name: (() if "tuple" in str(kind) else 0) for name, kind in Settings.__annotations__.items()
     }

@@ -13,7 +13,7 @@ from mettle.sandbox.containers.bundle import FOLDER, agent_command
 from mettle.sandbox.containers.docker.config import DockerConfig
 from mettle.sandbox.containers.pool import Shape
 
-_AGENT_MB: Final = 64  # beside what the machine may use: the agent, and a hand at work
+_AGENT_MB: Final = 64  # beside what the machine may use: the agent, and a worker
 _AGENT_PROCESSES: Final = 16
 _SHM_MB: Final = 64
 _OPEN_FILES: Final = 4096

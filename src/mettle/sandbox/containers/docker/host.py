@@ -10,28 +10,29 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Coroutine
-from typing import Any, Final
-from urllib.parse import quote
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.containers.bundle import ARCHIVE, FOLDER, make_bundle
 from mettle.sandbox.containers.creation import make_or_undo
-from mettle.sandbox.containers.docker.api import DockerClient
 from mettle.sandbox.containers.docker.bodies import container_body, filler_body
+from mettle.sandbox.containers.docker.client import DockerClient
 from mettle.sandbox.containers.docker.config import DockerConfig
 from mettle.sandbox.containers.docker.images import Images
-from mettle.sandbox.containers.docker.stream import DockerTransport
+from mettle.sandbox.containers.docker.stream import AttachedStream
 from mettle.sandbox.containers.docker.sweep import sweep
-from mettle.sandbox.containers.faults import ControlPlaneError, MachineOutOfMemory, MachineRemoved
+from mettle.sandbox.containers.errors import ControlPlaneError, MachineOutOfMemory, MachineRemoved
 from mettle.sandbox.containers.grading import Surroundings
-from mettle.sandbox.containers.line import AgentLine
+from mettle.sandbox.containers.link import AgentLink
 from mettle.sandbox.containers.owners import IMAGE, Owner
 from mettle.sandbox.containers.pool import Shape
-from mettle.sandbox.containers.transports import wait_ready
 from mettle.sandbox.containers.warm import Warm
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
+
+if TYPE_CHECKING:
+    from aiodocker.containers import DockerContainer as Filler
 
 logger = logging.getLogger(__name__)
 
@@ -54,34 +55,35 @@ _FIXES: Final = (
 class DockerContainer:
     """A container that runs, and the way to its agent."""
 
-    def __init__(self, client: DockerClient, container_id: str, image: str, transport: DockerTransport) -> None:
+    def __init__(self, client: DockerClient, container_id: str, image: str, stream: AttachedStream) -> None:
         self.id = container_id
         self.image = image
-        self.line = AgentLine(transport)
+        self.link = AgentLink(stream, f"container {container_id[:12]}", self.outcome)
         self._client = client
-        self._transport = transport
+        self._stream = stream
         self._is_removed = False
 
-    async def fate(self) -> MachineLost:
+    async def outcome(self) -> MachineLost:
         try:
-            shown = await self._client.get(f"/containers/{self.id}/json")
+            show = self._client.docker.containers.container(self.id).show
+            shown = await self._client.ask("inspect container", show, is_repeatable=True)
         except ControlPlaneError as error:
             if error.status == _GONE:
                 return MachineRemoved("its container was removed by somebody else")
-            return MachineLost(f"its line to the Docker daemon ended, and the daemon does not say why: {error}")
+            return MachineLost(f"its stream from the Docker daemon ended, and the daemon does not say why: {error}")
         state = shown.get("State", {})
         if state.get("OOMKilled"):
             return MachineOutOfMemory("the kernel ended its container for lack of memory")
         if state.get("Running"):
-            return MachineLost("its line to the Docker daemon ended")
-        words = self._transport.last_words
+            return MachineLost("its stream from the Docker daemon ended")
+        words = self._stream.last_words
         return MachineLost(f"its container ended with status {state.get('ExitCode')}{f': {words}' if words else ''}")
 
     async def remove(self) -> None:
         if self._is_removed:
             return
         self._is_removed = True
-        self.line.close()
+        await self.link.close()
         await remove_container(self._client, self.id)
 
 
@@ -106,7 +108,9 @@ class DockerHost:
 
     async def open(self) -> None:
         await self._client.open()
-        info = await self._client.get("/info")
+        info = await self._client.ask("info", self._client.docker.system.info, is_repeatable=True)
+        for warning in info.get("Warnings") or ():
+            logger.warning("docker: %s", warning)
         self._runtime = self._choose_runtime(info)
         self._description = (
             f"{'podman' if self._client.is_podman else 'docker'} {self._client.version} at {self._client.address.text}"
@@ -138,7 +142,7 @@ class DockerHost:
         await self._warm.close()
         await self._client.close()
 
-    def _choose_runtime(self, info: dict[str, Any]) -> str | None:
+    def _choose_runtime(self, info: Mapping[str, Any]) -> str | None:
         listed = info.get("Runtimes") or {}
         wanted = self._config.runtime
         if wanted is None:
@@ -152,21 +156,32 @@ class DockerHost:
         bundle = make_bundle()
         name = f"mettle-agent-{bundle.digest}"
         labels = self._owner.labels(None)
-        await self._client.send("POST", "/volumes/create", body={"Name": name, "Labels": {}}, is_repeatable=True)
-        body = filler_body(image_id, name, labels)
-        filler = await make_or_undo(self._create(f"mettle-fill-{secrets.token_hex(6)}", body), self._remove)
+        volumes = self._client.docker.volumes
+        body = {"Name": name, "Labels": {}}
+        await self._client.ask(
+            "create volume",
+            lambda: volumes.create(body),  # type: ignore[no-untyped-call]
+            is_repeatable=True,
+        )
+        filling = filler_body(image_id, name, labels)
+        filler_id = await make_or_undo(self._create(f"mettle-fill-{secrets.token_hex(6)}", filling), self._remove)
+        filler = self._client.docker.containers.container(filler_id)
         try:
             if not await self._has_agent(filler):
-                path = f"/containers/{filler}/archive"
-                await self._client.send("PUT", path, params={"path": FOLDER}, data=bundle.as_tar(), is_repeatable=True)
+                data = bundle.as_tar()
+                await self._client.ask(
+                    "put archive",
+                    lambda: filler.put_archive(FOLDER, data),  # type: ignore[no-untyped-call]
+                    is_repeatable=True,
+                )
         finally:
-            await asyncio.shield(self._remove(filler))
+            await asyncio.shield(self._remove(filler_id))
         return name
 
-    async def _has_agent(self, filler: str) -> bool:
-        params = {"path": f"{FOLDER}/{ARCHIVE}"}
+    async def _has_agent(self, filler: Filler) -> bool:
+        path = f"{FOLDER}/{ARCHIVE}"
         try:
-            await self._client.send("HEAD", f"/containers/{filler}/archive", params=params, is_repeatable=True)
+            await self._client.ask("get archive", lambda: filler.get_archive(path), is_repeatable=True)
         except ControlPlaneError as error:
             if error.status == _GONE:
                 return False
@@ -192,37 +207,36 @@ class DockerHost:
 
     async def _create(self, name: str, body: dict[str, Any]) -> str:
         """Make a container under a name that nobody else uses: a conflict is an earlier try of this one."""
+        containers = self._client.docker.containers
         try:
-            made = await self._client.send(
-                "POST", "/containers/create", params={"name": name}, body=body, is_repeatable=True
+            made = await self._client.ask(
+                "create container", lambda: containers.create(body, name=name), is_repeatable=True
             )
         except ControlPlaneError as error:
             if error.status != _CONFLICT:
                 raise
-            made = await self._client.get(f"/containers/{quote(name)}/json")
-        for warning in made.get("Warnings") or ():
-            logger.warning("docker: %s", warning)
-        return str(made["Id"])
+            made = await self._client.ask("inspect container", lambda: containers.get(name), is_repeatable=True)
+        return made.id
 
     async def _remove(self, container_id: str) -> None:
         await remove_container(self._client, container_id)
 
     async def _start(self, container_id: str, image: str) -> DockerContainer:
         """Attach first, so that nothing is missed, then start, then wait for the agent's first word."""
-        transport = await self._client.attach(container_id)
-        container = DockerContainer(self._client, container_id, image, transport)
+        stream = await AttachedStream.attach(self._client, container_id)
+        container = DockerContainer(self._client, container_id, image, stream)
         try:
-            await self._client.send("POST", f"/containers/{container_id}/start", is_repeatable=True)
-            await wait_ready(container.line.ready, self._config.start_timeout_s)
+            start = self._client.docker.containers.container(container_id).start
+            await self._client.ask("start container", start, is_repeatable=True)
+            await container.link.wait_ready(self._config.start_timeout_s)
         except MachineLost as error:
-            lost = await container.fate()
-            container.line.close()
+            await container.link.close()
             raise SandboxError(
-                f"no agent started in the image {image!r}: {lost if error.args else error}. "
+                f"no agent started in the image {image!r}: {error}. "
                 f"It needs Python 3.10 or later as {self._config.interpreter!r} (sandbox.docker.interpreter)"
             ) from error
         except BaseException:
-            container.line.close()
+            await container.link.close()
             raise
         return container
 
@@ -240,9 +254,8 @@ class DockerHost:
 
 async def remove_container(client: DockerClient, container_id: str) -> None:
     """End and remove a container. One that is gone, or going, is no matter; one that resists is told of."""
-    params = {"force": "1", "v": "1"}
     try:
-        await client.send("DELETE", f"/containers/{container_id}", params=params, is_repeatable=True)
+        await client.remove(container_id)
     except ControlPlaneError as error:
         if error.status not in (_GONE, _CONFLICT):
             logger.warning("a container could not be removed, and is left to the next sweep: %s", error)

@@ -9,8 +9,8 @@ import json
 import logging
 import time
 
-from mettle.sandbox.containers.docker.api import DockerClient
-from mettle.sandbox.containers.faults import ControlPlaneError
+from mettle.sandbox.containers.docker.client import DockerClient
+from mettle.sandbox.containers.errors import ControlPlaneError
 from mettle.sandbox.containers.owners import MARK, is_leftover
 
 logger = logging.getLogger(__name__)
@@ -19,16 +19,15 @@ logger = logging.getLogger(__name__)
 async def sweep(client: DockerClient) -> int:
     """Remove them; how many there were."""
     filters = json.dumps({"label": [f"{MARK}=1"]})
-    found = await client.get("/containers/json", {"all": "1", "filters": filters})
+    containers = client.docker.containers
+    found = await client.ask("list containers", lambda: containers.list(all=True, filters=filters), is_repeatable=True)
     num_removed = 0
-    for shown in found:
-        age_s = time.time() - float(shown.get("Created", 0))
-        if not is_leftover(shown.get("Labels") or {}, str(shown.get("State", "")), age_s):
+    for container in found:
+        age_s = time.time() - float(container["Created"])
+        if not is_leftover(container["Labels"] or {}, str(container["State"]), age_s):
             continue
         try:
-            await client.send(
-                "DELETE", f"/containers/{shown['Id']}", params={"force": "1", "v": "1"}, is_repeatable=True
-            )
+            await client.remove(container.id)
             num_removed += 1
         except ControlPlaneError as error:
             logger.debug("a leftover could not be removed: %s", error)

@@ -1,8 +1,8 @@
 """The backend `kubernetes`: each machine a pod, whose agent is spoken to directly.
 
-    access      kubeconfig or service account; api, plain REST with watches
-    pods        what the cluster says of ours; fates, what became of one
-    host        the warm pool, adoption, leases; container, one pod and the way to its agent
+    access      kubeconfig or service account; client, requests and watches (both by `kubernetes_asyncio`)
+    pods        what the cluster says of ours; outcomes, what became of one
+    host        the warm pool, adoption, leases; pod, one pod and the way to its agent; identity, the key of that way
     bodies      what is asked for, as the API spells it
 
 Invariant: commands and bytes never pass through the API server.

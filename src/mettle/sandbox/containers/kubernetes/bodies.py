@@ -13,7 +13,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mettle.sandbox.containers.agent.boot import TOKEN_VARIABLE
+from mettle.sandbox.containers.agent.boot import IDENTITY_VARIABLE
 from mettle.sandbox.containers.agent.cells import PROGRAMS
 from mettle.sandbox.containers.bundle import ARCHIVE, FOLDER, Bundle, agent_command
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
@@ -111,7 +111,7 @@ def pod_body(
     runtime_class: str | None,
     labels: dict[str, str],
     reference: dict[str, Any],
-    token: str,
+    identity: str,
     lifetime_s: float,
 ) -> dict[str, Any]:
     """The pod of a machine."""
@@ -129,7 +129,7 @@ def pod_body(
             "fsGroup": config.user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(config, shape, token)],
+        "containers": [_container(config, shape, identity)],
         "volumes": _volumes(shape, bundle),
         **(_NOWHERE if config.network == "none" else {}),
     }
@@ -148,13 +148,13 @@ def pod_body(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def token_of(pod: dict[str, Any]) -> bytes:
-    """The token of a pod's agent. Raises: ValueError, KeyError for a pod that is none of ours."""
+def identity_of(pod: dict[str, Any]) -> str:
+    """The certificate and key of a pod's agent. Raises: KeyError for a pod that is none of ours."""
     variables = {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0].get("env") or ()}
-    return bytes.fromhex(variables[TOKEN_VARIABLE])
+    return str(variables[IDENTITY_VARIABLE])
 
 
-def _container(config: KubernetesConfig, shape: Shape, token: str) -> dict[str, Any]:
+def _container(config: KubernetesConfig, shape: Shape, identity: str) -> dict[str, Any]:
     memory_mb = shape.memory_mb + shape.disk_mb + _SHM_MB + _AGENT_MB  # files in memory are counted, too
     share = config.requested_share
     return {
@@ -163,7 +163,7 @@ def _container(config: KubernetesConfig, shape: Shape, token: str) -> dict[str, 
         "imagePullPolicy": config.pull,
         "command": agent_command(config.interpreter, "--port", str(config.port)),
         "workingDir": "/work",
-        "env": [{"name": TOKEN_VARIABLE, "value": token}],
+        "env": [{"name": IDENTITY_VARIABLE, "value": identity}],
         "ports": [{"name": "agent", "containerPort": config.port, "protocol": "TCP"}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": {

@@ -15,7 +15,7 @@ class KubernetesConfig(BaseModel):
 
     kubeconfig: Path | None = None
     """File with the cluster's address and credentials. Without it, the pod's own service account inside a cluster, or
-    else KUBECONFIG, or ~/.kube/config. YAML needs the extra `kubernetes`; JSON does not."""
+    else KUBECONFIG, or ~/.kube/config."""
 
     context: str | None = None
     """Context of the kubeconfig; without it, its current one."""

@@ -23,9 +23,8 @@ from urllib.parse import urlsplit
 from mettle.errors import MettleError, SandboxError
 from mettle.sandbox.containers.bundle import make_bundle
 from mettle.sandbox.containers.creation import make_or_undo
-from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.containers.errors import RETRIED, SELDOM, ControlPlaneAway, ControlPlaneError
 from mettle.sandbox.containers.grading import Surroundings
-from mettle.sandbox.containers.kubernetes.api import MERGE, KubernetesClient
 from mettle.sandbox.containers.kubernetes.bodies import (
     OWNER,
     POLICIES,
@@ -42,15 +41,17 @@ from mettle.sandbox.containers.kubernetes.bodies import (
     selector,
     shape_key,
 )
+from mettle.sandbox.containers.kubernetes.client import MERGE, KubernetesClient
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
-from mettle.sandbox.containers.kubernetes.fates import Pod, has_ended, is_going, is_running
+from mettle.sandbox.containers.kubernetes.identity import make_identity
 from mettle.sandbox.containers.kubernetes.lease import Lease
+from mettle.sandbox.containers.kubernetes.outcomes import Pod, has_ended, is_going, is_running
 from mettle.sandbox.containers.kubernetes.pod import PodContainer, reach, remove_pod
 from mettle.sandbox.containers.kubernetes.pods import Pods
 from mettle.sandbox.containers.owners import Owner
-from mettle.sandbox.containers.patience import Patience
 from mettle.sandbox.containers.pool import Shape
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.web.backoff import Retries
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,6 @@ _RUNTIMES: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 _METADATA: Final = ("169.254.169.254", 80)
 _LOOK_S: Final = 30.0
 _MARGIN_S: Final = 600
-_TOKEN_BYTES: Final = 32
-_LONGEST_PAUSE_S: Final = 60.0
 _FIXES: Final = (
     ("seccomp", "use nodes whose container runtime has a default seccomp profile, or a RuntimeClass `gvisor`"),
     ("resource limits", "set podPidsLimit in the configuration of the kubelets"),
@@ -263,10 +262,10 @@ class KubernetesHost:
             self._runtime_class,
             {**labels, REQUEST: request},
             owner_reference(self._lease.object),
-            secrets.token_hex(_TOKEN_BYTES),
+            make_identity(),
             lifetime_s,
         )
-        patience = Patience(self._config.patience_s)
+        retries = Retries(RETRIED, limit_s=self._config.patience_s)
         while True:
             try:
                 made = await self._client.send("POST", self._client.path("pods"), body=body)
@@ -275,12 +274,12 @@ class KubernetesHost:
                 listing = await self._client.list_all(self._client.path("pods"), f"{REQUEST}={request}")
                 if listing.items:
                     return str(listing.items[0]["metadata"]["name"])
-                if not await patience.wait():
+                if not await retries.again():
                     raise
 
     async def _keep_warm(self) -> None:
         """Make what is missing, one at a time; after a failure wait, longer each time."""
-        shape, pause_s = self.shape_of(MachineConfig()), 1.0
+        shape, retries = self.shape_of(MachineConfig()), Retries(SELDOM)
         key = self._key(shape)
         labels = {STATE: WARM, OWNER: self._owner.id, SHAPE: key}
         while True:
@@ -290,11 +289,10 @@ class KubernetesHost:
                 if len(self._warm_pods(key)) < self._config.warm:
                     name = await self._create(shape, labels, self._config.max_lifetime_s)
                     await self._pods.wait(lambda name=name: self._pods.find(name) is not None, _LOOK_S)  # type: ignore[misc]
-                pause_s = 1.0
+                retries = Retries(SELDOM)
             except MettleError as error:
                 logger.warning("no pod could be made ahead of time: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await retries.again()
 
     async def _remove_useless(self) -> None:
         """Warm pods of ours that have ended, or have little of their life left."""

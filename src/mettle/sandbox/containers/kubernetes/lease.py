@@ -14,9 +14,9 @@ import time
 from typing import Any, Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.containers.faults import ControlPlaneError
-from mettle.sandbox.containers.kubernetes.api import MERGE, KubernetesClient
+from mettle.sandbox.containers.errors import ControlPlaneError
 from mettle.sandbox.containers.kubernetes.bodies import LEASES, lease_body, micro_time, read_time, selector
+from mettle.sandbox.containers.kubernetes.client import MERGE, KubernetesClient
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
 from mettle.sandbox.containers.owners import Owner
 
@@ -35,9 +35,12 @@ class Lease:
         self._client = client
         self._config = config
         self._owner = owner
-        self._path = client.path("leases", group=LEASES)
         self._keeper: asyncio.Task[None] | None = None
         self.object: dict[str, Any] = {}
+
+    @property
+    def _path(self) -> str:
+        return self._client.path("leases", group=LEASES)
 
     async def start(self) -> None:
         """Make it, and renew it from then on."""

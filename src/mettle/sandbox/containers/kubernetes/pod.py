@@ -7,59 +7,66 @@ Invariant: when the cluster says that the pod is no more, the line ends, even if
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from typing import Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.containers.kubernetes.api import KubernetesClient
-from mettle.sandbox.containers.kubernetes.bodies import token_of
-from mettle.sandbox.containers.kubernetes.fates import Pod, fate_of, is_running, what_it_waits_for, why_not_starting
+from mettle.sandbox.containers.errors import ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.containers.kubernetes.bodies import identity_of
+from mettle.sandbox.containers.kubernetes.client import KubernetesClient
+from mettle.sandbox.containers.kubernetes.identity import SecureStream
+from mettle.sandbox.containers.kubernetes.outcomes import (
+    Pod,
+    is_running,
+    outcome_of,
+    what_it_waits_for,
+    why_not_starting,
+)
 from mettle.sandbox.containers.kubernetes.pods import Pods
-from mettle.sandbox.containers.line import AgentLine
-from mettle.sandbox.containers.transports import SealedTransport, wait_ready
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.containers.link import AgentLink
+from mettle.sandbox.machines.endings import MachineLost
 
 _GONE: Final = 404
 _CONFLICT: Final = 409
-_FATE_S: Final = 3.0
+_OUTCOME_S: Final = 3.0
 _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.1
 
 
 class PodContainer:
-    """A pod whose agent is at the end of a line."""
+    """A pod whose agent is at the end of a link."""
 
-    def __init__(self, client: KubernetesClient, pods: Pods, pod: Pod, transport: SealedTransport) -> None:
+    def __init__(self, client: KubernetesClient, pods: Pods, pod: Pod, stream: SecureStream) -> None:
         self.id: str = pod["metadata"]["name"]
         self.image = _image_of(pod)
-        self.line = AgentLine(transport)
+        self.link = AgentLink(stream, f"pod {self.id}", self.outcome)
         self._uid: str = pod["metadata"]["uid"]
         self._client = client
         self._pods = pods
-        self._transport = transport
+        self._stream = stream
         self._is_removed = False
         pods.listen(self.id, self._on_change)
 
-    async def fate(self) -> MachineLost:
-        await self._pods.wait(lambda: self._fate() is not None, _FATE_S)
-        return self._fate() or MachineLost("its line ended, and its pod still runs")
+    async def outcome(self) -> MachineLost:
+        await self._pods.wait(lambda: self._outcome() is not None, _OUTCOME_S)
+        return self._outcome() or MachineLost("its connection ended, and its pod still runs")
 
     async def remove(self) -> None:
         if self._is_removed:
             return
         self._is_removed = True
-        self.line.close()
+        await self.link.close()
         self._pods.forget(self.id)
         await remove_pod(self._client, self.id, {"uid": self._uid})
 
-    def _fate(self) -> MachineLost | None:
+    def _outcome(self) -> MachineLost | None:
         pod = self._pods.find(self.id)
-        return None if pod is None else fate_of(pod, is_removed=self._pods.is_gone(self.id))
+        return None if pod is None else outcome_of(pod, is_removed=self._pods.is_gone(self.id))
 
     def _on_change(self, pod: Pod, is_gone: bool) -> None:
-        if fate_of(pod, is_removed=is_gone) is not None:
-            self._transport.close()
+        if outcome_of(pod, is_removed=is_gone) is not None:
+            self._stream.abort()
 
 
 async def reach(client: KubernetesClient, pods: Pods, name: str, port: int, timeout_s: float) -> PodContainer:
@@ -69,11 +76,13 @@ async def reach(client: KubernetesClient, pods: Pods, name: str, port: int, time
     host = pod["status"]["podIP"]
     while True:
         try:
-            transport = await SealedTransport.connect(host, port, token_of(pod), _CONNECT_S)
+            stream = await SecureStream.connect(host, port, identity_of(pod), _CONNECT_S)
             break
+        except ssl.SSLCertVerificationError as error:
+            raise SandboxError(f"what answers at {host}:{port} is not the agent of pod {name}: {error}") from error
         except OSError as error:
             pod = pods.find(name) or pod
-            lost = fate_of(pod, is_removed=pods.is_gone(name))
+            lost = outcome_of(pod, is_removed=pods.is_gone(name))
             if lost is not None:
                 raise lost from error
             if time.monotonic() > deadline:
@@ -82,13 +91,11 @@ async def reach(client: KubernetesClient, pods: Pods, name: str, port: int, time
                     "addresses of pods can be reached, and network policies must let them in"
                 ) from error
             await asyncio.sleep(_PAUSE_S)
-        except ValueError as error:
-            raise SandboxError(f"what answers at {host}:{port} is not the agent of pod {name}: {error}") from error
-    container = PodContainer(client, pods, pod, transport)
+    container = PodContainer(client, pods, pod, stream)
     try:
-        await wait_ready(container.line.ready, max(1.0, deadline - time.monotonic()))
+        await container.link.wait_ready(max(1.0, deadline - time.monotonic()))
     except BaseException:
-        container.line.close()
+        await container.link.close()
         pods.forget(name)
         raise
     return container
@@ -105,7 +112,7 @@ async def _wait_running(pods: Pods, name: str, timeout_s: float) -> Pod:
         raise ControlPlaneAway(f"pod {name} was made, and the cluster says nothing of it")
     if is_running(pod) and not pods.is_gone(name):
         return pod
-    failed = why_not_starting(pod) or fate_of(pod, is_removed=pods.is_gone(name))
+    failed = why_not_starting(pod) or outcome_of(pod, is_removed=pods.is_gone(name))
     if failed is not None:
         raise failed
     raise ControlPlaneAway(f"pod {name} did not start within {timeout_s:.0f} s: {what_it_waits_for(pod)}")

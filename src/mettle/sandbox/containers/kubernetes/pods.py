@@ -15,15 +15,14 @@ from collections.abc import Callable
 from typing import Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.containers.faults import ControlPlaneAway
-from mettle.sandbox.containers.kubernetes.api import Event, Gone, KubernetesClient
-from mettle.sandbox.containers.kubernetes.fates import Pod
-from mettle.sandbox.containers.patience import Patience
+from mettle.sandbox.containers.errors import RETRIED, ControlPlaneAway
+from mettle.sandbox.containers.kubernetes.client import Event, Gone, KubernetesClient
+from mettle.sandbox.containers.kubernetes.outcomes import Pod
+from mettle.web.backoff import Retries
 
 logger = logging.getLogger(__name__)
 
 _MAX_GONE_KEPT: Final = 1000
-_FOR_EVER_S: Final = 1e9
 
 
 class Pods:
@@ -31,7 +30,6 @@ class Pods:
 
     def __init__(self, client: KubernetesClient, selector: str) -> None:
         self._client = client
-        self._path = client.path("pods")
         self._selector = selector
         self._known: dict[str, Pod] = {}
         self._gone: OrderedDict[str, Pod] = OrderedDict()
@@ -81,7 +79,7 @@ class Pods:
         return True
 
     async def _list(self) -> None:
-        listing = await self._client.list_all(self._path, self._selector)
+        listing = await self._client.list_all(self._client.path("pods"), self._selector)
         self.num_lists += 1
         self._version = listing.version
         found = {pod["metadata"]["name"]: pod for pod in listing.items}
@@ -92,27 +90,27 @@ class Pods:
             await self._keep(pod, is_gone=False)
 
     async def _watch(self) -> None:
-        patience = Patience(_FOR_EVER_S)
+        retries = Retries(RETRIED)
         is_lost = False
         while True:
             try:
                 if is_lost:
                     await self._list()
                     is_lost = False
-                async for event in self._client.watch(self._path, self._selector, self._version):
+                async for event in self._client.watch(self._client.path("pods"), self._selector, self._version):
                     await self._take(event)
-                    patience = Patience(_FOR_EVER_S)
+                    retries = Retries(RETRIED)
                 continue
             except Gone:
                 logger.info("the Kubernetes API no longer remembers version %s; listing pods again", self._version)
                 is_lost = True
             except ControlPlaneAway as error:
                 logger.info("the watch of pods ended, and goes on: %s", error)
-                await patience.wait()
+                await retries.again()
             except SandboxError as error:
                 logger.warning("pods cannot be watched: %s", error)
                 is_lost = True
-                await patience.wait()
+                await retries.again()
 
     async def _take(self, event: Event) -> None:
         self._version = str(event.object["metadata"]["resourceVersion"])

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
+from mettle.sandbox.machines.files import fill
 from mettle.sandbox.service.client.access import ServiceAccess
 from mettle.sandbox.service.client.connection import ServiceConnection
 from mettle.sandbox.service.client.machine import RemoteMachine, machine_request
@@ -50,12 +51,7 @@ class ServiceClient:
         """A machine, with its first files in place; nobody's but the token's."""
         told = await self.connection.ask("POST", "/machines", json={**machine_request(config), "name": name})
         machine = await self._attach(told)
-        if config.files:
-            try:
-                await machine.upload_files(config.files)
-            except BaseException:
-                await machine.delete()
-                raise
+        await fill(machine, config.files)
         return machine
 
     async def machine(self, machine_id: str) -> RemoteMachine:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
 
 from mettle.sandbox.machines.commands import Chunk, ExecResult, Job, Output, Stream, StreamName
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.wire import unpack
+from mettle.web.backoff import Backoff
 
 _WAIT_S: Final = 30.0
-_LONGEST_PAUSE_S: Final = 5.0
+_BACKOFF: Final = Backoff(first_s=0.15, max_s=5.0)
 _LINES_AHEAD: Final = 16
 Ask = Callable[..., Awaitable[dict[str, Any]]]
 
@@ -93,16 +93,16 @@ class RemoteJob(Job):
         return await asyncio.shield(self.following)
 
     async def _follow(self) -> ExecResult:
-        pause_s = 0.1
+        num_lost = 0
         while True:
             try:
                 shown = await self._ask("GET", self._path, params={"wait_s": f"{_WAIT_S:g}"}, timeout_s=2 * _WAIT_S)
-                pause_s = 0.1
+                num_lost = 0
             except ServiceLost:
                 if not self._is_alive():
                     raise
-                await asyncio.sleep(pause_s * (0.5 + random.random()))
-                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+                await asyncio.sleep(_BACKOFF.wait_s(num_lost))
+                num_lost += 1
                 continue
             if shown["result"] is not None:
                 result: ExecResult = unpack(shown["result"])

@@ -22,8 +22,8 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.client.access import ServiceAccess, not_trusted
 from mettle.sandbox.service.faults import ServiceLost
-from mettle.sandbox.service.relay import MAX_MESSAGE
-from mettle.sandbox.service.wire import CLIENT_HEADER, KEY_HEADER, PREFIX, unpack
+from mettle.sandbox.service.messages import CLIENT_HEADER, ERROR_HEADER, KEY_HEADER, MAX_MESSAGE_BYTES, PREFIX
+from mettle.sandbox.service.wire import unpack
 
 _CONNECT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 512 << 20
@@ -108,12 +108,12 @@ class ServiceConnection:
         with self._attributed():
             try:
                 opening = self._session.ws_connect(
-                    url, params=params, heartbeat=heartbeat_s, max_msg_size=MAX_MESSAGE, compress=0
+                    url, params=params, heartbeat=heartbeat_s, max_msg_size=MAX_MESSAGE_BYTES, compress=0
                 )
                 async with opening as ws:
                     yield ws
             except aiohttp.WSServerHandshakeError as error:
-                text = error.headers.get(faults.HEADER, "") if error.headers else ""
+                text = error.headers.get(ERROR_HEADER, "") if error.headers else ""
                 raise self._named(faults.rebuild(error.status, text.encode())) from None
 
     async def report(self, name: str) -> IsolationReport:
@@ -127,7 +127,8 @@ class ServiceConnection:
         """The service is not there any more: whoever waits for it is told."""
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting:
-            waiting.reschedule(now)
+            if not waiting.expired():  # it may be on its way out already
+                waiting.reschedule(now)
 
     async def close(self) -> None:
         await self._session.close()

@@ -22,17 +22,17 @@ from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.service.client.access import ServiceAccess
 from mettle.sandbox.service.client.connection import NotConnected, ServiceConnection
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy, ServiceLost, TokenRefused
+from mettle.web.backoff import Backoff, Retries
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Use = Literal["judge", "machines"]
-_LOOK_S: Final = 1.0
 _LOOK_TIMEOUT_S: Final = 5.0
 _NUM_MISSES: Final = 3
-_LONGEST_LOOK_S: Final = 2.0
+_LOOK_BACKOFF: Final = Backoff(first_s=1.0, max_s=2.0, jitter=0.2)
 _MAX_BUSY_S: Final = 600.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+_BUSY_BACKOFF: Final = Backoff(first_s=0.075, max_s=2.0)
 
 
 @dataclass
@@ -120,16 +120,15 @@ class Fleet:
 
         Only for work that may be done twice. `on_move` is told of a service that was lost in the middle of it.
         """
-        began, wait_s, avoided = time.monotonic(), _FIRST_WAIT_S, set[int]()
+        avoided, retries = set[int](), Retries(_BUSY_BACKOFF, limit_s=_MAX_BUSY_S)
         last: SandboxError = ServiceLost(self._why_none())
         num_lost = 0
         while True:
             member = await self._choose(avoided, last)
             if member is None:  # every one of them has refused: begin again, after a while
-                if isinstance(last, QuotaExceeded) or time.monotonic() - began > _MAX_BUSY_S:
+                if isinstance(last, QuotaExceeded) or not await retries.again():
                     raise last
-                await asyncio.sleep(wait_s * (0.5 + random.random()))
-                wait_s, avoided = min(_LONGEST_WAIT_S, 2 * wait_s), set()
+                avoided = set()
                 continue
             member.num_ours += 1
             try:
@@ -195,8 +194,7 @@ class Fleet:
     async def _look_after(self, member: Member) -> None:
         """Keep the lease, and know whether the service is there and how busy."""
         while True:
-            pause_s = min(_LOOK_S * 2 ** min(3, member.num_misses), _LONGEST_LOOK_S, member.lease_s / 4)
-            await asyncio.sleep(pause_s * (0.9 + 0.2 * random.random()))
+            await asyncio.sleep(min(_LOOK_BACKOFF.wait_s(member.num_misses), member.lease_s / 4))
             try:
                 if not member.is_there:
                     await self._meet(member)

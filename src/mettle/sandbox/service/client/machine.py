@@ -24,7 +24,8 @@ from mettle.sandbox.service.client.commands import RemoteJob, RemoteStream
 from mettle.sandbox.service.client.connection import ServiceConnection, read_body
 from mettle.sandbox.service.client.tunnels import Tunnels
 from mettle.sandbox.service.faults import NoMachine, ServiceLost
-from mettle.sandbox.service.wire import FILES_TYPE, unpack
+from mettle.sandbox.service.messages import FILES_TYPE
+from mettle.sandbox.service.wire import unpack
 
 _END_S: Final = 5.0
 _MAX_SNAPSHOT_BYTES: Final = 8 << 30

@@ -11,7 +11,7 @@ from mettle.errors import SandboxError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.machines.files import Snapshot
+from mettle.sandbox.machines.files import Snapshot, fill
 from mettle.sandbox.service.client.fleet import Fleet, Member
 from mettle.sandbox.service.client.machine import RemoteMachine, machine_request
 
@@ -60,14 +60,7 @@ class RemoteMachines:
         config = config or MachineConfig()
         config.limits()  # says what is wrong with the environment, before anything is sent
         machine = await self._make(config)
-        try:
-            if snapshot is not None:
-                await machine.restore(snapshot)
-            if config.files:
-                await machine.upload_files(config.files)
-        except BaseException:
-            await machine.delete()
-            raise
+        await fill(machine, config.files, snapshot)
         return machine
 
     async def close(self) -> None:

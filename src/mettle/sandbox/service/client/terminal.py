@@ -18,15 +18,13 @@ from mettle.sandbox.machines.commands import CommandSpec, ExecResult, StreamName
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.protocols import Machine
 from mettle.sandbox.service.client.client import ServiceClient
+from mettle.wording import printable
 
 _TIMED_OUT: Final = 124
 _ENDED: Final = 137
 _KEPT_BYTES: Final = 16 << 20
 _RESULT_BYTES: Final = 1 << 20  # the output has been written by then
 _LOOK_S: Final = 0.5
-_SHOWN: Final = {
-    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
-}
 _decoders: Final = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
 
 
@@ -139,7 +137,7 @@ def write_output(stream: StreamName, data: bytes) -> None:
     """Write it here, at once."""
     out = sys.stdout if stream == "stdout" else sys.stderr
     if out.isatty():
-        out.write(_decoders[stream].decode(data).translate(_SHOWN))
+        out.write(printable(_decoders[stream].decode(data)))
     elif hasattr(out, "buffer"):
         out.buffer.write(data)
     else:

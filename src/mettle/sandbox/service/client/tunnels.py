@@ -49,10 +49,14 @@ class Tunnels:
 
     async def connect(self, port: int, timeout_s: float) -> socket.socket:
         """A connection to a port inside. Raises: OSError as `connect` would."""
+        return await self.open(f"connect/{port}", {"timeout_s": f"{timeout_s:g}"})
+
+    async def open(self, what: str, params: dict[str, str]) -> socket.socket:
+        """A connection to what stands at this path of the machine's."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = self._spawn(self._carry(f"{self._path}/connect/{port}", theirs, opened, {"timeout_s": f"{timeout_s:g}"}))
+        task = self._spawn(self._carry(f"{self._path}/{what}", theirs, opened, params))
         try:
             await opened
         except BaseException:

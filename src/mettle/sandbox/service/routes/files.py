@@ -18,9 +18,10 @@ from mettle.sandbox.machines.files import Snapshot
 from mettle.sandbox.service.answers import bytes_answer, json_answer
 from mettle.sandbox.service.bodies import Query
 from mettle.sandbox.service.faults import TooLarge
+from mettle.sandbox.service.messages import FILES_TYPE
 from mettle.sandbox.service.state import record_of, service_of
 from mettle.sandbox.service.uploads import Spool, upload_chunks
-from mettle.sandbox.service.wire import FILES_TYPE, pack
+from mettle.sandbox.service.wire import pack
 from mettle.web import bodies
 
 _DEFAULT_MODE: Final = "644"

@@ -1,7 +1,8 @@
 """The machines of this process, on an event loop of their own, so that clients of any thread and loop can use them.
 
-Parts: `Depot`, `depot` (the one of this process), `configure`. A pool is started for each set of Python packages when
-it is first asked for (0.1 s). Invariant: machines end with the process, however that ends; a fork starts afresh.
+Parts: `SharedMachines`, `shared_machines` (those of this process), `configure`. A pool is started for each set of
+Python packages when it is first asked for (0.1 s). Invariant: machines end with the process, however that ends; a fork
+starts afresh.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _CLOSE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class DepotConfig:
+class SharedMachinesConfig:
     """What sandboxes of environments run on, and the most that one of them gets, whatever it asks for.
 
     Disks live in memory, so that a disk of 5 GB is a promise of 5 GB of memory.
@@ -40,12 +41,12 @@ class DepotConfig:
 
 
 @dataclass
-class Depot:
+class SharedMachines:
     """Pools by the packages that their machines see."""
 
-    config: DepotConfig = field(default_factory=DepotConfig)
+    config: SharedMachinesConfig = field(default_factory=SharedMachinesConfig)
     boxes: dict[str, Any] = field(default_factory=dict)
-    """What clients know by id; touched in the depot's loop only."""
+    """What clients know by id; touched in the shared machines's loop only."""
     _pools: dict[str, asyncio.Task[Machines]] = field(default_factory=dict)
     """By their whole configuration, as JSON."""
 
@@ -71,7 +72,7 @@ class Depot:
     async def create(
         self, config: MachineConfig, packages: tuple[str, ...] = (), backend: str | None = None
     ) -> Machine:
-        """A new machine. To be awaited in the depot's loop, like everything that its machines offer."""
+        """A new machine. To be awaited in the shared machines's loop, like everything that its machines offer."""
         pool = await self._pool(packages, backend)
         return await pool.create(config)
 
@@ -115,21 +116,21 @@ async def _start_pool(config: SandboxConfig) -> Machines:
 
 
 _lock = threading.Lock()
-_current: list[Depot] = []
-_configured: list[DepotConfig] = [DepotConfig()]
+_current: list[SharedMachines] = []
+_configured: list[SharedMachinesConfig] = [SharedMachinesConfig()]
 
 
-def depot() -> Depot:
-    """The depot of this process."""
+def shared_machines() -> SharedMachines:
+    """Those of this process."""
     with _lock:
         if not _current or not _current[0].is_usable:
-            _current[:] = [Depot(_configured[0])]
+            _current[:] = [SharedMachines(_configured[0])]
             atexit.register(_current[0].close)
         return _current[0]
 
 
-def configure(**changes: Any) -> DepotConfig:
-    """Change what sandboxes run on (fields of `DepotConfig`), for those that are made from now on."""
+def configure(**changes: Any) -> SharedMachinesConfig:
+    """Change what sandboxes run on (fields of `SharedMachinesConfig`), for those that are made from now on."""
     with _lock:
         _configured[0] = replace(_configured[0], **changes)
         if _current and _current[0].is_usable:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import mettle.envs as vf
-from mettle.envs.packages.prime_sandboxes import configure
+from mettle.envs.sandboxes import configure
 from mettle.sandbox import SandboxConfig, probe
 from mettle.sandbox.service.local import _answers
 
-AGENT = Path(__file__).parent / "agents" / "tool_agent.py"
+AGENT = Path(__file__).parents[1] / "agents" / "tool_agent.py"
 ROWS = [{"question": "q", "answer": "5"}]
 
 pytestmark = pytest.mark.skipif(

@@ -1,11 +1,11 @@
-"""The Kubernetes API over plain REST, as far as the backend uses it.
+"""The Kubernetes API through `kubernetes_asyncio`, with plain objects as the server writes them.
 
     send      JSON in and out, with the server's own words in errors; busy (429, 503) and away are waited for
     list_all  a collection in pages, and the version that it stands for
     watch     what changes from a version on; `Gone` when the server no longer remembers it
 
-Invariant: a request that made something once is not sent again unless it cannot make it twice; a token that was refused
-is read again once.
+Invariant: a request that made something once is not sent again unless it cannot make it twice; credentials that were
+refused are read again once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 
 from mettle.errors import UserError
-from mettle.sandbox.containers.faults import ControlPlaneAway, ControlPlaneError
-from mettle.sandbox.containers.http_lines import read_lines
-from mettle.sandbox.containers.kubernetes.access import find_access
+from mettle.sandbox.containers.errors import RETRIED, ControlPlaneAway, ControlPlaneError
+from mettle.sandbox.containers.kubernetes.access import Access
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
-from mettle.sandbox.containers.patience import Patience, retry_after_s
+from mettle.web.backoff import Retries, retry_after_s
+
+from kubernetes_asyncio.client.exceptions import ApiException  # isort: skip - access says what to install
+from kubernetes_asyncio.watch import Watch  # isort: skip
 
 _REQUEST_S: Final = 30.0
 _PAGE: Final = 500
@@ -57,20 +59,25 @@ class KubernetesClient:
 
     def __init__(self, config: KubernetesConfig) -> None:
         self._config = config
-        self.access = find_access(config)
         self._slots = asyncio.Semaphore(config.max_requests)
-        self._session: aiohttp.ClientSession | None = None
+        self._access: Access | None = None
+
+    @property
+    def access(self) -> Access:
+        assert self._access is not None, "the client is open"
+        return self._access
 
     async def open(self) -> str:
         """Connect; the server's version. Raises: UserError, ControlPlaneAway."""
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.access.tls or False, limit=0))
+        await self.close()
+        self._access = await Access.open(self._config)
         found = await self.send("GET", "/version")
         return str(found.get("gitVersion", ""))
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._access is not None:
+            await self._access.close()
+            self._access = None
 
     def path(self, kind: str, name: str = "", *, group: str = "") -> str:
         """The path of a kind in our namespace, or of one object."""
@@ -88,7 +95,7 @@ class KubernetesClient:
         is_repeatable: bool | None = None,
     ) -> Any:
         """The answer to a request. Raises: ControlPlaneError with the status, UserError for a user it refuses."""
-        patience = Patience(self._config.patience_s)
+        retries = Retries(RETRIED, limit_s=self._config.patience_s)
         may_repeat = method == "GET" if is_repeatable is None else is_repeatable
         has_renewed = False
         while True:
@@ -97,12 +104,12 @@ class KubernetesClient:
                     return await self._send_once(method, path, params, body, content)
             except ControlPlaneError as error:
                 if error.status == _UNKNOWN_USER and not has_renewed:
-                    self.access.forget_token()
                     has_renewed = True
+                    await self.access.refresh(is_refused=True)
                     continue
                 is_away = isinstance(error, ControlPlaneAway)
                 can_wait = error.status in _BUSY or (is_away and may_repeat)
-                if not can_wait or not await patience.wait(error.retry_after_s):
+                if not can_wait or not await retries.again(error.retry_after_s):
                     raise
 
     async def list_all(self, path: str, selector: str) -> Listing:
@@ -125,31 +132,32 @@ class KubernetesClient:
 
     async def watch(self, path: str, selector: str, version: str) -> AsyncIterator[Event]:
         """Changes from this version on, until the server ends the watch. Raises: Gone, ControlPlaneError."""
-        params = {
-            **{"watch": "1", "allowWatchBookmarks": "true", "labelSelector": selector},
-            **{"resourceVersion": version, "timeoutSeconds": str(_WATCH_S)},
-        }
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_S + _WATCH_EXTRA_S)
+        params = {"labelSelector": selector, "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_S)}
+        limits = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_S + _WATCH_EXTRA_S)
+
+        async def follow(*, watch: bool, resource_version: str, **_: Any) -> Any:
+            query = {**params, "watch": str(int(watch)), "resourceVersion": resource_version}
+            return await self._request("GET", path, query, limits=limits)
+
         try:
-            async with await self._request("GET", path, params=params, timeout=timeout) as response:
-                if response.status != 200:
-                    raise await _failure(response, f"watch {path}")
-                async for line in read_lines(response.content):
-                    told = json.loads(line)
-                    if told["type"] == "ERROR":
-                        raise _as_error(told["object"], f"watch {path}")
-                    yield Event(told["type"], told["object"])
+            events = Watch().stream(follow, resource_version=version, timeout_seconds=_WATCH_S)
+            async with events:
+                async for event in events:
+                    if not isinstance(event, dict):
+                        raise ControlPlaneError(f"Kubernetes: watch {path}: an event that is no JSON")
+                    yield Event(event["type"], event["raw_object"])
+        except ApiException as error:
+            raise _as_error({"code": error.status, "message": error.reason}, f"watch {path}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ControlPlaneAway(f"the Kubernetes API ended a watch: {error}") from error
 
     async def _send_once(
         self, method: str, path: str, params: Mapping[str, str] | None, body: Any, content: str
     ) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": content} if data is not None else {}
         try:
             async with asyncio.timeout(_REQUEST_S):
-                async with await self._request(method, path, params=params, data=data, headers=headers) as response:
+                response = await self._request(method, path, params, body=body, content=content)
+                async with response:
                     if response.status >= 400:
                         raise await _failure(response, f"{method} {path}")
                     return await response.json(content_type=None)
@@ -158,17 +166,34 @@ class KubernetesClient:
         except aiohttp.ClientError as error:
             raise ControlPlaneAway(f"the Kubernetes API ended {method} {path}: {error}") from error
 
-    async def _request(self, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
-        assert self._session is not None, "the client is open"
-        headers = {**arguments.pop("headers", {}), **await self.access.headers()}
-        arguments.setdefault("timeout", aiohttp.ClientTimeout(total=None))
-        url = f"{self.access.server}{path}"
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        body: Any = None,
+        content: str = "application/json",
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        access = self.access
+        await access.refresh()
         try:
-            return await self._session.request(method, url, headers=headers, allow_redirects=False, **arguments)
+            response: aiohttp.ClientResponse = await access.api.call_api(
+                path,
+                method,
+                query_params=list((params or {}).items()),
+                header_params={"Accept": "application/json", "Content-Type": content},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=limits,
+            )
         except aiohttp.ClientConnectorCertificateError as error:
-            raise UserError(f"the certificate of {self.access.server} is not one that the kubeconfig trusts") from error
+            raise UserError(f"the certificate of {access.server} is not one that the kubeconfig trusts") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ControlPlaneAway(f"no Kubernetes API answers at {self.access.server}: {error}") from error
+            raise ControlPlaneAway(f"no Kubernetes API answers at {access.server}: {error}") from error
+        return response
 
 
 async def _failure(response: aiohttp.ClientResponse, what: str) -> ControlPlaneError:
@@ -180,7 +205,7 @@ async def _failure(response: aiohttp.ClientResponse, what: str) -> ControlPlaneE
     if not isinstance(told, dict) or "message" not in told:
         told = {"message": text.strip()[:500] or response.reason}
     failure = _as_error({**told, "code": response.status}, what)
-    failure.retry_after_s = retry_after_s(response.headers)
+    failure.retry_after_s = retry_after_s(response.headers.get("Retry-After"))
     return failure
 
 

@@ -1,20 +1,20 @@
-"""Sandboxes with the names that environments know from `prime_sandboxes`, on machines of this host.
+"""What `SandboxEnv`, `PythonEnv` and `CliAgentEnv` ask for machines with: the client that the v0 API has for them.
 
-Parts: `models` (requests and answers), `errors`, `client` (asynchronous and blocking), `depot` (the machines of this
-process), `alias` (`import prime_sandboxes` inside this process). Invariant: no network, no account, no key; what a
-request asks for and the embedded backend cannot give (another image, a GPU) is named once in a warning.
+Parts: `models` (requests and answers), `errors`, `client` (asynchronous and blocking), `boxes` (one sandbox), `shared`
+(the machines of this process). The names are those that environments know from `prime_sandboxes`, which leads here
+where it is not installed (`legacy.prime_sandboxes`). Invariant: no network, no account, no key; what a request asks for
+and the embedded backend cannot give (another image, a GPU) is named once in a warning.
 """
 
 from __future__ import annotations
 
-from mettle.envs.packages.prime_sandboxes.client import (
+from mettle.envs.sandboxes.client import (
     APIClient,
     AsyncSandboxClient,
     SandboxClient,
     ThreadedAsyncSandboxClient,
 )
-from mettle.envs.packages.prime_sandboxes.depot import Depot, DepotConfig, configure
-from mettle.envs.packages.prime_sandboxes.errors import (
+from mettle.envs.sandboxes.errors import (
     APIError,
     APITimeoutError,
     CommandTimeoutError,
@@ -29,7 +29,7 @@ from mettle.envs.packages.prime_sandboxes.errors import (
     UnauthorizedError,
     UploadTimeoutError,
 )
-from mettle.envs.packages.prime_sandboxes.models import (
+from mettle.envs.sandboxes.models import (
     AdvancedConfigs,
     BackgroundJob,
     BackgroundJobStatus,
@@ -42,6 +42,7 @@ from mettle.envs.packages.prime_sandboxes.models import (
     SandboxListResponse,
     SandboxStatus,
 )
+from mettle.envs.sandboxes.shared import SharedMachines, SharedMachinesConfig, configure
 
 __all__ = [
     "APIClient",
@@ -55,8 +56,6 @@ __all__ = [
     "CommandResponse",
     "CommandTimeoutError",
     "CreateSandboxRequest",
-    "Depot",
-    "DepotConfig",
     "DownloadTimeoutError",
     "FileUploadResponse",
     "PaymentRequiredError",
@@ -71,6 +70,8 @@ __all__ = [
     "SandboxOOMError",
     "SandboxStatus",
     "SandboxTimeoutError",
+    "SharedMachines",
+    "SharedMachinesConfig",
     "ThreadedAsyncSandboxClient",
     "UnauthorizedError",
     "UploadTimeoutError",

@@ -5,8 +5,16 @@ Invariant: all are `SandboxError`s, never a verdict on code; what the user can m
 
 from __future__ import annotations
 
+from typing import Final
+
 from mettle.errors import SandboxError, UserError
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.web.backoff import Backoff
+
+RETRIED: Final = Backoff(first_s=0.1, max_s=5.0)
+"""Between the tries of a request to a service that is away or busy."""
+SELDOM: Final = Backoff(first_s=1.0, max_s=60.0)
+"""Between tries to make what nobody waits for."""
 
 
 class ControlPlaneError(SandboxError):

@@ -1,6 +1,6 @@
 """What a pod's status says has become of it, as one of our errors.
 
-Invariant: a pod that still runs has no fate; what cannot be told apart is `MachineLost`.
+Invariant: a pod that still runs has no outcome; what cannot be told apart is `MachineLost`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mettle.errors import SandboxError
-from mettle.sandbox.containers.faults import (
+from mettle.sandbox.containers.errors import (
     ControlPlaneError,
     ImageMissing,
     MachineEvicted,
@@ -16,7 +16,7 @@ from mettle.sandbox.containers.faults import (
     MachineRemoved,
     NodeLost,
 )
-from mettle.sandbox.machines.line import MachineLost
+from mettle.sandbox.machines.endings import MachineLost
 
 Pod = dict[str, Any]
 
@@ -43,7 +43,7 @@ def is_running(pod: Pod) -> bool:
     return status.get("phase") == "Running" and bool(status.get("podIP")) and not is_going(pod)
 
 
-def fate_of(pod: Pod, *, is_removed: bool) -> MachineLost | None:
+def outcome_of(pod: Pod, *, is_removed: bool) -> MachineLost | None:
     """Why it is no more; None while it is."""
     status = pod.get("status", {})
     if (disrupted := _disruption(status)) is not None:
@@ -75,7 +75,7 @@ def why_not_starting(pod: Pod) -> SandboxError | ImageMissing | None:
             return ImageMissing(f"the image {container.get('image')!r} cannot be pulled ({reason}): {message}")
         if reason in _NO_START:
             return ControlPlaneError(f"a pod cannot start ({reason}): {message}")
-    return fate_of(pod, is_removed=False)
+    return outcome_of(pod, is_removed=False)
 
 
 def what_it_waits_for(pod: Pod) -> str:

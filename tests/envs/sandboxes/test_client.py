@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from mettle.envs.packages import prime_sandboxes as prime
+from mettle.envs import sandboxes as prime
 from mettle.sandbox import SandboxConfig, probe
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+SOURCE = Path(__file__).resolve().parents[3] / "src"
 needs_isolation = pytest.mark.skipif(
     not probe(SandboxConfig()).is_at_least("ns"), reason="this host cannot isolate code; environments refuse it, too"
 )
@@ -134,7 +134,7 @@ def test_the_blocking_client_does_the_same():
 
 
 @needs_isolation
-async def test_a_request_gets_no_more_than_the_depot_gives(client):
+async def test_a_request_gets_no_more_than_is_configured(client):
     prime.configure(max_memory_mb=128, max_disk_mb=64)
     try:
         box = await client.create(
@@ -160,7 +160,7 @@ def test_a_request_is_copied_with_changes_and_tolerates_fields_of_other_versions
 
 ALIAS = """
 import sys
-from mettle.envs.packages.prime_sandboxes.alias import install_prime_sandboxes_alias
+from mettle.envs.legacy.prime_sandboxes import install_prime_sandboxes_alias
 install_prime_sandboxes_alias(); install_prime_sandboxes_alias()
 import prime_sandboxes
 from prime_sandboxes import AdvancedConfigs, AsyncSandboxClient, CreateSandboxRequest
@@ -184,7 +184,7 @@ def run_python(code: str, *paths: Path) -> str:
 
 
 def test_the_name_leads_here():
-    assert "mettle.envs.packages.prime_sandboxes.client" in run_python(ALIAS)
+    assert "mettle.envs.sandboxes.client" in run_python(ALIAS)
 
 
 def test_an_installed_one_is_not_shadowed(tmp_path):
@@ -233,13 +233,13 @@ def test_an_environment_that_calls_the_client_runs_as_it_is(tmp_path, monkeypatc
 
 LEAVING = """
 import asyncio, os, sys
-from mettle.envs.packages.prime_sandboxes import AsyncSandboxClient, CreateSandboxRequest
-from mettle.envs.packages.prime_sandboxes.depot import depot
+from mettle.envs.sandboxes import AsyncSandboxClient, CreateSandboxRequest
+from mettle.envs.sandboxes.shared import shared_machines
 async def main():
     client = AsyncSandboxClient()
     box = await client.create(CreateSandboxRequest(name="left"))
     await client.start_background_job(box.id, "sleep 300")
-    [pool] = [task.result() for task in depot()._pools.values()]
+    [pool] = [task.result() for task in shared_machines()._pools.values()]
     print(pool.template_pid)
 asyncio.run(main())
 if sys.argv[1:] == ["abruptly"]:

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from types import ModuleType
 
-_OURS = "mettle.envs.packages.prime_sandboxes"
+_OURS = "mettle.envs.sandboxes"
 _SUBMODULES = ("core", "core.client", "exceptions", "models", "sandbox")
 
 

@@ -15,15 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mettle.envs.packages.prime_sandboxes.boxes import Box, open_box
-from mettle.envs.packages.prime_sandboxes.depot import Depot, depot
-from mettle.envs.packages.prime_sandboxes.errors import (
+from mettle.envs.sandboxes.boxes import Box, open_box
+from mettle.envs.sandboxes.errors import (
     APIError,
     DownloadTimeoutError,
     SandboxNotRunningError,
     UploadTimeoutError,
 )
-from mettle.envs.packages.prime_sandboxes.models import (
+from mettle.envs.sandboxes.models import (
     BackgroundJob,
     BackgroundJobStatus,
     BulkDeleteSandboxResponse,
@@ -34,6 +33,7 @@ from mettle.envs.packages.prime_sandboxes.models import (
     SandboxListResponse,
     SandboxStatus,
 )
+from mettle.envs.sandboxes.shared import SharedMachines, shared_machines
 from mettle.errors import RolloutError
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class AsyncSandboxClient:
     async def create(self, request: Any) -> Sandbox:
         """A new sandbox, running. Raises: APIError when none can be made."""
 
-        async def work(home: Depot) -> Sandbox:
+        async def work(home: SharedMachines) -> Sandbox:
             try:
                 box = await open_box(home, request)
             except RolloutError as error:
@@ -79,7 +79,7 @@ class AsyncSandboxClient:
     async def get(self, sandbox_id: str) -> Sandbox:
         """How a sandbox is."""
 
-        async def work(home: Depot) -> Sandbox:
+        async def work(home: SharedMachines) -> Sandbox:
             return _look(_box(home, sandbox_id))
 
         return await _run(work)
@@ -96,7 +96,7 @@ class AsyncSandboxClient:
     ) -> SandboxListResponse:
         """The sandboxes of this process, page by page."""
 
-        async def work(home: Depot) -> SandboxListResponse:
+        async def work(home: SharedMachines) -> SandboxListResponse:
             found = [_look(box) for box in home.boxes.values() if set(labels or ()) <= set(box.described.labels)]
             found = [one for one in found if status in (None, one.status)]
             if exclude_terminated:
@@ -111,7 +111,7 @@ class AsyncSandboxClient:
     async def wait_for_creation(self, sandbox_id: str, max_attempts: int = 60, **_: Any) -> None:
         """Sandboxes are ready when `create` returns; raises if this one has ended since."""
 
-        async def work(home: Depot) -> None:
+        async def work(home: SharedMachines) -> None:
             _box(home, sandbox_id).require_running()
 
         await _run(work)
@@ -125,7 +125,7 @@ class AsyncSandboxClient:
     async def delete(self, sandbox_id: str) -> dict[str, Any]:
         """End a sandbox. One that has ended is no error."""
 
-        async def work(home: Depot) -> dict[str, Any]:
+        async def work(home: SharedMachines) -> dict[str, Any]:
             box = home.boxes.pop(sandbox_id, None)
             if box is not None:
                 await box.machine.delete()
@@ -154,7 +154,7 @@ class AsyncSandboxClient:
     ) -> CommandResponse:
         """Run a command in a shell, from /work. Raises: CommandTimeoutError; SandboxNotRunningError."""
 
-        async def work(home: Depot) -> CommandResponse:
+        async def work(home: SharedMachines) -> CommandResponse:
             return await _box(home, sandbox_id).execute(command, working_dir, env, timeout or _COMMAND_S)
 
         return await _run(work)
@@ -169,7 +169,7 @@ class AsyncSandboxClient:
     ) -> BackgroundJob:
         """Start a command and return at once."""
 
-        async def work(home: Depot) -> BackgroundJob:
+        async def work(home: SharedMachines) -> BackgroundJob:
             return await _box(home, sandbox_id).start_job(command, working_dir, env)
 
         return await _run(work)
@@ -179,7 +179,7 @@ class AsyncSandboxClient:
     ) -> BackgroundJobStatus:
         """How far a background command has come."""
 
-        async def work(home: Depot) -> BackgroundJobStatus:
+        async def work(home: SharedMachines) -> BackgroundJobStatus:
             return await _box(home, sandbox_id).job_status(job)
 
         return await _run(work)
@@ -195,7 +195,7 @@ class AsyncSandboxClient:
     ) -> BackgroundJobStatus:
         """Start a command and wait for it. Raises: CommandTimeoutError."""
 
-        async def work(home: Depot) -> BackgroundJobStatus:
+        async def work(home: SharedMachines) -> BackgroundJobStatus:
             return await _box(home, sandbox_id).run_job(command, working_dir, env, timeout)
 
         return await _run(work)
@@ -205,7 +205,7 @@ class AsyncSandboxClient:
     ) -> FileUploadResponse:
         """Write a file. Raises: APIError for what is in its way; UploadTimeoutError."""
 
-        async def work(home: Depot) -> FileUploadResponse:
+        async def work(home: SharedMachines) -> FileUploadResponse:
             box = _box(home, sandbox_id)
             box.require_running()
             try:
@@ -254,7 +254,7 @@ class AsyncSandboxClient:
         await asyncio.to_thread(Path(local_file_path).write_bytes, data)
 
     async def _download(self, sandbox_id: str, file_path: str, timeout: float | None) -> bytes:
-        async def work(home: Depot) -> bytes:
+        async def work(home: SharedMachines) -> bytes:
             try:
                 async with asyncio.timeout(timeout or _TRANSFER_S):
                     return await _box(home, sandbox_id).read(file_path)
@@ -300,18 +300,18 @@ class SandboxClient:
         method = getattr(self._client, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return depot().submit(method(*args, **kwargs)).result()
+            return shared_machines().submit(method(*args, **kwargs)).result()
 
         call.__name__, call.__doc__ = name, method.__doc__
         return call
 
 
-async def _run(work: Callable[[Depot], Coroutine[Any, Any, T]]) -> T:
-    home = depot()
+async def _run(work: Callable[[SharedMachines], Coroutine[Any, Any, T]]) -> T:
+    home = shared_machines()
     return await home.run(work(home))
 
 
-def _box(home: Depot, sandbox_id: str) -> Box:
+def _box(home: SharedMachines, sandbox_id: str) -> Box:
     box: Box | None = home.boxes.get(sandbox_id)
     if box is None:
         raise SandboxNotRunningError(sandbox_id, status=SandboxStatus.TERMINATED.value)

@@ -1,6 +1,6 @@
 """One sandbox: a machine, what its owner is told about it, and its commands in the background.
 
-Everything here runs in the depot's event loop. Parts: `Box`, `open_box` (a request turned into a machine).
+Everything here runs in the shared machines's event loop. Parts: `Box`, `open_box` (a request turned into a machine).
 Invariant: an error is of `errors.py`, and names the sandbox.
 """
 
@@ -14,14 +14,13 @@ import shutil
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from mettle.envs.packages.prime_sandboxes.depot import Depot
-from mettle.envs.packages.prime_sandboxes.errors import (
+from mettle.envs.sandboxes.errors import (
     CommandTimeoutError,
     SandboxFileNotFoundError,
     SandboxNotRunningError,
     SandboxTimeoutError,
 )
-from mettle.envs.packages.prime_sandboxes.models import (
+from mettle.envs.sandboxes.models import (
     BackgroundJob,
     BackgroundJobStatus,
     CommandResponse,
@@ -29,6 +28,7 @@ from mettle.envs.packages.prime_sandboxes.models import (
     Sandbox,
     SandboxStatus,
 )
+from mettle.envs.sandboxes.shared import SharedMachines
 
 if TYPE_CHECKING:
     from mettle.sandbox.protocols import Job, Machine
@@ -149,12 +149,12 @@ def _shell() -> tuple[str, ...]:
     return ("bash", "-c") if shutil.which("bash", path="/usr/bin:/bin") else ("sh", "-c")
 
 
-async def open_box(depot: Depot, request: CreateSandboxRequest | Any) -> Box:
+async def open_box(machines: SharedMachines, request: CreateSandboxRequest | Any) -> Box:
     """Make what a request asks for, as far as the embedded backend can; what it cannot is said once."""
     from mettle.sandbox import MachineConfig
 
     _warn_of_what_is_missing(request)
-    most = depot.config
+    most = machines.config
     memory_mb = min(int(request.memory_gb * 1024), most.max_memory_mb)
     disk_mb = min(int((getattr(request, "disk_size_gb", None) or 1) * 1024), most.max_disk_mb)
     idle_minutes = getattr(request, "idle_timeout_minutes", None)
@@ -169,7 +169,7 @@ async def open_box(depot: Depot, request: CreateSandboxRequest | Any) -> Box:
         labels={label: "" for label in request.labels or ()},
     )
     packages = tuple(getattr(request, "python_packages", ()))
-    machine = await depot.create(config, packages, getattr(request, "backend", None))
+    machine = await machines.create(config, packages, getattr(request, "backend", None))
     box = Box(machine, _describe(machine, request))
     command = request.start_command
     if isinstance(command, str) and not _KEEP_ALIVE.fullmatch(command.strip()):

@@ -1,0 +1,581 @@
+"""Process 1 of a container: answers the routes of a sandbox service for the one machine that the container is.
+
+    GET     /status                     what it is
+    PUT     /machines/ID                the machine's limits and environment
+    POST    /machines/ID/exec, /jobs    commands; GET and DELETE /jobs/JOB
+    POST    /machines/ID/files          many files; GET /files, GET /entries; GET and PUT /snapshot
+    GET     /machines/ID/connect/PORT   websockets: to a port inside, and from one (`listen`)
+    GET     /machines/ID/cells          a websocket to a cell of the judge's, of which a container has one
+
+It ends, and the container with it, when the stream to its owner does, or has been silent for the lease.
+Invariant: whatever a handler raises becomes one typed line; a request whose client hangs up takes its command along.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import itertools
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
+
+from mettle.errors import UserError
+from mettle.sandbox.containers.agent import cells
+from mettle.sandbox.containers.agent.commands import Command, Op, read, write
+from mettle.sandbox.containers.agent.http import (
+    BINARY,
+    CLOSE,
+    PONG,
+    TEXT,
+    Ended,
+    Request,
+    Stream,
+    WebSocket,
+    read_request,
+)
+from mettle.sandbox.containers.agent.loop import Event, Loop, Task, readable, writable
+from mettle.sandbox.containers.agent.mux import Mux
+from mettle.sandbox.service.messages import EOF, ERROR_HEADER, HEARTBEAT_S, LINES_TYPE, PREFIX, STATUSES
+from mettle.sandbox.zygote import jail
+from mettle.sandbox.zygote.overseer import OperationWorker, Overseer
+from mettle.sandbox.zygote.settings import CellLimits, MachineLimits, Settings
+
+_BACKLOG: Final = 128
+_CONNECT_S: Final = 10.0
+_FETCH_S: Final = 30.0
+_MAX_PENDING: Final = 256
+_MAX_JOBS: Final = 1000
+_MAX_BODY_BYTES: Final = 32 << 20
+_MAX_OUTPUT_BYTES: Final = 64 << 20
+_MAX_WAIT_S: Final = 60.0
+_FULL_BYTES: Final = 1 << 20
+_SEND_BYTES: Final = 1 << 18
+_FIRST_SIGNAL: Final = 133  # error numbers end here
+_ALL_USERS: Final = ["0", "0", "4294967295"]
+_UNLIMITED: Final = MachineLimits(1 << 40, 1 << 40, 1 << 20, 1 << 20, 1 << 10, 1 << 20, {})
+_ENTRY: Final = ("name", "kind", "num_bytes", "mode", "modified")
+
+
+class Wire(Protocol):
+    """The stream to the owner, neither end of which ever blocks."""
+
+    read_fd: int
+    write_fd: int
+
+    def read(self) -> bytes | None:
+        """What has come; nothing at the end, None while nothing is there. Raises: OSError."""
+        ...
+
+    def write(self, data: memoryview) -> int:
+        """How much of it was taken. Raises: OSError."""
+        ...
+
+
+class TooLarge(UserError):
+    """A body over its limit."""
+
+
+class NoSuch(UserError):
+    """There is no such connection, or route."""
+
+
+class NoJob(UserError):
+    """There is no such job."""
+
+
+class Listener(NamedTuple):
+    """Connections made inside that the owner has not fetched yet."""
+
+    pending: dict[str, socket.socket]
+    numbers: itertools.count[int]
+
+
+class Agent(Overseer):
+    """The whole of process 1. Its ops are those of a machine on this host, without descriptors that travel."""
+
+    def __init__(self, wire: Wire, settings: Settings, image_environment: dict[str, str], lease_s: float) -> None:
+        super().__init__(settings, _UNLIMITED, "")
+        self.loop = Loop()
+        self.drained: deque[Task] = deque()
+        self._wire = wire
+        self._environment = image_environment
+        self._lease_s = lease_s
+        self._last_heard = time.monotonic()
+        self._out = bytearray()
+        self._has_more = Event()
+        self._gate = Event()
+        self._gate.set()
+        self._mux = Mux(self._write, self._accept)
+        self._ops: dict[int, Op] = {}
+        self._numbers = itertools.count(1)
+        self._jobs: dict[str, Command] = {}
+        self._listeners: dict[int, Listener] = {}
+
+    def serve(self) -> None:
+        """Answer until the owner goes away."""
+        self._wake = self.wake_on_ended_children()
+        for work in (self._receive(), self._send(), self._drain_wakes()):
+            self.loop.spawn(work)
+        self.loop.run(self._look)
+
+    def answer(self, order: int, answer: dict[str, Any]) -> None:
+        op = self._ops.pop(order, None)
+        if op is not None:
+            op.answer = answer
+            op.ended.set()
+
+    def start_op(self, order: dict[str, Any], streams: list[int]) -> tuple[Op, list[int]]:
+        """Start an op with a pipe for each stream; our ends of them."""
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in streams]
+        theirs = [pipe[0] if stream == 0 else pipe[1] for pipe, stream in zip(pipes, streams, strict=True)]
+        ours = [pipe[1] if stream == 0 else pipe[0] for pipe, stream in zip(pipes, streams, strict=True)]
+        op = Op(next(self._numbers))
+        try:
+            self.start({"id": op.number, "streams": streams, **order}, theirs)
+        except OSError:
+            _close(ours)
+            raise
+        finally:
+            _close(theirs)
+        self._ops[op.number] = op
+        for descriptor in ours:
+            os.set_blocking(descriptor, False)
+        return op, ours
+
+    def kill_op(self, op: Op) -> None:
+        self.kill({"id": 0, "target": op.number})
+
+    def give_up(self, why: str) -> NoReturn:
+        print(why, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def _look(self) -> float | None:
+        """One turn of the overseer's; how soon it wants the next."""
+        self.collect()
+        self.hunt()
+        self.watch_memory()
+        silent_s = time.monotonic() - self._last_heard
+        if silent_s > self._lease_s:
+            self.loop.is_over = True
+        soon_ms = self.wait_ms()
+        waits = [self._lease_s - silent_s + 0.001, *([] if soon_ms is None else [soon_ms / 1000])]
+        return max(0.0, min(waits))
+
+    async def _drain_wakes(self) -> None:
+        while True:
+            await readable(self._wake)
+            os.read(self._wake, 4096)
+
+    async def _receive(self) -> None:
+        try:
+            while (data := self._wire.read()) != b"":
+                if data is None:
+                    await readable(self._wire.read_fd)
+                    continue
+                self._last_heard = time.monotonic()
+                self._mux.feed(data)
+        except (OSError, ValueError) as error:
+            print(f"the stream to the owner ends: {error}", file=sys.stderr, flush=True)
+        self.loop.is_over = True
+
+    def _write(self, data: bytes) -> None:
+        self._out += data
+        self._has_more.set()
+        if len(self._out) > _FULL_BYTES:
+            self._gate.clear()
+
+    async def _send(self) -> None:
+        try:
+            while True:
+                self._has_more.clear()
+                while self._out:
+                    with memoryview(self._out) as view:
+                        num = self._wire.write(view[:_SEND_BYTES])
+                    del self._out[:num]
+                    if not num:
+                        await writable(self._wire.write_fd)
+                    if len(self._out) < _FULL_BYTES:
+                        self._gate.set()
+                await self._has_more.wait()
+        except OSError:
+            self.loop.is_over = True
+
+    def _accept(self, mux: Mux, number: int) -> Stream:
+        stream = Stream(mux, number, self._gate)
+        task = self.loop.spawn(self._converse(stream))
+        stream.on_hang_up = task.cancel
+        return stream
+
+    async def _converse(self, stream: Stream) -> None:
+        """The requests of one connection, one after the other."""
+        try:
+            while (request := await read_request(stream)) is not None:
+                try:
+                    await self._handle(request)
+                except (UserError, OSError, KeyError, TypeError, ValueError) as error:
+                    if request.has_answered:
+                        raise Ended(str(error)) from error
+                    await _refuse(request, error)
+                if request.is_websocket and request.has_answered:
+                    break
+                await request.finish()
+            stream.end()
+        except (Ended, ValueError):
+            pass
+        finally:
+            stream.reset()
+
+    async def _handle(self, request: Request) -> None:
+        routes: dict[tuple[str, str], Callable[..., Awaitable[None]]] = {
+            ("PUT", ""): self._begin,
+            ("POST", "exec"): self._exec,
+            ("POST", "jobs"): self._start_job,
+            ("GET", "jobs"): self._show_job,
+            ("DELETE", "jobs"): self._kill_job,
+            ("POST", "files"): lambda request: self._give(request, "put"),
+            ("PUT", "snapshot"): lambda request: self._give(request, "unpack"),
+            ("GET", "files"): self._get_file,
+            ("GET", "snapshot"): self._snapshot,
+            ("GET", "entries"): self._entries,
+            ("GET", "connect"): self._connect,
+            ("GET", "listen"): self._listen,
+            ("GET", "cells"): self._cell,
+        }
+        prefix = PREFIX.strip("/").split("/")
+        if request.words == [*prefix, "status"]:
+            await request.answer(_describe())
+            return
+        _, _, machines, _, what, *words = [*request.words, "", "", "", "", ""][: max(5, len(request.words))]
+        handler = routes.get((request.method, what))
+        if request.words[:2] != prefix or machines != "machines" or handler is None:
+            raise NoSuch(f"an agent has no {request.method} /{'/'.join(request.words)[:200]}")
+        await handler(request, *[word for word in words if word])
+
+    async def _begin(self, request: Request) -> None:
+        """Take the limits of this machine. The image's variables come first, the owner's over them."""
+        limits = MachineLimits(**(await _json(request))["limits"])
+        environment = {**self._environment, **limits.environment}
+        max_processes = limits.max_processes if _has_own_users() else 0
+        self.limits = limits._replace(environment=environment, max_processes=max_processes)
+        jail.limit(file_bytes=limits.disk_bytes, open_files=limits.max_open_files)
+        jail.lower(resource.RLIMIT_CPU, limits.cpu_s)
+        await request.answer({})
+
+    async def _exec(self, request: Request) -> None:
+        """Run a command, and answer in lines: output, signs of life, the result."""
+        body = await _json(request)
+        order = _order(body)
+        await request.begin(LINES_TYPE)
+
+        async def chunk(name: str, data: bytes) -> None:
+            with contextlib.suppress(Ended):  # who reads has gone, and the command is ended for it
+                await line({name: base64.b64encode(data).decode()})
+
+        async def line(told: dict[str, Any]) -> None:
+            await request.send(json.dumps(told, separators=(",", ":")).encode() + b"\n")
+
+        is_stream = body.get("stream") == "chunks"
+        command = Command(self, order, on_chunk=chunk if is_stream else None, has_flood_limit=not is_stream)
+        try:
+            while not await command.ended.wait(HEARTBEAT_S):
+                await line({})
+        finally:
+            command.stop()
+        await line({"result": command.result})
+        await request.send(b"")
+
+    async def _start_job(self, request: Request) -> None:
+        order = _order(await _json(request))
+        name = str(next(self._numbers))
+        self._jobs[name] = Command(self, order)
+        if len(self._jobs) > _MAX_JOBS:
+            done = [known for known, job in self._jobs.items() if job.ended.is_set]
+            for known in done[: len(self._jobs) - _MAX_JOBS]:
+                del self._jobs[known]
+        await request.answer({"id": name}, 201)
+
+    async def _show_job(self, request: Request, name: str) -> None:
+        job = self._job(name)
+        await job.ended.wait(min(_MAX_WAIT_S, float(request.one("wait_s", "0"))))
+        shown: dict[str, Any] = {"id": name, "result": job.result or None}
+        if request.one("output", "") == "1":
+            shown |= {stream: capture.text() for stream, capture in job.captures.items()}
+        await request.answer(shown)
+
+    async def _kill_job(self, request: Request, name: str) -> None:
+        job = self._job(name)
+        if not job.ended.is_set:
+            job.stop()
+            await job.ended.wait()
+        await request.answer({"result": job.result})
+
+    def _job(self, name: str) -> Command:
+        if name not in self._jobs:
+            raise NoJob(f"the machine has no job {name[:100]!r}")
+        return self._jobs[name]
+
+    async def _give(self, request: Request, kind: str) -> None:
+        """The body into an op, which writes files."""
+        op, [descriptor] = self.start_op({"op": kind}, [0])
+        try:
+            is_wanted = True
+            async for piece in request.body():
+                if is_wanted:
+                    try:
+                        await write(descriptor, piece)
+                    except BrokenPipeError:  # the op has met an error, which its status names
+                        is_wanted = False
+            os.close(descriptor)
+            descriptor = -1
+            await op.ended.wait()
+        finally:
+            self._end_op(op, descriptor)
+        _check(op, "the upload")
+        await request.answer({}, 201)
+
+    async def _get_file(self, request: Request) -> None:
+        path = request.one("path", "")
+        await self._send_output(request, {"op": "get", "path": path}, path)
+
+    async def _snapshot(self, request: Request) -> None:
+        paths = request.query.get("path", ["/work"])
+        await self._send_output(request, {"op": "pack", "paths": paths}, " ".join(paths))
+
+    async def _send_output(self, request: Request, order: dict[str, Any], what: str) -> None:
+        """What an op prints, as it comes. One that fails before it has printed is an error, and later the end."""
+        op, [descriptor] = self.start_op(order, [1])
+        try:
+            data = await read(descriptor)
+            if not data:
+                await op.ended.wait()
+                _check(op, what)
+            await request.begin("application/octet-stream")
+            while data:
+                await request.send(data)
+                data = await read(descriptor)
+            await op.ended.wait()
+            _check(op, what)
+            await request.send(b"")
+        finally:
+            self._end_op(op, descriptor)
+
+    async def _entries(self, request: Request) -> None:
+        path = request.one("path", "/work")
+        op, [descriptor] = self.start_op({"op": "list", "path": path}, [1])
+        lines = bytearray()
+        try:
+            while data := await read(descriptor):
+                lines += data
+                if len(lines) > _MAX_OUTPUT_BYTES:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            await op.ended.wait()
+        finally:
+            self._end_op(op, descriptor)
+        _check(op, path)
+        found = sorted(json.loads(line) for line in lines.splitlines())
+        entries = [{"$record": "Entry", **dict(zip(_ENTRY, entry, strict=True))} for entry in found]
+        await request.answer({"entries": entries})
+
+    def _end_op(self, op: Op, descriptor: int) -> None:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if not op.ended.is_set:
+            self.kill_op(op)
+
+    async def _connect(self, request: Request, text: str) -> None:
+        """A websocket to 127.0.0.1:`port` inside."""
+        port = int(text)
+        connection = socket.socket()
+        connection.setblocking(False)
+        try:
+            number = connection.connect_ex(("127.0.0.1", port))
+            if number == errno.EINPROGRESS:
+                timeout_s = float(request.one("timeout_s", str(_CONNECT_S)))
+                is_made = await writable(connection.fileno(), timeout_s)
+                number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_made else errno.ETIMEDOUT
+            if number:
+                raise OSError(number, os.strerror(number), f"port {port}")
+            await self._carry(request, connection)
+        finally:
+            connection.close()
+
+    async def _listen(self, request: Request, *words: str) -> None:
+        """A websocket that tells of connections to a port inside; or, with its number, one to such a connection."""
+        if words:
+            await self._fetch(request, *words)
+            return
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", int(request.one("port", "0"))))
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            await self._tell(request, listener)
+        finally:
+            listener.close()
+
+    async def _tell(self, request: Request, listener: socket.socket) -> None:
+        port = int(listener.getsockname()[1])
+        known = self._listeners[port] = Listener({}, itertools.count(1))
+        ws = await request.upgrade()
+        accepting = self.loop.spawn(self._accept_inside(listener, known, ws))
+        try:
+            await ws.send(TEXT, json.dumps({"port": port}).encode())
+            while (await ws.receive())[0] in (TEXT, BINARY, PONG):
+                pass
+            await ws.send(CLOSE, b"")
+        finally:
+            accepting.cancel()
+            del self._listeners[port]
+            for connection in known.pending.values():
+                connection.close()
+
+    async def _accept_inside(self, listener: socket.socket, known: Listener, ws: WebSocket) -> None:
+        while True:
+            await readable(listener.fileno())
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                continue
+            if len(known.pending) >= _MAX_PENDING:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            name = str(next(known.numbers))
+            known.pending[name] = connection
+            self.loop.spawn(_let_go(known, name))
+            await ws.send(TEXT, json.dumps({"accept": name}).encode())
+
+    async def _fetch(self, request: Request, port: str, name: str) -> None:
+        known = self._listeners.get(int(port))
+        connection = known.pending.pop(name, None) if known is not None else None
+        if connection is None:
+            raise NoSuch(f"port {port} has no connection {name[:20]!r} to fetch")
+        with connection:
+            await self._carry(request, connection)
+
+    async def _cell(self, request: Request) -> None:
+        """A cell in a process of its own, which speaks the judge's protocol over the websocket."""
+        settings = Settings.from_json(request.one("settings", "{}"))
+        given = json.loads(request.one("limits", "null"))
+        limits = CellLimits(**given) if given else None
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            own = limits.of(settings) if limits else settings
+            cells.live(theirs, own, has_files=limits is not None and limits.has_program)
+        theirs.close()
+        self.workers[pid] = OperationWorker(next(self._numbers), pid)
+        ours.setblocking(False)
+        with ours:
+            await self._carry(request, ours)
+
+    async def _carry(self, request: Request, connection: socket.socket) -> None:
+        """Bytes both ways between a websocket and a socket, until both have said all or one is cut off."""
+        ws, descriptor = await request.upgrade(), connection.fileno()
+
+        async def outward() -> None:
+            while data := await read(descriptor):
+                await ws.send(BINARY, data)
+            await ws.send(TEXT, EOF.encode())
+
+        sending = self.loop.spawn(outward())
+        try:
+            while True:
+                kind, data = await ws.receive()
+                if kind == BINARY:
+                    await write(descriptor, data)
+                elif kind == TEXT and data == EOF.encode():
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_WR)
+                    await sending.ended.wait()
+                    break
+                elif kind == CLOSE:
+                    break
+            await ws.send(CLOSE, b"")
+        finally:
+            sending.cancel()
+
+
+async def _let_go(known: Listener, name: str) -> None:
+    """A connection that nobody fetches is closed."""
+    await Event().wait(_FETCH_S)
+    connection = known.pending.pop(name, None)
+    if connection is not None:
+        connection.close()
+
+
+async def _refuse(request: Request, error: Exception) -> None:
+    kinds: dict[type[Exception], str] = {TooLarge: "too_large", NoJob: "no_job", NoSuch: "no_route"}
+    kind = kinds.get(type(error), "user")
+    body: dict[str, Any] = {"type": kind, "message": str(error) or type(error).__name__}
+    if isinstance(error, OSError):
+        number = error.errno or (errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO)
+        what = {"errno": number, "strerror": error.strerror or os.strerror(number), "what": error.filename}
+        body = {"type": "os", "message": str(error), **what}
+    told = json.dumps({"error": body})
+    await request.answer({"error": body}, STATUSES[body["type"]], {ERROR_HEADER: told} if request.is_websocket else {})
+
+
+def _order(body: dict[str, Any]) -> dict[str, Any]:
+    """A command as `service/bodies.py` has it. There is no pydantic here; the owner, who alone can ask, has made it."""
+    stdin = body.get("stdin_base64")
+    return {
+        "command": body["command"],
+        "cwd": body.get("cwd", "/work"),
+        "env": dict(body.get("env") or {}),
+        "stdin": None if stdin is None else base64.b64decode(stdin, validate=True),
+        "timeout_s": body.get("timeout_s"),
+        "max_output_bytes": min(int(body.get("max_output_bytes", 1 << 20)), _MAX_OUTPUT_BYTES),
+    }
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    data = bytearray()
+    async for piece in request.body():
+        data += piece
+        if len(data) > _MAX_BODY_BYTES:
+            raise TooLarge(f"the body has more than {_MAX_BODY_BYTES >> 20} MB; put what is long into a file")
+    body = json.loads(data) if data else {}
+    if not isinstance(body, dict):
+        raise UserError("the body must be a JSON object")
+    return body
+
+
+def _check(op: Op, what: str) -> None:
+    """Raises: OSError for an op that has failed."""
+    status = int(op.answer["status"])
+    if status > _FIRST_SIGNAL:
+        raise InterruptedError(errno.EINTR, "ended by a process of the machine, or for lack of memory", what)
+    if status:
+        raise OSError(status, os.strerror(status), what)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _has_own_users() -> bool:
+    """Whether the users in here are nobody else's, so that their processes can be counted."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            return file.read().split() != _ALL_USERS
+    except OSError:
+        return False
+
+
+def _describe() -> dict[str, Any]:
+    kernel = os.uname()
+    return {"kernel": kernel.release, "machine": kernel.machine, "uid": os.getuid(), "is_first": os.getpid() == 1}
