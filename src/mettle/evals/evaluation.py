@@ -70,12 +70,13 @@ class Evaluation:
         self.facts: list[RolloutFacts] = []
         self.summary = Summary(self.rollouts_per_example, subject.pass_threshold, options.price)
         self._new_rows: dict[str, dict[str, Any]] = {}
+        self._folder: EvaluationFolder | None = None
         self._started = time.time()
         self._time_before = 0.0
 
     async def run(self) -> GenerateOutputs:
         """Run everything that is missing; all outputs, old and new, with the metadata."""
-        folder = EvaluationFolder(self._path()) if self.is_saved else None
+        folder = self._folder = EvaluationFolder(self._path()) if self.is_saved else None
         keeper = None
         results = None
         try:
@@ -154,8 +155,8 @@ class Evaluation:
     def _count(self, records: Sequence[RolloutRecord]) -> None:
         for record in records:
             row = self._add(record)
-            if self.on_progress:
-                self._new_rows[record.rollout_id] = row or output_row(record)
+            if self.on_progress and row is not None:
+                self._new_rows[record.rollout_id] = row
             if self.options.on_rollout is not None:
                 self.options.on_rollout(self.facts[-1])
 
@@ -163,10 +164,14 @@ class Evaluation:
         facts = facts_of(record)
         self.facts.append(facts)
         self.summary.add(facts, record.token_usage)
-        if not self.keep_outputs:
+        if self._folder is None and not self.keep_outputs and not self.on_progress:
             return None
-        self.outputs.append(output_row(record))
-        return self.outputs[-1]
+        row = output_row(record)
+        if self.keep_outputs:
+            self.outputs.append(row)
+        if self._folder is not None:
+            self._folder.add(row)
+        return row
 
     async def _tell(self, records: Sequence[RolloutRecord]) -> None:
         await _notify(self.options.on_log, f"{len(self.facts)} of {len(self.inputs)} rollouts")
@@ -191,7 +196,6 @@ class Evaluation:
                 folder.end(
                     {**results["metadata"], "stats": plain(stats)},
                     is_finished=True,
-                    rows=self.outputs if self.keep_outputs else None,
                     mean=stats.reward.mean if stats.reward else None,
                     interval=stats.reward.interval if stats.reward else None,
                     metrics={name: found.mean for name, found in stats.metrics.items()},
