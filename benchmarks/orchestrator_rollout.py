@@ -21,7 +21,7 @@ from typing import Any
 
 from mettle.orchestrator import groups, loop, shipping
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import World, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -71,7 +71,7 @@ def play(num_steps: int) -> int:
         "envs": [{"id": "words"}],
         "eval": {"num_examples": 0},
     }
-    world = World(num_tasks=4000, equal_rate=0.05)
+    world = SimulatedWorld(num_tasks=4000, equal_rate=0.05)
     with tempfile.TemporaryDirectory() as folder:
         run_virtually(simulate(Path(folder), OrchestratorConfig.model_validate(values), world))
         ledger = Ledger(RunDir(Path(folder)).ledger, is_read_only=True)

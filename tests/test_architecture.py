@@ -103,7 +103,6 @@ def test_only_the_doors_of_the_environment_library_know_older_releases():
     }
 
 
-@pytest.mark.xfail(strict=True, reason="names of other rooms are on their way: take this mark off with the last one")
 def test_public_class_names_are_unique():
     """One name, one thing. Packages under `environments/` are programs of their own and not counted."""
     homes: dict[str, list[str]] = {}

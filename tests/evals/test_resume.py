@@ -21,6 +21,7 @@ import pytest
 import mettle.envs as vf
 from mettle.errors import UserError
 from mettle.evals.reader import EvaluationReader, is_stored
+from mettle.evals.results import publish
 from mettle.storage.claim import FolderClaim
 
 NUM_TASKS, NUM_ROLLOUTS = 60, 4
@@ -334,3 +335,14 @@ async def test_published_files_that_were_taken_in_are_read_from_the_store_and_sa
     assert (reader.eval_id, reader.entry.state, len(reader)) == (1, "finished", 4)
     published = [json.loads(line) for line in file.read_text().splitlines()]
     assert published[:3] == rows == list(reader.rows())[:3]
+
+
+async def test_an_evaluation_of_a_run_is_published_where_one_wants_it(scripted, tmp_path):
+    await make().evaluate(scripted(question), "m", results_path=tmp_path / "a")
+    reader = EvaluationReader(tmp_path / "a")
+    file = publish(reader, tmp_path / "b")
+    assert file.read_bytes() == (tmp_path / "a" / "results.jsonl").read_bytes()
+    again = EvaluationReader(tmp_path / "b")
+    assert again.eval_id is None
+    assert (again.metadata["env_id"], list(again.rows())) == ("toy", list(reader.rows()))
+    assert [path.name for path in sorted((tmp_path / "b").iterdir())] == ["metadata.json", "results.jsonl"]

@@ -14,6 +14,7 @@ from mettle.config import load_config
 from mettle.config.options import Given
 from mettle.config.overrides import parse_overrides
 from mettle.errors import ServiceError, UserError
+from mettle.evals.reader import EvaluationReader, evaluations_in
 from mettle.gepa.config import GepaSpec
 from mettle.gepa.outputs import RunFolder
 from mettle.gepa.run import SearchOutcome, prepare, resumed
@@ -95,10 +96,14 @@ def test_the_same_seed_searches_alike_and_another_does_not(optimise):
 def test_no_side_shares_a_row_with_another(optimise, endpoint):
     outcome = optimise()
     sides: dict[str, set[str]] = {"train": set(), "val": set(), "test": set()}
-    for line in (outcome.path / "evaluations.jsonl").read_text().splitlines():
-        attempt = json.loads(line).get("attempt")
-        if attempt:
-            sides[attempt["row"].split(":")[0]].add(attempt["record"]["Inputs"])
+    kinds = set()
+    for entry in evaluations_in(outcome.path):
+        reader = EvaluationReader(outcome.path, entry.eval_id)
+        kinds.add(entry.kind)
+        assert (entry.state, entry.num_rollouts) == ("finished", entry.planned_rollouts)
+        for index, record in reader.records():
+            sides[reader.facts[index].example_id.split(":")[0]].add(record.prompt[-1]["content"])
+    assert kinds == {"search", "held_out"}
     assert all(sides.values())
     assert not sides["train"] & sides["val"]
     assert not sides["val"] & sides["test"]
@@ -237,10 +242,10 @@ def test_two_processes_do_not_write_one_run(optimise, workplace):
     )
     (workplace / "here").mkdir()
     holder = subprocess.Popen(
-        [sys.executable, "-c", code, "here/evaluations.jsonl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, "here/.writer.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(UserError, match="in use by another process"):
+    with pytest.raises(UserError, match="being written to by another process"):
         optimise(run_dir="here")
     holder.stdin.close()
     holder.wait()

@@ -11,7 +11,7 @@ from mettle.hub import filters
 from mettle.hub.conversation import shown_messages, text_of
 from mettle.hub.logs import parse_line, read_tail
 from mettle.hub.metrics import MetricTable
-from mettle.hub.models import RolloutDetail, RolloutRow, TokenColumns, TurnDetail
+from mettle.hub.models import RolloutDetail, ShownRollout, TokenColumns, TurnDetail
 from mettle.hub.provenance import flatten, read_settings
 from mettle.hub.vocabulary import Vocabulary, load_vocabulary
 from mettle.storage.ledger import Ledger
@@ -83,7 +83,7 @@ def detail(roles, num_turns):
                 ids=[i], texts=[f"turn-{i}"], logprobs=[-0.1], versions=[0])
         ) for i in range(num_turns)
     ]  # fmt: skip
-    row = RolloutRow.model_construct(rollout_id="r")
+    row = ShownRollout.model_construct(rollout_id="r")
     messages = [{"role": role, "content": f"m{i}"} for i, role in enumerate(roles)]
     return RolloutDetail.model_construct(
         row=row, messages=messages, turns=turns, answer="", siblings=[], is_decoded=True

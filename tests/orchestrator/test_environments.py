@@ -13,7 +13,7 @@ from mettle.orchestrator import environments
 from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.config import OrchestratorConfig, RetryConfig
-from mettle.orchestrator.engine import Endpoint, HttpEngine, UpdateRefused
+from mettle.orchestrator.engine import EndpointFile, HttpEngine, UpdateRefused
 from mettle.orchestrator.environments import EnvironmentSource, row_uid, sampling_args
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.services import InMemoryServices
@@ -25,7 +25,7 @@ from mettle.records.versions import WeightVersion
 @pytest.fixture
 async def source(run_dir, stand_in, settings):
     config = OrchestratorConfig.model_validate(settings)
-    made = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    made = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
     yield made
     await made.close()
 
@@ -53,7 +53,7 @@ async def test_a_group_is_one_request_and_its_records_hold_the_sampled_tokens(so
 @pytest.fixture
 async def in_workers(run_dir, stand_in, settings):
     config = OrchestratorConfig.model_validate({**settings, "env_workers": 2, "rollout_timeout_s": 50.0})
-    made = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    made = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
     yield made
     await made.close()
 
@@ -95,7 +95,7 @@ async def test_groups_of_a_worker_that_is_killed_are_finished_by_another(in_work
 
 async def test_the_time_limit_holds_in_workers_too(run_dir, stand_in, settings):
     config = OrchestratorConfig.model_validate({**settings, "env_workers": 1, "rollout_timeout_s": 2.0})
-    source = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    source = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
     stand_in.delay_s = 5.0
     rollouts = await source.run_group(request(2))
     assert {(r.error_kind, r.reward) for r in rollouts} == {("timeout", None)}
@@ -122,7 +122,7 @@ async def test_the_advantages_of_an_environment_that_provides_them_are_those_tha
 
     monkeypatch.setattr(environments, "load_environment", load)
     config = OrchestratorConfig.model_validate(settings)
-    source = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    source = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
     assert source.provides_advantages("words")
     choice = config.choice_for(config.envs[0], provides_advantages=True)
     group = GroupRecord(TaskDraw(1, "words", "u", 0, 0), 0, await source.run_group(request()))
@@ -162,7 +162,7 @@ async def test_a_restarted_engine_is_found_at_its_new_address(source, stand_in):
 
 async def test_a_straggler_times_out_and_is_not_scored(run_dir, stand_in, settings):
     config = OrchestratorConfig.model_validate({**settings, "rollout_timeout_s": 0.2})
-    source = EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+    source = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
     stand_in.delay_s = 5.0
     rollouts = await source.run_group(request(2))
     assert {(r.error_kind, r.reward) for r in rollouts} == {("timeout", None)}
@@ -173,7 +173,7 @@ def test_an_unknown_argument_is_the_users_mistake(run_dir, settings):
     settings["envs"][0]["args"] = {"num_trains": 3}
     config = OrchestratorConfig.model_validate(settings)
     with pytest.raises(UserError, match="num_trains"):
-        EnvironmentSource(config, Endpoint(run_dir.endpoint("inference")), run_dir.model)
+        EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
 
 
 def test_a_row_keeps_its_uid_when_the_data_is_reordered():
@@ -192,7 +192,7 @@ def test_sampling_arguments_leave_out_defaults():
 
 
 async def test_the_engine_is_updated_and_asked_over_http(run_dir, stand_in):
-    engine = HttpEngine(Endpoint(run_dir.endpoint("inference")))
+    engine = HttpEngine(EndpointFile(run_dir.endpoint("inference")))
     before = await engine.health()
     stand_in.canary_diff = 1e-7
     update = await engine.update(WeightVersion(2, "weights/v2", "d"))
@@ -204,7 +204,7 @@ async def test_the_engine_is_updated_and_asked_over_http(run_dir, stand_in):
 
 
 async def test_refused_weights_say_why(run_dir, stand_in):
-    engine = HttpEngine(Endpoint(run_dir.endpoint("inference")))
+    engine = HttpEngine(EndpointFile(run_dir.endpoint("inference")))
     stand_in.canary_diff = 0.3
     with pytest.raises(UpdateRefused, match=r"refused v2 \(409\): canary differs by 0.3"):
         await engine.update(WeightVersion(2, "weights/v2", "d"))
@@ -212,7 +212,7 @@ async def test_refused_weights_say_why(run_dir, stand_in):
 
 
 async def test_an_engine_that_never_came_up_is_a_provider_error(run_dir):
-    engine = HttpEngine(Endpoint(run_dir.endpoint("inference")))
+    engine = HttpEngine(EndpointFile(run_dir.endpoint("inference")))
     with pytest.raises(ProviderError, match="no inference server has said where it listens"):
         await engine.health()
 

@@ -16,7 +16,7 @@ from mettle.errors import ProviderError, RolloutError
 from mettle.orchestrator.admission import judge_group
 from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.batcher import ReadyGroup
-from mettle.orchestrator.config import RetryConfig, ServiceConfig
+from mettle.orchestrator.config import FrozenModelConfig, RetryConfig
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import HttpModel, HttpServices
 from mettle.orchestrator.shipping import assemble
@@ -188,7 +188,7 @@ async def test_a_refusal_is_a_rollout_error_that_names_the_address(stand_in):
 
 
 def test_a_service_is_made_from_its_table():
-    made = TypeAdapter(dict[str, ServiceConfig]).validate_python(
+    made = TypeAdapter(dict[str, FrozenModelConfig]).validate_python(
         {"teacher": {"base_url": "http://127.0.0.1:1/v1", "model": "big"}}
     )
     services = HttpServices({name: HttpModel(name, **config.model_dump()) for name, config in made.items()})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mettle.errors import ServiceError, UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import Deadlock, World, run_virtually, simulate
+from mettle.orchestrator.simulator import Deadlock, SimulatedWorld, run_virtually, simulate
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -79,7 +79,7 @@ def check_evals(options, ledger):
 
 
 worlds = st.builds(
-    World,
+    SimulatedWorld,
     seed=st.integers(0, 2**16),
     rollout_s=st.sampled_from([0.05, 0.5, 1.0, 5.0]),
     train_s=st.sampled_from([0.01, 0.5, 2.0, 10.0]),
@@ -134,7 +134,7 @@ def check_a_run(world, lag, inflight, sampler):
 @pytest.mark.parametrize("transaction", range(1, 40))
 def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
     options = config(max_steps=3)
-    world = World(seed=transaction, equal_rate=0.3, error_rate=0.1, kills_at_transaction=(transaction,))
+    world = SimulatedWorld(seed=transaction, equal_rate=0.3, error_rate=0.1, kills_at_transaction=(transaction,))
     simulated, ledger, folder = played(options, world)
     with folder:
         check_accounts(options, simulated, ledger)
@@ -148,7 +148,7 @@ def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
 def test_environments_have_algorithms_of_their_own_whose_baselines_survive_kills(seed, kills):
     envs = [{"id": "words", "algorithm": "rae"}, {"id": "sums"}, {"id": "logic", "algorithm": "turn_returns"}]
     options = config(envs=envs, max_steps=3)
-    simulated, ledger, folder = played(options, World(seed=seed, kills_at=kills))
+    simulated, ledger, folder = played(options, SimulatedWorld(seed=seed, kills_at=kills))
     with folder:
         check_accounts(options, simulated, ledger)
         baseline, found = 0.0, {}
@@ -176,7 +176,7 @@ def ledger_blocks(ledger):
 
 def test_tasks_in_flight_at_a_kill_are_the_first_to_be_rolled_out_again():
     options = config(max_steps=6, eval={"num_examples": 0})
-    _, ledger, folder = played(options, World(rollout_s=1.0, kills_at=(0.4,)))
+    _, ledger, folder = played(options, SimulatedWorld(rollout_s=1.0, kills_at=(0.4,)))
     with folder:
         query = "SELECT attempts, reason FROM tasks ORDER BY draw_id LIMIT ?"
         rows = ledger.database.rows(query, (options.inflight_groups,))
@@ -190,7 +190,7 @@ def test_tasks_in_flight_at_a_kill_are_the_first_to_be_rolled_out_again():
 def test_a_group_never_starts_on_weights_older_than_its_label(seed, rollout_s, train_s):
     """4: the version that a new group sees has been acknowledged by the engine."""
     options = config(max_lag=2, max_staleness=3)
-    _, ledger, folder = played(options, World(seed=seed, rollout_s=rollout_s, train_s=train_s, update_s=1.0))
+    _, ledger, folder = played(options, SimulatedWorld(seed=seed, rollout_s=rollout_s, train_s=train_s, update_s=1.0))
     with folder:
         rows = ledger.database.rows("SELECT shard, offset, length FROM groups")
         assert rows
@@ -202,7 +202,7 @@ def test_a_group_never_starts_on_weights_older_than_its_label(seed, rollout_s, t
 
 
 def test_with_lag_0_every_token_comes_from_the_policy_that_it_trains():
-    simulated, ledger, folder = played(config(max_lag=0, max_staleness=0), World(rollout_s=0.5, train_s=2.0))
+    simulated, ledger, folder = played(config(max_lag=0, max_staleness=0), SimulatedWorld(rollout_s=0.5, train_s=2.0))
     with folder:
         assert all(batch.staleness == (0.0, 0) for batch in simulated.trainer.batches.values())
         ledger.close()
@@ -210,7 +210,7 @@ def test_with_lag_0_every_token_comes_from_the_policy_that_it_trains():
 
 def test_rollouts_go_on_while_the_trainer_steps():
     """One version of lag hides the shorter of the two: 12 steps of 4 s of training are not held up by 3 s rollouts."""
-    world = World(rollout_s=1.0, train_s=4.0)
+    world = SimulatedWorld(rollout_s=1.0, train_s=4.0)
     options = config(max_steps=12, eval={"num_examples": 0}, envs=[{"id": "words"}])
     simulated, ledger, folder = played(options, world)
     with folder:
@@ -221,7 +221,7 @@ def test_rollouts_go_on_while_the_trainer_steps():
 def test_a_batch_is_not_shipped_before_the_policy_is_close_enough():
     """6: batch s is shipped once v{s-1-max_lag} is acknowledged."""
     options = config(max_lag=1, max_staleness=2, eval={"num_examples": 0})
-    _, ledger, folder = played(options, World(rollout_s=0.01, train_s=5.0))
+    _, ledger, folder = played(options, SimulatedWorld(rollout_s=0.01, train_s=5.0))
     with folder:
         acked = {row.weights.version: row.acked_at for row in ledger.versions()}
         for batch in ledger.batches():
@@ -231,7 +231,7 @@ def test_a_batch_is_not_shipped_before_the_policy_is_close_enough():
 
 
 def test_an_engine_that_comes_back_with_old_weights_gets_the_new_ones_first():
-    world = World(engine_deaths=(6.0, 14.0), rollout_s=0.5, train_s=0.5)
+    world = SimulatedWorld(engine_deaths=(6.0, 14.0), rollout_s=0.5, train_s=0.5)
     simulated, ledger, folder = played(config(max_steps=8), world)
     with folder:
         kinds = Counter(event.kind for event in ledger.journal.events())
@@ -244,7 +244,7 @@ def test_an_engine_that_comes_back_with_old_weights_gets_the_new_ones_first():
 @pytest.mark.parametrize("seed", range(4))
 def test_stragglers_and_unnoticed_restarts_bring_stale_tokens_which_are_not_trained(seed):
     """The sweep at shipping is what holds the bound: such groups come back, and are dropped."""
-    world = World(
+    world = SimulatedWorld(
         seed=seed, rollout_s=1.0, train_s=0.2, straggler_rate=0.1, engine_deaths=(4.0, 7.0, 10.0, 13.0),
         engine_down_s=0.0,
     )  # fmt: skip
@@ -260,7 +260,7 @@ def test_stragglers_and_unnoticed_restarts_bring_stale_tokens_which_are_not_trai
 
 def test_equal_rewards_for_ever_end_the_run_and_say_why():
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
-        run_virtually(simulate(Path(folder), config(max_empty_batches=3), World(equal_rate=1.0)))
+        run_virtually(simulate(Path(folder), config(max_empty_batches=3), SimulatedWorld(equal_rate=1.0)))
     (error,) = flat(raised.value)
     assert isinstance(error, UserError)
     assert "6 groups (3 batches' worth) gave nothing to train on: 100% had equal rewards (mean 0.5)" in str(error)
@@ -269,7 +269,7 @@ def test_equal_rewards_for_ever_end_the_run_and_say_why():
 def test_a_policy_that_solves_its_tasks_ends_the_run_early_and_well():
     options = config(max_empty_batches=3, solved_reward=0.4, eval={"num_examples": 4})
     with tempfile.TemporaryDirectory() as folder:
-        run_virtually(simulate(Path(folder), options, World(equal_rate=1.0)))
+        run_virtually(simulate(Path(folder), options, SimulatedWorld(equal_rate=1.0)))
         ledger = Ledger(RunDir(Path(folder)).ledger)
         assert ledger.journal.fact("state") == "finished"
         assert [e.kind for e in ledger.journal.events() if e.kind in ("solved", "no_signal")] == ["solved"]
@@ -281,7 +281,7 @@ def test_a_policy_that_solves_its_tasks_ends_the_run_early_and_well():
 def test_an_environment_that_always_fails_ends_the_run_with_its_first_error():
     options = config(retry={"max_failed_groups": 4}, eval={"num_examples": 0})
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
-        run_virtually(simulate(Path(folder), options, World(error_rate=1.0)))
+        run_virtually(simulate(Path(folder), options, SimulatedWorld(error_rate=1.0)))
     (error,) = flat(raised.value)
     assert isinstance(error, UserError)
     assert "failed every rollout of 4 groups in a row; the first error was environment: the tool broke" in str(error)
@@ -289,7 +289,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_its_first_error():
 
 def test_an_update_refused_again_and_again_ends_the_run():
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
-        run_virtually(simulate(Path(folder), config(), World(refusals=9)))
+        run_virtually(simulate(Path(folder), config(), SimulatedWorld(refusals=9)))
     (error,) = flat(raised.value)
     assert isinstance(error, ServiceError)
     assert "the canary of v0 does not match" in str(error)
@@ -298,7 +298,7 @@ def test_an_update_refused_again_and_again_ends_the_run():
 
 def test_an_engine_that_stays_away_is_a_stall_that_names_the_wait():
     options = config(budgets={"inference_s": 20.0})
-    world = World(engine_deaths=(0.5,), engine_down_s=1e9)
+    world = SimulatedWorld(engine_deaths=(0.5,), engine_down_s=1e9)
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
         run_virtually(simulate(Path(folder), options, world))
     (error,) = flat(raised.value)
@@ -310,7 +310,7 @@ def test_an_engine_that_stays_away_is_a_stall_that_names_the_wait():
 def test_a_trainer_that_never_publishes_is_a_stall_that_names_the_wait():
     options = config(budgets={"weights_s": 30.0}, eval={"num_examples": 0})
     with pytest.raises(ExceptionGroup) as raised, tempfile.TemporaryDirectory() as folder:
-        run_virtually(simulate(Path(folder), options, World(train_s=1e9)))
+        run_virtually(simulate(Path(folder), options, SimulatedWorld(train_s=1e9)))
     (error,) = flat(raised.value)
     assert isinstance(error, ServiceError)
     assert "orchestrator waited 30 s on weights for: trainer publishes v1" in str(error)
@@ -319,7 +319,7 @@ def test_a_trainer_that_never_publishes_is_a_stall_that_names_the_wait():
 def test_the_simulator_reports_a_run_that_does_not_end():
     options = config(budgets={"weights_s": 1e6}, eval={"num_examples": 0})
     with pytest.raises(Deadlock, match="trainer publishes v1"), tempfile.TemporaryDirectory() as folder:
-        run_virtually(simulate(Path(folder), options, World(train_s=1e9, limit_s=100.0)))
+        run_virtually(simulate(Path(folder), options, SimulatedWorld(train_s=1e9, limit_s=100.0)))
 
 
 def flat(error):

@@ -6,8 +6,8 @@ import pytest
 
 from mettle.errors import ServiceError
 from mettle.orchestrator.engine import EngineUpdate
-from mettle.orchestrator.policy import Policy
-from mettle.orchestrator.simulator import SimulatedEngine, World, run_virtually
+from mettle.orchestrator.policy import ServedPolicy
+from mettle.orchestrator.simulator import SimulatedEngine, SimulatedWorld, run_virtually
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
 from mettle.records.versions import CanaryCheck, WeightVersion
@@ -36,9 +36,9 @@ class Bench:
 
     def __init__(self, folder, world=None, order=None, engine=None):
         self.ledger = Ledger(folder / "run.db", clock=asyncio.get_running_loop().time)
-        self.engine = engine or SimulatedEngine(world or World())
+        self.engine = engine or SimulatedEngine(world or SimulatedWorld())
         pulse = Pulse()
-        self.policy = Policy(pulse)
+        self.policy = ServedPolicy(pulse)
         self.waits = Waits(self.ledger.journal, pulse, clock=asyncio.get_running_loop().time)
         self.updater = Updater(
             self.engine, self.ledger, self.policy, self.waits, order or Newest(),
@@ -80,7 +80,7 @@ def test_a_version_counts_only_once_the_engine_has_acknowledged_it(tmp_path):
         assert row.canary.mean_abs_diff == 0.0
         assert row.update_ms == 3000.0
 
-    played(tmp_path, scenario, world=World(update_s=3.0))
+    played(tmp_path, scenario, world=SimulatedWorld(update_s=3.0))
 
 
 def test_the_same_version_with_other_bytes_is_pushed_again(tmp_path):
@@ -143,7 +143,7 @@ def test_a_canary_that_differs_is_a_refusal_even_if_the_engine_is_content(tmp_pa
         assert bench.policy.version == -1
         assert bench.ledger.version(0).acked_at is None
 
-    played(tmp_path, scenario, engine=Stale(World()))
+    played(tmp_path, scenario, engine=Stale(SimulatedWorld()))
 
 
 def test_a_canary_that_is_not_a_number_is_a_refusal(tmp_path):
@@ -156,7 +156,7 @@ def test_a_canary_that_is_not_a_number_is_a_refusal(tmp_path):
         with pytest.raises(ServiceError, match="differs by nan"):
             await bench.running
 
-    played(tmp_path, scenario, engine=Broken(World()))
+    played(tmp_path, scenario, engine=Broken(SimulatedWorld()))
 
 
 def test_a_lost_engine_stands_in_the_journal_as_a_wait_and_is_found_again(tmp_path):
@@ -194,7 +194,7 @@ def test_waiting_for_a_version_names_who_is_awaited(tmp_path):
         assert await reaching == pytest.approx(20.05, abs=0.2)
         assert bench.ledger.journal.waits() == []
 
-    played(tmp_path, scenario, world=World(update_s=10.0))
+    played(tmp_path, scenario, world=SimulatedWorld(update_s=10.0))
 
 
 def test_a_short_wait_is_no_news(tmp_path):

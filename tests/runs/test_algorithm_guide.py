@@ -13,14 +13,14 @@ from mettle.config import load_config
 from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.services import InMemoryServices
-from mettle.orchestrator.simulator import World, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
 from mettle.runs.config import RunConfig
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
-from mettle.trainer.world import World as Ranks
+from mettle.trainer.world import World
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-an-algorithm.md"
 MODULES = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
@@ -62,9 +62,9 @@ def test_a_run_that_names_them_credits_groups_and_trains(guide):
     values = config.orchestrator.model_dump() | {"max_steps": 2, "batch_size": 8, "group_size": 4}
     values["eval"]["num_examples"] = 0
     orchestrator = OrchestratorConfig.model_validate(values)
-    simulated = run_virtually(simulate(guide / "run", orchestrator, World()))
+    simulated = run_virtually(simulate(guide / "run", orchestrator, SimulatedWorld()))
     policy = write_policy(guide / "model", PolicyConfig(num_layers=1, hidden_size=32, mlp_size=48, head_dim=16))
-    ranks = Ranks(0, 1, torch.device("cpu"))
+    ranks = World(0, 1, torch.device("cpu"))
     trainer = config.trainer
     recipe = Recipe(trainer.optim, trainer.scheduler, trainer.loss.build(), trainer.micro_batch, 2)
     learner = Learner(load_policy(policy, ranks, dtype=torch.float32), recipe, ranks)

@@ -18,7 +18,7 @@ from mettle.storage.ledger import Ledger
 from mettle.trainer.config import ProbeConfig, SchedulerConfig, SftConfig
 from mettle.trainer.demonstrations import batch_of, encode_demonstration, read_demonstrations, shuffled_batches
 from mettle.trainer.layout import Sequences
-from mettle.trainer.probe import EnvironmentProbe, Reading
+from mettle.trainer.probe import EnvironmentProbe, ProbeReading
 from mettle.trainer.sft import WarmUp, replace_model, resolve_probe, warm_up
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]
@@ -49,7 +49,7 @@ class ScriptedProbe:
 
     def measure(self, state, *, seed):
         self.states.append({name: tensor.clone() for name, tensor in state.items()})
-        return Reading(self.rewards.pop(0), 10, 1)
+        return ProbeReading(self.rewards.pop(0), 10, 1)
 
 
 def test_the_answer_and_its_end_token_train_and_nothing_else(renderer):

@@ -1,9 +1,9 @@
 """One connection to one MCP server, by the protocol's own library.
 
-Parts: `Connection`; `ToolFailed`. The library ties a session to the task that opened it, so a connection has one task
-that opens it, waits, and closes it; calls come from any task of the same loop. Invariants: the end of that task, by
-`close` or by the end of the loop, ends the server's process; a server that died or hangs is an `InfraError`, what a
-tool says went wrong is a `ToolFailed`; each wait has a limit.
+Parts: `ToolServerConnection`; `ToolFailed`. The library ties a session to the task that opened it, so a connection has
+one task that opens it, waits, and closes it; calls come from any task of the same loop. Invariants: the end of that
+task, by `close` or by the end of the loop, ends the server's process; a server that died or hangs is an `InfraError`,
+what a tool says went wrong is a `ToolFailed`; each wait has a limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ToolFailed(Exception):
     """A tool or its server refused a call; the connection is well."""
 
 
-class Connection:
+class ToolServerConnection:
     """A session with the server of `config`, open between `open` and `close`."""
 
     def __init__(self, config: MCPServerConfig, *, connect_timeout_s: float, call_timeout_s: float | None) -> None:

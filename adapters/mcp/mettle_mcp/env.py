@@ -20,7 +20,7 @@ from mettle.envs.tool_content import content_of
 from mettle.envs.tool_env import ToolEnv
 from mettle.errors import InfraError, UserError
 from mettle.records.messages import Content, Message, Messages, Tool
-from mettle_mcp.connection import Connection
+from mettle_mcp.connection import ToolServerConnection
 from mettle_mcp.servers import MCPServerConfig, server_configs
 
 CONNECTIONS = ("shared", "rollout")
@@ -152,7 +152,7 @@ class _Servers:
     def __init__(
         self, configs: Sequence[MCPServerConfig], connect_timeout_s: float, call_timeout_s: float | None
     ) -> None:
-        self.links: dict[str, Connection] = {}
+        self.links: dict[str, ToolServerConnection] = {}
         self._configs = {config.name: config for config in configs}
         self._connect_timeout_s = connect_timeout_s
         self._call_timeout_s = call_timeout_s
@@ -178,13 +178,13 @@ class _Servers:
             for link in self.links.values():
                 await link.close()
 
-    async def _opened(self, name: str) -> Connection:
+    async def _opened(self, name: str) -> ToolServerConnection:
         known = self.links.get(name)
         if known is not None and known.is_open:
             return known
         if known is not None:
             await known.close()
-        link = Connection(
+        link = ToolServerConnection(
             self._configs[name], connect_timeout_s=self._connect_timeout_s, call_timeout_s=self._call_timeout_s
         )
         await link.open()

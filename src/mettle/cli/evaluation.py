@@ -23,7 +23,7 @@ from mettle.config.layers import ConfigLayer, tree_layer
 from mettle.config.loader import check_needed, load_levels
 from mettle.config.options import Given, own_names
 from mettle.envs.packages.eval_defaults import package_defaults
-from mettle.envs.prepared import Outcome, Prepared, prepare, run_all, saved_settings
+from mettle.envs.prepared import EvalOutcome, Prepared, prepare, run_prepared, saved_settings
 from mettle.errors import ServiceError, StorageError, UserError
 from mettle.evals.plan import EvalFile, read_plan
 from mettle.evals.report import Stats, plain
@@ -85,10 +85,12 @@ def _prepare_all(specs: Sequence[EvalSpec], serve: Callable[[Path], Served]) -> 
     return prepared
 
 
-async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[Outcome]:
+async def _run(prepared: Sequence[Prepared], *, is_quiet: bool, is_plain: bool) -> list[EvalOutcome]:
     slots = Slots(max(one.spec.max_concurrent for one in prepared))
     async with EvalProgress([one.tally for one in prepared], is_quiet=is_quiet, is_plain=is_plain):
-        return await run_all(prepared, slots)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run_prepared(one, slots)) for one in prepared]
+        return [task.result() for task in tasks]
 
 
 def _how_to_go_on(files: str, given: Given, prepared: Sequence[Prepared]) -> str:
@@ -102,7 +104,7 @@ def _how_to_go_on(files: str, given: Given, prepared: Sequence[Prepared]) -> str
     return f"`{program()} eval run --resume {path}`{again} runs what is missing"
 
 
-def _raise_failure(outcome: Outcome) -> None:
+def _raise_failure(outcome: EvalOutcome) -> None:
     path = outcome.prepared.path
     if outcome.error is not None:
         if isinstance(outcome.error, StorageError) and path is not None:
@@ -122,7 +124,7 @@ def _first_failure(stats: Stats) -> str:
     return "there was nothing to run"
 
 
-def _report(outcomes: Sequence[Outcome], *, is_file: bool, is_json: bool) -> None:
+def _report(outcomes: Sequence[EvalOutcome], *, is_file: bool, is_json: bool) -> None:
     if is_json:
         documents = [_document(outcome) for outcome in outcomes]
         if is_file:
@@ -144,7 +146,7 @@ def _report(outcomes: Sequence[Outcome], *, is_file: bool, is_json: bool) -> Non
         print_next(f"mettle eval view {paths[0]}" if len(paths) == 1 else "mettle eval view")
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
+def _document(outcome: EvalOutcome) -> dict[str, Any]:
     prepared = outcome.prepared
     head = {"path": str(prepared.path) if prepared.path else None, "title": prepared.spec.title}
     if outcome.results is None:
@@ -154,7 +156,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
     return {**head, **outcome.results["metadata"], "interval": interval, "stats": stats}
 
 
-def _print_table(outcomes: Sequence[Outcome]) -> None:
+def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
     columns = ("evaluation", "model", "reward", "95 % interval", "pass@k", "failed", "tokens out", "cost")
     rows: list[tuple[Any, ...]] = []
     for outcome in outcomes:
@@ -179,7 +181,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
             click.echo(f"{outcome.prepared.spec.title}: {outcome.prepared.path}")
 
 
-def _print_summary(outcome: Outcome) -> None:
+def _print_summary(outcome: EvalOutcome) -> None:
     assert outcome.results is not None, "only an evaluation that ended is summarised"
     metadata, stats = outcome.results["metadata"], outcome.results.stats
     rows = summary_rows(stats)

@@ -159,20 +159,25 @@ def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: b
 def export_evaluation(
     path: Path, output: Path | None, kind: str | None, num_rollouts: int | None, *, is_json: bool
 ) -> None:
-    """Write an evaluation as a page or as a table."""
+    """Write an evaluation as a page, as a table, or as other programs of the field read it."""
     from mettle.evals.export.page import write_page
     from mettle.evals.export.table import write_csv, write_parquet
+    from mettle.evals.results import publish
 
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
-    kind = kind or (ending if ending in ("csv", "parquet") else "html")
+    kind = kind or (ending if ending in ("csv", "parquet", "jsonl") else "html")
     reader = EvaluationReader(path)
     chosen = "" if reader.entry.name == str(reader.path) else f"-{reader.eval_id}"
     target = output or reader.path / f"report{chosen}.{kind}"
+    if kind == "jsonl":
+        # A folder: beside the store where it holds this evaluation alone, the one that -o names or is in otherwise.
+        folder = reader.path / f"results{chosen}" if chosen else reader.path
+        target = publish(reader, folder if output is None else output.parent if output.suffix else output)
     if kind == "html":
         write_page(reader, target, num_rollouts=num_rollouts)
     elif kind == "csv":
         write_csv(reader, target)
-    else:
+    elif kind == "parquet":
         write_parquet(reader, target)
     size = target.stat().st_size
     if is_json:

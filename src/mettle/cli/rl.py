@@ -14,7 +14,7 @@ from mettle.errors import UserError
 from mettle.wording import duration
 
 if TYPE_CHECKING:
-    from mettle.runs.launch import Outcome
+    from mettle.runs.launch import RunOutcome
 
 RUNS = Path("runs")
 STOPPED = 130
@@ -166,7 +166,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return [Path(file) for file in files if file], list(arguments[first:])
 
 
-def _end(outcome: Outcome, *, is_json: bool) -> int:
+def _end(outcome: RunOutcome, *, is_json: bool) -> int:
     from mettle.runs.summary import summary_lines
     from mettle.storage.ledger import Ledger
 

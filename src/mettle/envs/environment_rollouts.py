@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from mettle.envs.loops import quiet_collector
 from mettle.envs.rollout_record import record_of_state
 from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
 from mettle.envs.workers.pool import WorkerPool
@@ -47,10 +48,13 @@ class EnvironmentRollouts:
         """Roll out `request.rows`. A rollout that fails is a record with its error."""
         rows, retries = request.rows, self._max_retries
         if self._is_split:
-            states = [
-                await self._env.run_rollout(row, self._client, self._model, self._sampling_args, max_retries=retries)
-                for row in rows
-            ]
+            states = []
+            for row in rows:  # No comprehension: that would be one more frame between the runner and the model.
+                states.append(
+                    await self._env.run_rollout(
+                        row, self._client, self._model, self._sampling_args, max_retries=retries
+                    )
+                )
         else:
             states = await self._env.run_group(
                 list(rows), self._client, self._model, self._sampling_args, max_retries=retries
@@ -106,12 +110,15 @@ def tasks_of(rows: Sequence[Row]) -> list[EvalTask]:
 
 @asynccontextmanager
 async def at_work(env: Any, num_workers: int, options: EvalOptions) -> AsyncIterator[Any]:
-    """The environment itself, or as many processes that have it."""
-    if not num_workers:
-        yield env
-        return
-    async with WorkerPool(worker_spec(env), num_workers) as pool:
-        yield WorkerEnvironment(pool, state_columns=options.state_columns or ())
+    """The environment itself, or as many processes that have it; the process is arranged for many rollouts."""
+    with quiet_collector():
+        if not num_workers:
+            if env.concurrency:
+                env.set_concurrency(env.concurrency)
+            yield env
+            return
+        async with WorkerPool(worker_spec(env), num_workers) as pool:
+            yield WorkerEnvironment(pool, state_columns=options.state_columns or ())
 
 
 def _base_url(client: Any) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from mettle.clients.factory import client_from
-from mettle.envs.loops import quiet_collector, run_sync
+from mettle.envs.loops import run_sync
 from mettle.envs.pacing import pacer
 from mettle.envs.rows import Rows
 
@@ -43,13 +43,8 @@ class ManyRollouts:
         from mettle.evals.options import options_from
 
         chosen = options_from(options, "generate", GENERATE_ARGUMENTS)
-        env: Any = self
-        if env.concurrency:
-            env.set_concurrency(env.concurrency)
-        async with at_work(env, num_workers, chosen) as working:
-            evaluation = evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen)
-            with quiet_collector():
-                return await evaluation.run()
+        async with at_work(self, num_workers, chosen) as working:
+            return await evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen).run()
 
     async def evaluate(
         self,
@@ -66,6 +61,7 @@ class ManyRollouts:
 
         Raises: as `generate` does.
         """
+        from mettle.envs.environment_rollouts import at_work, evaluation_of
         from mettle.evals.options import options_from
 
         env: Any = self
@@ -74,7 +70,8 @@ class ManyRollouts:
             "shuffle": shuffle,
             "shuffle_seed": shuffle_seed,
         }
-        workers = {"num_workers": options.pop("num_workers")} if "num_workers" in options else {}
+        num_workers = options.pop("num_workers", 0)
+        workers = {"num_workers": num_workers} if num_workers else {}
         options_from(options, "evaluate", EVALUATE_ARGUMENTS)
         rows: Rows = env.get_eval_dataset()
         if shuffle:
@@ -87,7 +84,11 @@ class ManyRollouts:
             inputs += [row] * rollouts_per_example
             if pace.is_spent:
                 await pace.turn()
-        return await self.generate(inputs, client, model, sampling_args, **described, **workers, **options)
+        if type(self).generate is not ManyRollouts.generate:  # An author's own has its way.
+            return await self.generate(inputs, client, model, sampling_args, **described, **workers, **options)
+        chosen = options_from({**described, **options}, "evaluate")
+        async with at_work(env, num_workers, chosen) as working:
+            return await evaluation_of(working, inputs, client_from(client), model, sampling_args, chosen).run()
 
     a_generate = generate
 

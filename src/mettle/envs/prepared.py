@@ -1,15 +1,14 @@
 """Evaluations from specs to results: find the model, load the environment, choose the folder, run side by side.
 
 Parts: `Prepared` (everything is known and nothing has run), `prepare`, `saved_settings` (what a resumed folder says),
-`run_all`, `Outcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations share one
-bound on rollouts; one that fails leaves the others running.
+`run_prepared`, `EvalOutcome`. Invariants: a mistake in any spec shows before the first rollout of any; evaluations
+share one bound on rollouts; one that fails leaves the others running.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class Outcome:
+class EvalOutcome:
     """How one evaluation ended: with results, or with the error that ended it."""
 
     prepared: Prepared
@@ -91,50 +90,40 @@ def saved_settings(path: Path) -> dict[str, Any]:
     return {**found, "sampling_args": {k: v for k, v in sampling.items() if (k, v) != ("n", 1)}}
 
 
-async def run_all(prepared: Sequence[Prepared], slots: Slots) -> list[Outcome]:
-    """Run evaluations side by side within `slots`; how each ended, in their order."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_run(one, slots)) for one in prepared]
-    return [task.result() for task in tasks]
-
-
-async def _run(prepared: Prepared, slots: Slots) -> Outcome:
-    try:
-        return Outcome(prepared, results=await _evaluate(prepared, slots))
-    except Exception as error:
-        return Outcome(prepared, error=error)
-    finally:
-        prepared.tally.finish()
-
-
-async def _evaluate(prepared: Prepared, slots: Slots) -> GenerateOutputs:
+async def run_prepared(prepared: Prepared, slots: Slots) -> EvalOutcome:
+    """Run one evaluation within `slots`, which several may share; how it ended."""
     spec, target, tally = prepared.spec, prepared.target, prepared.tally
     try:
-        results: GenerateOutputs = await prepared.env.evaluate(
-            prepared.client,
-            target.model,
-            spec.sampling_args,
-            num_examples=spec.num_examples,
-            rollouts_per_example=spec.rollouts_per_example,
-            shuffle=spec.shuffle,
-            shuffle_seed=spec.shuffle_seed,
-            max_concurrent=spec.max_concurrent,
-            num_workers=spec.num_processes,
-            independent_scoring=spec.independent_scoring,
-            slots=slots,
-            price=target.price,
-            results_path=prepared.path,
-            keep_outputs=False,
-            state_columns=spec.state_columns,
-            max_retries=spec.max_retries,
-            extra_metadata={**({"name": spec.name} if spec.name else {}), "launch": spec.to_dict()},
-            on_kept=tally.start,
-            on_rollout=tally.add,
-        )
+        try:
+            results = await prepared.env.evaluate(
+                prepared.client,
+                target.model,
+                spec.sampling_args,
+                num_examples=spec.num_examples,
+                rollouts_per_example=spec.rollouts_per_example,
+                shuffle=spec.shuffle,
+                shuffle_seed=spec.shuffle_seed,
+                max_concurrent=spec.max_concurrent,
+                num_workers=spec.num_processes,
+                independent_scoring=spec.independent_scoring,
+                slots=slots,
+                price=target.price,
+                results_path=prepared.path,
+                keep_outputs=False,
+                state_columns=spec.state_columns,
+                max_retries=spec.max_retries,
+                extra_metadata={**({"name": spec.name} if spec.name else {}), "launch": spec.to_dict()},
+                on_kept=tally.start,
+                on_rollout=tally.add,
+            )
+        finally:
+            await prepared.client.close()
+            await prepared.env.teardown()
+    except Exception as error:
+        return EvalOutcome(prepared, error=error)
     finally:
-        await prepared.client.close()
-        await prepared.env.teardown()
-    return results
+        tally.finish()
+    return EvalOutcome(prepared, results=results)
 
 
 def _path(spec: EvalSpec, env: Any, target: Target) -> Path:

@@ -22,6 +22,7 @@ from mettle.evals.folder import EvaluationFolder, new_results_path
 from mettle.evals.generated import GenerateOutputs
 from mettle.evals.options import EvalOptions
 from mettle.evals.output import output_row
+from mettle.evals.refusals import Refusals
 from mettle.evals.report import plain
 from mettle.evals.resume import check_same, kept_rollouts
 from mettle.evals.runner import EvalRunner, EvalTask, StoreKeeper, example_key, requests_for, split
@@ -69,12 +70,13 @@ class Evaluation:
         self.facts: list[RolloutFacts] = []
         self.summary = Summary(self.rollouts_per_example, subject.pass_threshold, options.price)
         self._new_rows: dict[str, dict[str, Any]] = {}
+        self._folder: EvaluationFolder | None = None
         self._started = time.time()
         self._time_before = 0.0
 
     async def run(self) -> GenerateOutputs:
         """Run everything that is missing; all outputs, old and new, with the metadata."""
-        folder = EvaluationFolder(self._path()) if self.is_saved else None
+        folder = self._folder = EvaluationFolder(self._path()) if self.is_saved else None
         keeper = None
         results = None
         try:
@@ -85,7 +87,7 @@ class Evaluation:
             options = self.options
             runner = EvalRunner(
                 self.source, keeper=keeper, max_groups=options.max_concurrent, slots=options.slots,
-                is_split=self.subject.is_split, on_rollouts=self._count,
+                is_split=self.subject.is_split, refusals=Refusals(), on_rollouts=self._count,
                 on_group=self._tell if self.on_progress or options.on_log else None,
             )  # fmt: skip
             await runner.run(requests)
@@ -153,8 +155,8 @@ class Evaluation:
     def _count(self, records: Sequence[RolloutRecord]) -> None:
         for record in records:
             row = self._add(record)
-            if self.on_progress:
-                self._new_rows[record.rollout_id] = row or output_row(record)
+            if self.on_progress and row is not None:
+                self._new_rows[record.rollout_id] = row
             if self.options.on_rollout is not None:
                 self.options.on_rollout(self.facts[-1])
 
@@ -162,10 +164,14 @@ class Evaluation:
         facts = facts_of(record)
         self.facts.append(facts)
         self.summary.add(facts, record.token_usage)
-        if not self.keep_outputs:
+        if self._folder is None and not self.keep_outputs and not self.on_progress:
             return None
-        self.outputs.append(output_row(record))
-        return self.outputs[-1]
+        row = output_row(record)
+        if self.keep_outputs:
+            self.outputs.append(row)
+        if self._folder is not None:
+            self._folder.add(row)
+        return row
 
     async def _tell(self, records: Sequence[RolloutRecord]) -> None:
         await _notify(self.options.on_log, f"{len(self.facts)} of {len(self.inputs)} rollouts")
@@ -190,7 +196,6 @@ class Evaluation:
                 folder.end(
                     {**results["metadata"], "stats": plain(stats)},
                     is_finished=True,
-                    rows=self.outputs if self.keep_outputs else None,
                     mean=stats.reward.mean if stats.reward else None,
                     interval=stats.reward.interval if stats.reward else None,
                     metrics={name: found.mean for name, found in stats.metrics.items()},

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mettle.errors import StorageError, UserError
-from mettle.evals.output import json_line, output_row, record_of
+from mettle.evals.output import record_of
 from mettle.evals.results import METADATA, ResultsFolder, parsed_row
 from mettle.evals.runner import StoreKeeper
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
@@ -87,27 +87,19 @@ class EvaluationFolder:
             logger.warning("%s", error)
             return None
 
-    def end(
-        self,
-        metadata: Mapping[str, Any],
-        *,
-        is_finished: bool,
-        rows: Iterable[Mapping[str, Any]] | None = None,
-        **figures: Any,
-    ) -> None:
-        """Say how the evaluation ended, and publish it, with `rows` for what would be read from the store.
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One more published row, which is seen when the evaluation stops. Raises: StorageError."""
+        self.published.add(row)
 
-        Raises: StorageError when the disk is full.
-        """
+    def end(self, metadata: Mapping[str, Any], *, is_finished: bool, **figures: Any) -> None:
+        """Say how the evaluation ended, and publish it. Raises: StorageError when the disk is full."""
         assert self.eval_id is not None, "an evaluation ends after it has begun"
         self._store.end(self.eval_id, state=FINISHED if is_finished else INTERRUPTED, metadata=metadata, **figures)
-        if rows is None:
-            stored = rollout_rows(self._database, self.eval_id)
-            rows = (output_row(record) for row in stored if (record := self.record(row)) is not None)
-        self.published.write(map(json_line, rows), metadata)
+        self.published.publish(metadata)
 
     def close(self) -> None:
         """Let another process write."""
+        self.published.discard()
         self._database.close()
         self._claim.release()
 

@@ -1,21 +1,31 @@
 """The published files of an evaluation: `results.jsonl` and `metadata.json`, as verifiers writes them.
 
-Parts: `ResultsFolder` (write both, read both), `parsed_row`. Invariant: a file is replaced by rename, so whoever reads
-finds all of an old one or all of a new one.
+Parts: `ResultsFolder` (write both, read both), `publish`, `parsed_row`. Invariant: a file is replaced by rename, so
+whoever reads finds all of an old one or all of a new one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from mettle.errors import StorageError, UserError
+from mettle.evals.output import json_line
 from mettle.storage.plain_json import as_json
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 NOT_ON_DISK = ("date", "path_to_save")
+
+
+class EvaluationLike(Protocol):
+    """What is published."""
+
+    metadata: dict[str, Any]
+
+    def rows(self) -> Iterator[dict[str, Any]]: ...
 
 
 class ResultsFolder:
@@ -23,6 +33,7 @@ class ResultsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._aside: IO[str] | None = None
 
     @property
     def results(self) -> Path:
@@ -33,11 +44,36 @@ class ResultsFolder:
         """True when an evaluation was published here."""
         return self.results.is_file() and (self.path / METADATA).is_file()
 
-    def write(self, lines: Iterable[str], metadata: Mapping[str, Any]) -> None:
-        """Publish rows (lines of JSON) and what they are of. Raises: StorageError; the files are as they were then."""
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Write a row aside, where nobody reads it before `publish`. Raises: StorageError."""
+        with self._storage_errors(RESULTS):
+            if self._aside is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._aside = (self.path / f".{RESULTS}.tmp").open("w", encoding="utf-8")
+            self._aside.write(json_line(row))
+
+    def publish(self, metadata: Mapping[str, Any]) -> None:
+        """Put what was added in the place of what was here. Raises: StorageError; the files are as they were then."""
         kept = {key: value for key, value in metadata.items() if key not in NOT_ON_DISK}
-        self._replace(RESULTS, lines)
-        self._replace(METADATA, [json.dumps(kept, ensure_ascii=True, default=as_json, indent=2) + "\n"])
+        with self._storage_errors(RESULTS):
+            aside = self._aside or (self.path / f".{RESULTS}.tmp").open("w", encoding="utf-8")
+            self._aside = None
+            aside.close()
+            (self.path / f".{RESULTS}.tmp").replace(self.results)
+        with self._storage_errors(METADATA):
+            temporary = self.path / f".{METADATA}.tmp"
+            temporary.write_text(
+                json.dumps(kept, ensure_ascii=True, default=as_json, indent=2) + "\n", encoding="utf-8"
+            )
+            temporary.replace(self.path / METADATA)
+
+    def discard(self) -> None:
+        """Forget what was added and not published."""
+        if self._aside is not None:
+            with suppress(OSError):
+                self._aside.close()
+            self._aside = None
+            (self.path / f".{RESULTS}.tmp").unlink(missing_ok=True)
 
     def lines(self) -> Iterator[bytes]:
         """The lines of the file of results as they are."""
@@ -61,18 +97,26 @@ class ResultsFolder:
             raise UserError(f"{self.path / METADATA} is not a JSON object")
         return metadata
 
-    def _replace(self, name: str, lines: Iterable[str]) -> None:
-        temporary = self.path / f".{name}.tmp"
+    @contextmanager
+    def _storage_errors(self, name: str) -> Iterator[None]:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.writelines(lines)
-            temporary.replace(self.path / name)
+            yield
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise StorageError(
                 f"cannot write {self.path / name}: {error.strerror}; what is in the store is safe"
             ) from error
+
+
+def publish(evaluation: EvaluationLike, folder: Path) -> Path:
+    """Write an evaluation into `folder` as other programs read it; the file of rows."""
+    results = ResultsFolder(folder)
+    try:
+        for row in evaluation.rows():
+            results.add(row)
+        results.publish(evaluation.metadata)
+    finally:
+        results.discard()
+    return results.results
 
 
 def parsed_row(line: bytes) -> dict[str, Any] | None:

@@ -96,7 +96,8 @@ class EvalRunner:
 
     `slots` bounds rollouts, over every evaluation that shares it. A request whose rollouts are independent
     (`is_split`) is run as one request a rollout, each kept as soon as it ends. `on_rollouts` is told of what is kept,
-    `on_group` of each whole request. With `is_refusal_final`, an endpoint that refuses for good ends it all.
+    `on_group` of each whole request. `refusals` end it all
+    when an endpoint refuses for good.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class EvalRunner:
         is_split: bool = False,
         retry: GroupRetry | None = None,
         version: int = 0,
-        is_refusal_final: bool = True,
+        refusals: Refusals | None = None,
         on_rollouts: Callable[[Sequence[RolloutRecord]], None] | None = None,
         on_group: Callable[[Sequence[RolloutRecord]], Awaitable[None]] | None = None,
     ) -> None:
@@ -122,7 +123,7 @@ class EvalRunner:
         self._version = version
         self._on_rollouts = on_rollouts
         self._on_group = on_group
-        self._refusals = Refusals() if is_refusal_final else None
+        self._refusals = refusals
 
     async def run(self, requests: Sequence[GroupRequest]) -> None:
         """Run all of them.

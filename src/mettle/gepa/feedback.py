@@ -1,7 +1,7 @@
 """What reflection reads of a rollout: what was asked, what came back, and why it scored as it did.
 
-Parts: `record_of`. Invariant: a rollout that failed says that it failed and with what, never that it scored 0; texts
-are bounded, so that one long conversation does not crowd the others out of the reflection prompt.
+Parts: `attempt_of`, `record_of`. Invariant: a rollout that failed says that it failed and with what, never that it
+scored 0; texts are bounded, so that one long conversation does not crowd the others out of the reflection prompt.
 """
 
 from __future__ import annotations
@@ -10,11 +10,25 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mettle.evals.output import messages_of
-from mettle.records.tasks import content_of
+from mettle.evals.output import messages_of, output_row
+from mettle.gepa.journal import PromptAttempt
+from mettle.records.tasks import RolloutRecord, content_of
 
 MAX_TEXT_CHARS = 6000
 MAX_VALUE_CHARS = 1500
+
+
+def attempt_of(
+    row: str, candidate: str, rollout: RolloutRecord, *, state_columns: Sequence[str], perfect_score: float
+) -> PromptAttempt:
+    """A rollout of `row` under `candidate`, with what reflection reads of it."""
+    usage = rollout.token_usage or {}
+    told = f"{rollout.error_kind}: {rollout.error_type or rollout.error_kind}: {rollout.error or ''}".rstrip(": ")
+    return PromptAttempt(
+        row, candidate, rollout.reward, told if rollout.reward is None else None,
+        record_of(output_row(rollout), state_columns, perfect_score),
+        usage.get("input_tokens", 0.0), usage.get("output_tokens", 0.0),
+    )  # fmt: skip
 
 
 def record_of(output: Mapping[str, Any], state_columns: Sequence[str], perfect_score: float) -> dict[str, Any]:

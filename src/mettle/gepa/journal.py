@@ -1,30 +1,42 @@
-"""What was evaluated and what was written by reflection, on disk: a run that is killed pays for nothing twice.
+"""What was evaluated and what was written by reflection, in the run's store: a run that is killed pays nothing twice.
 
-Parts: `PromptAttempt` (one rollout under one candidate), `PromptJournal`. A line is written when a rollout ends, before
-anybody acts on it. Attempts of one candidate on one row are separate draws: `take` hands out each once, and the
-library's own state remembers how many it had taken (`counts`), so that a resumed run takes up exactly what the killed
-one did not use. Invariants: one process writes; a broken last line is cut off; an attempt without a reward is never
-handed out again.
+Parts: `PromptAttempt` (one rollout under one candidate), `PromptJournal`. A candidate's rollouts are an evaluation of
+the store (`search`, or `held_out` for the rows that the search never saw); a text of the reflection is an event.
+Attempts of one candidate on one row are separate draws: `take` hands out each once, and the library's own state
+remembers how many it had taken (`counts`), so that a resumed run takes up exactly what the killed one did not use.
+Invariants: one process writes; a rollout is in the store before anybody acts on it; an attempt without a reward is
+never handed out again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mettle.errors import StorageError, UserError
+from mettle.errors import StorageError
+from mettle.evals.estimator import mean_of
+from mettle.evals.output import task_key_of
+from mettle.evals.runner import StoreKeeper
+from mettle.evals.source import GroupRequest
+from mettle.records.tasks import RolloutRecord
+from mettle.storage.claim import FolderClaim
+from mettle.storage.evals import FINISHED, INTERRUPTED, EvalPlan, EvalStore, read_evals
+from mettle.storage.ledger import Ledger
+from mettle.storage.rollouts import read_rollout, rollout_rows
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import ShardWriter
 
 logger = logging.getLogger(__name__)
 
-JOURNAL = "evaluations.jsonl"
+SEARCH, HELD_OUT, HELD_OUT_ROWS = "search", "held_out", "test:"
+REFLECTION = "reflection"
+EVENTS_AT_A_TIME = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +58,64 @@ def candidate_hash(candidate: Mapping[str, str]) -> str:
 
 
 class PromptJournal:
-    """The journal of one run directory; without a path it is kept in memory alone."""
+    """The attempts and texts of one run directory. `attempt_of` makes an attempt of (row, candidate, rollout).
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._file: int | None = None
+    Raises: UserError when another process writes there.
+    """
+
+    def __init__(
+        self, folder: Path, env_id: str, model: str, attempt_of: Callable[[str, str, RolloutRecord], PromptAttempt]
+    ) -> None:
+        self._env_id, self._model, self._attempt_of = env_id, model, attempt_of
         self._attempts: dict[str, list[PromptAttempt]] = defaultdict(list)
         self._texts: dict[str, list[str]] = defaultdict(list)
+        self._num_rollouts: Counter[str] = Counter()
+        self._evals: dict[tuple[str, str], int] = {}
+        self._planned: Counter[int] = Counter()
         self.counts: dict[str, int] = {}
         self.num_errors = 0
-        if path is not None:
-            self._file = self._open(path)
-            self._read(path)
+        self.is_finished = False
+        self._run_dir = RunDir(folder)
+        self._claim = FolderClaim(folder)
+        try:
+            self._ledger = Ledger(self._run_dir.ledger)
+            self._store = EvalStore(self._ledger.database, ShardWriter(self._run_dir.rollouts))
+            self._read()
+        except BaseException:
+            self._claim.release()
+            raise
 
     def take(self, candidate: str, row: str) -> PromptAttempt | None:
         """The next attempt that is there already; None when a rollout must be run."""
         found = self._next(_key(candidate, row), self._attempts)
         return found if isinstance(found, PromptAttempt) else None
 
-    def add(self, attempt: PromptAttempt) -> None:
-        """Write down a rollout that has just ended, as taken."""
-        self._append({"attempt": asdict(attempt)})
+    def request(self, candidate: Mapping[str, str], row: str, task: Mapping[str, Any]) -> GroupRequest:
+        """One more rollout of `row`, which begins as `task`."""
+        name = candidate_hash(candidate)
+        position = self._num_rollouts[_key(name, row)]
+        self._num_rollouts[_key(name, row)] += 1
+        eval_id = self._eval_of(name, row, candidate)
+        return GroupRequest(
+            self._env_id, row, f"e{eval_id}-{row}", 1,
+            is_eval=True, positions=(position,), uid=task_key_of(task), rows=(task,),
+        )  # fmt: skip
+
+    def keeper(self, candidate: Mapping[str, str], row: str, num_more: int) -> StoreKeeper:
+        """Where rollouts of this candidate go, of which `num_more` are wanted now."""
+        eval_id = self._eval_of(candidate_hash(candidate), row, candidate)
+        self._planned[eval_id] += num_more
+        self._store.begin(self._plan(_kind(row), candidate, self._planned[eval_id]), eval_id)
+        return StoreKeeper(self._store, eval_id)
+
+    def add(self, candidate: str, row: str, rollout: RolloutRecord) -> PromptAttempt:
+        """Take note of a rollout that is in the store, as taken."""
+        attempt = self._attempt_of(row, candidate, rollout)
         self._hold(attempt)
         if attempt.reward is not None:
-            key = _key(attempt.candidate, attempt.row)
+            key = _key(candidate, row)
             self.counts[key] = self.counts.get(key, 0) + 1
+        return attempt
 
     def take_text(self, prompt: str) -> str | None:
         """The next text that reflection wrote for this prompt; None when it must be asked."""
@@ -80,7 +125,7 @@ class PromptJournal:
     def add_text(self, prompt: str, text: str) -> None:
         """Write down what reflection wrote, as taken."""
         key = _prompt_key(prompt)
-        self._append({"reflection": key, "text": text})
+        self._ledger.journal.event("gepa", REFLECTION, text, prompt=key)
         self._texts[key].append(text)
         self.counts[key] = self.counts.get(key, 0) + 1
 
@@ -99,10 +144,27 @@ class PromptJournal:
         return sum(map(len, self._attempts.values()))
 
     def close(self) -> None:
-        """Let another process write."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Say how the evaluations ended, and let another process write."""
+        try:
+            for eval_id in self._planned:
+                rewards = [row.reward for row in rollout_rows(self._ledger.database, eval_id) if row.reward is not None]
+                state = FINISHED if self.is_finished else INTERRUPTED
+                self._store.end(eval_id, state=state, mean=mean_of(rewards) if rewards else None)
+        except StorageError as error:
+            logger.warning("%s", error)
+        finally:
+            self._ledger.close()
+            self._claim.release()
+
+    def _eval_of(self, name: str, row: str, candidate: Mapping[str, str]) -> int:
+        key = (name, _kind(row))
+        if key not in self._evals:
+            self._evals[key] = self._store.begin(self._plan(key[1], candidate, 0))
+        return self._evals[key]
+
+    def _plan(self, kind: str, candidate: Mapping[str, str], num_rollouts: int) -> EvalPlan:
+        about = {"env_id": self._env_id, "model": self._model, "candidate": dict(candidate)}
+        return EvalPlan(kind, self._env_id, num_rollouts, num_rollouts, model=self._model, metadata=about)
 
     def _next(self, key: str, held: Mapping[str, list[Any]]) -> Any:
         taken = self.counts.get(key, 0)
@@ -118,48 +180,28 @@ class PromptJournal:
         else:
             self._attempts[_key(attempt.candidate, attempt.row)].append(attempt)
 
-    def _open(self, path: Path) -> int:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise StorageError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(file)
-            raise UserError(f"{path.parent} is in use by another process; wait for it, or stop it") from error
-        return file
-
-    def _read(self, path: Path) -> None:
-        end = 0
-        with path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
+    def _read(self) -> None:
+        for found in read_evals(self._ledger.database):
+            name = candidate_hash(found.metadata["candidate"])
+            self._evals[(name, found.kind)] = found.eval_id
+            for row in rollout_rows(self._ledger.database, found.eval_id):
+                self._planned[found.eval_id] += 1
+                self._num_rollouts[_key(name, row.example_id)] += 1
                 try:
-                    self._take_in(json.loads(line))
-                except (ValueError, TypeError, KeyError):
-                    logger.warning("skipped a line of %s that is no evaluation", path)
-        assert self._file is not None, "only an open journal is read"
-        os.ftruncate(self._file, end)
+                    rollout = read_rollout(self._run_dir.rollouts, row)
+                except StorageError as error:
+                    logger.warning("%s; it will be run again", error)
+                    continue
+                self._hold(self._attempt_of(row.example_id, name, rollout))
+        last = 0
+        while events := self._ledger.journal.events(after_id=last, kind=REFLECTION, limit=EVENTS_AT_A_TIME):
+            last = events[-1].event_id
+            for event in events:
+                self._texts[event.data["prompt"]].append(event.message)
 
-    def _take_in(self, line: dict[str, Any]) -> None:
-        if "reflection" in line:
-            self._texts[line["reflection"]].append(str(line["text"]))
-        else:
-            self._hold(PromptAttempt(**line["attempt"]))
 
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            return
-        view = memoryview((json.dumps(line, default=str) + "\n").encode())
-        try:
-            while view:
-                view = view[os.write(self._file, view) :]
-        except OSError as error:
-            raise StorageError(f"cannot write {self._path}: {error.strerror}; what is in it is safe") from error
+def _kind(row: str) -> str:
+    return HELD_OUT if row.startswith(HELD_OUT_ROWS) else SEARCH
 
 
 def _key(candidate: str, row: str) -> str:

@@ -4,7 +4,7 @@
     pareto_frontier.jsonl    for each validation row, the best score and the prompts that reach it
     metadata.json            counts, figures, settings
     gepa_state.bin           the library's own state, a pickle (see `check_state`)
-    evaluations.jsonl        every rollout and every reflection (see `journal`)
+    run.db, rollouts/        every rollout and every reflection (see `journal`)
     evaluate.toml            an evaluation with the best prompt, where the environment takes one
 
 Parts: `RunFolder`, `Search` (the library's state as plain figures). Invariants: files are replaced by rename; scores

@@ -1,7 +1,7 @@
 """Rollouts for a search that runs in a thread of its own: an event loop beside it, bounded, written down one by one.
 
 Parts: `LoopThread`, `Rollouts`. The library calls `evaluate` and waits; the rollouts run on our loop, where the clients
-live. Invariants: at most `max_concurrent` rollouts at a time; a rollout is in the journal before its batch is over;
+live. Invariants: at most `max_concurrent` rollouts at a time; a rollout is in the store before anybody is told of it;
 leaving the thread's block closes clients and environment.
 """
 
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mettle.clients.base import Client
-from mettle.envs.rollout_record import record_of_state
+from mettle.envs.environment_rollouts import EnvironmentRollouts
 from mettle.evals.estimator import mean_of
-from mettle.evals.facts import facts_of
-from mettle.evals.output import output_row
 from mettle.evals.refusals import Refusals
-from mettle.gepa.feedback import record_of
+from mettle.evals.runner import EvalRunner, first_of
+from mettle.evals.source import GroupRequest
 from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt
 from mettle.records.messages import Tool
+from mettle.records.tasks import RolloutRecord
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class LoopThread:
         except CancelledError as error:
             raise KeyboardInterrupt from error
         except BaseExceptionGroup as failures:
-            raise _first_of(failures) from None
+            raise first_of(failures) from None
         finally:
             if not future.done():
                 future.cancel()
@@ -74,16 +74,14 @@ class Rollouts:
         max_concurrent: int,
         max_retries: int,
         state_columns: Sequence[str],
-        perfect_score: float,
         on_attempt: Callable[[PromptAttempt], None],
     ) -> None:
-        self.env, self.client, self.model = env, client, model
-        self.sampling_args = {**env.sampling_args, **sampling_args}
-        self.journal = journal
-        self._slots = asyncio.Semaphore(max_concurrent)
-        self._max_retries = max_retries
-        self._state_columns = list(state_columns)
-        self._perfect_score = perfect_score
+        self.env, self.client, self.journal = env, client, journal
+        self._source = EnvironmentRollouts(
+            env, client, model, {**env.sampling_args, **sampling_args},
+            is_split=False, max_retries=max_retries, columns=tuple(state_columns),
+        )  # fmt: skip
+        self._max_concurrent = max_concurrent
         self._on_attempt = on_attempt
         self._refusals = Refusals()
 
@@ -93,42 +91,37 @@ class Rollouts:
         Raises: UserError when an endpoint refuses for good what every rollout asks.
         """
         name = candidate_hash(candidate)
-        with self._described(candidate):
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(row_id, row, name, candidate)) for row_id, row in rows]
-        return [task.result() for task in tasks]
+        attempts: dict[int, PromptAttempt] = {}
+        requests: list[GroupRequest] = []
+        places: dict[str, int] = {}
+        for place, (row_id, row) in enumerate(rows):
+            found = self.journal.take(name, row_id)
+            if found is not None:
+                attempts[place] = found
+                self._on_attempt(found)
+                continue
+            requests.append(self.journal.request(candidate, row_id, with_prompt(row, candidate[SYSTEM_PROMPT])))
+            places[requests[-1].rollouts[0][0]] = place
+
+        def note(records: Sequence[RolloutRecord]) -> None:
+            for record in records:
+                place = places[record.rollout_id]
+                attempts[place] = self.journal.add(name, rows[place][0], record)
+                self._on_attempt(attempts[place])
+
+        if requests:
+            runner = EvalRunner(
+                self._source, keeper=self.journal.keeper(candidate, rows[0][0], len(requests)),
+                max_groups=self._max_concurrent, refusals=self._refusals, on_rollouts=note,
+            )  # fmt: skip
+            with self._described(candidate):
+                await runner.run(requests)
+        return [attempts[place] for place in range(len(rows))]
 
     async def close(self) -> None:
         """Let go of the endpoint and of what the environment holds."""
         await self.client.close()
         await self.env.teardown()
-
-    async def _one(self, row_id: str, row: Row, name: str, candidate: Mapping[str, str]) -> PromptAttempt:
-        found = self.journal.take(name, row_id)
-        if found is None:
-            async with self._slots:
-                found = await self._rollout(row_id, with_prompt(row, candidate[SYSTEM_PROMPT]), name)
-            self.journal.add(found)
-        self._on_attempt(found)
-        return found
-
-    async def _rollout(self, row_id: str, row: Row, name: str) -> PromptAttempt:
-        states = await self.env.run_group(
-            [row], self.client, self.model, self.sampling_args, max_retries=self._max_retries
-        )
-        rollout = record_of_state(states[0], "", columns=self._state_columns)
-        self._refusals.see([rollout])
-        output, facts = output_row(rollout), facts_of(rollout)
-        told = f"{facts.cause}: {facts.error_type}: {facts.error_message or ''}".rstrip(": ")
-        return PromptAttempt(
-            row=row_id,
-            candidate=name,
-            reward=facts.reward,
-            error=told if facts.reward is None else None,
-            record=record_of({**output, "reward": facts.reward}, self._state_columns, self._perfect_score),
-            input_tokens=facts.input_tokens or 0.0,
-            output_tokens=facts.output_tokens or 0.0,
-        )
 
     @contextmanager
     def _described(self, candidate: Mapping[str, str]) -> Iterator[None]:
@@ -159,8 +152,3 @@ def neutral(attempts: Sequence[PromptAttempt]) -> list[float]:
     assert rewards, "a batch without any reward is refused before it is scored"
     mean = mean_of(rewards)
     return [mean if attempt.reward is None else attempt.reward for attempt in attempts]
-
-
-def _first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

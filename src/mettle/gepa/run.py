@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from mettle.evals.spec import unsaved_evaluation
 from mettle.evals.targets import Served, find_target
 from mettle.gepa.adapter import EnvironmentAdapter
 from mettle.gepa.config import GepaSpec, load_spec, read_file
+from mettle.gepa.feedback import attempt_of
 from mettle.gepa.guard import Guard
 from mettle.gepa.held_out import HeldOutComparison, compare, measure
-from mettle.gepa.journal import JOURNAL, PromptAttempt, PromptJournal, candidate_hash
+from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.outputs import (
     BEST_PROMPT,
     EVALUATE,
@@ -181,7 +183,10 @@ class _Run:
         self.plan, self.folder, self.started = plan, RunFolder(path), time.time()
         spec, prepared = plan.spec, plan.prepared
         self.start = plan.start
-        self.journal = PromptJournal(path / JOURNAL)
+        self.journal = PromptJournal(
+            path, spec.env_id, prepared.target.model,
+            partial(attempt_of, state_columns=spec.state_columns, perfect_score=spec.perfect_score),
+        )  # fmt: skip
         stack.callback(self.journal.close)
         self.folder.write_settings(spec.to_dict() | {"run_dir": str(path)})
         if not (path / BEST_PROMPT).exists():
@@ -192,8 +197,7 @@ class _Run:
         self.rollouts = Rollouts(
             prepared.env, prepared.client, prepared.target.model, spec.sampling_args, self.journal,
             max_concurrent=spec.max_concurrent, max_retries=spec.max_retries,
-            state_columns=spec.state_columns, perfect_score=spec.perfect_score,
-            on_attempt=self.watch.attempt,
+            state_columns=spec.state_columns, on_attempt=self.watch.attempt,
         )  # fmt: skip
         stack.callback(lambda: self.loop.run(self.rollouts.close()))
         client = client_from(plan.reflection.client)
@@ -219,6 +223,7 @@ class _Run:
         if before:
             after = before if best == self.start else self._measure("after", best)
             comparison = compare(before, after)
+        self.journal.is_finished = True
         return self._write(search, comparison)
 
     def _measure(self, stage: str, candidate: Mapping[str, str]) -> dict[int, list[PromptAttempt]]:

@@ -175,13 +175,13 @@ def list_events(
 ) -> models.Events:
     """Events after an id, oldest first."""
     events = run.journal.events(after_id=after_id, kind=kind, limit=limit)
-    return models.Events(events=[models.Event(**asdict(event)) for event in events])
+    return models.Events(events=[models.ShownEvent(**asdict(event)) for event in events])
 
 
 @router.get("/runs/{name}/waits")
-def list_waits(run: Run) -> models.Waits:
+def list_waits(run: Run) -> models.ShownWaits:
     """Who waits for whom now."""
-    return models.Waits(waits=waits_of(run))
+    return models.ShownWaits(waits=waits_of(run))
 
 
 @router.get("/runs/{name}/processes")

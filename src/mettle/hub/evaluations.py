@@ -21,7 +21,14 @@ from mettle.evals.facts import RolloutFacts
 from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, evaluations_in, find_evaluations
 from mettle.evals.report import plain
 from mettle.evals.results import METADATA, RESULTS
-from mettle.hub.models import EvaluationCard, EvaluationRollout, EvaluationRollouts, RolloutDetail, RolloutRow, Sibling
+from mettle.hub.models import (
+    EvaluationCard,
+    EvaluationRollout,
+    EvaluationRollouts,
+    RolloutDetail,
+    ShownRollout,
+    Sibling,
+)
 from mettle.hub.reader import modified_at
 from mettle.hub.rollouts import detail_of
 from mettle.hub.vocabulary import load_vocabulary
@@ -264,9 +271,9 @@ def _sibling(position: int, facts: RolloutFacts, name: str) -> Sibling:
     )  # fmt: skip
 
 
-def _row_of(entry: EvaluationEntry, record: RolloutRecord, index: int, position: int) -> RolloutRow:
+def _row_of(entry: EvaluationEntry, record: RolloutRecord, index: int, position: int) -> ShownRollout:
     oldest, newest = record.version_range
-    return RolloutRow(
+    return ShownRollout(
         rollout_id=str(index), kind="eval", env_id=entry.env_id, draw_id=None, uid=f"task {record.example_id}",
         eval_id=entry.eval_id, step=None, position=position, reward=record.reward, advantage=record.advantage,
         metrics=record.metrics, num_turns=record.num_turns, num_tokens=record.num_output_tokens, version_min=oldest,

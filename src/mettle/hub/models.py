@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 
-class Evaluation(BaseModel):
+class ShownEvaluation(BaseModel):
     """An evaluation; `mean` and the interval are null before its end, and when no rollout had a reward.
 
     The counts are of what is done, beside what was planned (null: not known).
@@ -36,7 +36,7 @@ class Evaluation(BaseModel):
 class Evaluations(BaseModel):
     """All evaluations of a run, oldest first."""
 
-    evals: list[Evaluation]
+    evals: list[ShownEvaluation]
 
 
 class Process(BaseModel):
@@ -58,7 +58,7 @@ class Processes(BaseModel):
     processes: list[Process]
 
 
-class Wait(BaseModel):
+class ShownWait(BaseModel):
     """`owner` waits on `edge` for `awaits`; past `budget_s` it is a stall."""
 
     owner: str
@@ -71,13 +71,13 @@ class Wait(BaseModel):
     pid: int
 
 
-class Waits(BaseModel):
+class ShownWaits(BaseModel):
     """Who waits for whom now, the longest wait first."""
 
-    waits: list[Wait]
+    waits: list[ShownWait]
 
 
-class Event(BaseModel):
+class ShownEvent(BaseModel):
     """Something that happened once: a restart, an update refused, a stage reached."""
 
     event_id: int
@@ -91,7 +91,7 @@ class Event(BaseModel):
 class Events(BaseModel):
     """Events, oldest first; ask again with `after_id` = the last id."""
 
-    events: list[Event]
+    events: list[ShownEvent]
 
 
 class TaskAccounts(BaseModel):
@@ -145,8 +145,8 @@ class RunSummary(BaseModel):
     duration_s: float | None
     eta_s: float | None
     reward: RewardNow | None
-    baselines: list[Evaluation] = Field(description="one an environment")
-    finals: list[Evaluation] = Field(description="the newest evaluation after the baseline, one an environment")
+    baselines: list[ShownEvaluation] = Field(description="one an environment")
+    finals: list[ShownEvaluation] = Field(description="the newest evaluation after the baseline, one an environment")
     staleness_mean: float | None
     staleness_max: int | None
     staleness_max_ever: int | None
@@ -264,7 +264,7 @@ class MetricNames(BaseModel):
     names: list[str]
 
 
-class RolloutRow(BaseModel):
+class ShownRollout(BaseModel):
     """A rollout as the ledger knows it. `step` is null until it is shipped in a batch."""
 
     rollout_id: str
@@ -293,7 +293,7 @@ class RolloutRow(BaseModel):
 class RolloutPage(BaseModel):
     """A page of rollouts."""
 
-    rollouts: list[RolloutRow]
+    rollouts: list[ShownRollout]
     total: int
     page: int
     num_pages: int
@@ -332,7 +332,7 @@ class Sibling(BaseModel):
 class RolloutDetail(BaseModel):
     """One rollout opened."""
 
-    row: RolloutRow
+    row: ShownRollout
     messages: list[dict[str, Any]]
     turns: list[TurnDetail]
     answer: str

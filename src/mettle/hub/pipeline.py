@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mettle.hub import filters
-from mettle.hub.models import Process, RunSummary, Wait
+from mettle.hub.models import Process, RunSummary, ShownWait
 
 MAIN = ("inference", "orchestrator", "trainer")
 
@@ -34,7 +34,7 @@ class Node:
     tone: str
     pid: int | None
     restarts: int
-    waits: tuple[Wait, ...]
+    waits: tuple[ShownWait, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pipeline:
     is_moving: bool
 
 
-def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[Wait]) -> Pipeline:
+def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[ShownWait]) -> Pipeline:
     """The picture as it stands now."""
     known = {process.name: process for process in processes}
     others = sorted(set(known) - set(MAIN)) if "hub" in known else [*sorted(set(known) - set(MAIN)), "hub"]
@@ -63,7 +63,7 @@ def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[Wait]
     )
 
 
-def _node(name: str, process: Process | None, waits: list[Wait], summary: RunSummary) -> Node:
+def _node(name: str, process: Process | None, waits: list[ShownWait], summary: RunSummary) -> Node:
     mine = tuple(wait for wait in waits if summary.is_live and owner_process(wait.owner) == name)
     purpose = PURPOSES.get(name, "")
     if name == "hub":

@@ -7,7 +7,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mettle.hub.models import RolloutDetail, RolloutPage, RolloutRow, Sibling, TokenColumns, TurnDetail
+from mettle.hub.models import RolloutDetail, RolloutPage, ShownRollout, Sibling, TokenColumns, TurnDetail
 from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.storage.database import Database
@@ -115,7 +115,7 @@ def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> Rollou
 
 
 def detail_of(
-    record: RolloutRecord, row: RolloutRow, siblings: list[Sibling], vocabulary: Vocabulary | None
+    record: RolloutRecord, row: ShownRollout, siblings: list[Sibling], vocabulary: Vocabulary | None
 ) -> RolloutDetail:
     """A rollout with everything that a page shows of it."""
     return RolloutDetail(
@@ -135,7 +135,7 @@ def detail_of(
     )
 
 
-def _siblings(database: Database, row: RolloutRow) -> list[Sibling]:
+def _siblings(database: Database, row: ShownRollout) -> list[Sibling]:
     """The rollouts of the same task draw, or of the same task of an evaluation."""
     same = "draw_id = (SELECT draw_id FROM rollouts WHERE rollout_id = :id)"
     if row.eval_id is not None:
@@ -151,10 +151,10 @@ def _siblings(database: Database, row: RolloutRow) -> list[Sibling]:
     return [Sibling(**dict(found)) for found in rows]
 
 
-def _rollout_row(row: sqlite3.Row) -> RolloutRow:
-    values = {key: row[key] for key in RolloutRow.model_fields}
+def _rollout_row(row: sqlite3.Row) -> ShownRollout:
+    values = {key: row[key] for key in ShownRollout.model_fields}
     values["metrics"] = json.loads(values["metrics"])
-    return RolloutRow(**values)
+    return ShownRollout(**values)
 
 
 def _turn(turn: Turn, vocabulary: Vocabulary | None) -> TurnDetail:

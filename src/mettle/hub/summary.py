@@ -8,13 +8,13 @@ from typing import Any
 from mettle.evals.estimator import mean_of
 from mettle.hub.models import (
     CanaryAgreement,
-    Evaluation,
     Process,
     RewardNow,
     RunCard,
     RunSummary,
+    ShownEvaluation,
+    ShownWait,
     TaskAccounts,
-    Wait,
 )
 from mettle.hub.reader import QUIET_S, RunReader, is_alive
 from mettle.hub.series import METRICS
@@ -111,26 +111,26 @@ def processes_of(reader: RunReader) -> list[Process]:
     ]
 
 
-def waits_of(reader: RunReader) -> list[Wait]:
+def waits_of(reader: RunReader) -> list[ShownWait]:
     """Who waits for whom now."""
     now = reader.clock()
     return [
-        Wait(**asdict(wait), waited_s=max(0.0, now - wait.since), is_overdue=wait.is_overdue(now))
+        ShownWait(**asdict(wait), waited_s=max(0.0, now - wait.since), is_overdue=wait.is_overdue(now))
         for wait in reader.journal.waits()
     ]
 
 
-def evaluations_of(reader: RunReader) -> list[Evaluation]:
+def evaluations_of(reader: RunReader) -> list[ShownEvaluation]:
     """All evaluations, oldest first."""
-    return [Evaluation(**asdict(row)) for row in read_evals(reader.database)]
+    return [ShownEvaluation(**asdict(row)) for row in read_evals(reader.database)]
 
 
-def baselines_of(evals: list[Evaluation]) -> list[Evaluation]:
+def baselines_of(evals: list[ShownEvaluation]) -> list[ShownEvaluation]:
     """The newest baseline of each environment."""
     return list({e.env_id: e for e in evals if e.kind == "baseline" and e.state == "finished"}.values())
 
 
-def finals_of(evals: list[Evaluation]) -> list[Evaluation]:
+def finals_of(evals: list[ShownEvaluation]) -> list[ShownEvaluation]:
     """The newest evaluation of each environment that is no baseline."""
     return list({e.env_id: e for e in evals if e.kind in ("interim", "final") and e.state == "finished"}.values())
 
@@ -159,7 +159,7 @@ def task_accounts(reader: RunReader) -> TaskAccounts:
     return TaskAccounts(**by_state, dropped=dropped, total=sum(counts.values()))
 
 
-def environments(reader: RunReader, evals: list[Evaluation]) -> list[str]:
+def environments(reader: RunReader, evals: list[ShownEvaluation]) -> list[str]:
     """The environments of a run: as it says, or as its config or its evaluations show."""
     named = reader.fact("env_ids", "envs", "env")
     if isinstance(named, str):

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from mettle.errors import MettleError, ServiceError, StorageError, UserError
 from mettle.log import setup_logging
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.engine import Endpoint, HttpEngine
+from mettle.orchestrator.engine import EndpointFile, HttpEngine
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.services import HttpModel, HttpServices
 from mettle.storage.ledger import Ledger
@@ -77,7 +77,7 @@ async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledge
         return
     from mettle.orchestrator.environments import EnvironmentSource
 
-    endpoint = Endpoint(run_dir.endpoint("inference"))
+    endpoint = EndpointFile(run_dir.endpoint("inference"))
     engine = HttpEngine(endpoint)
     source = EnvironmentSource(config, endpoint, Path(config.model) if config.model else run_dir.model)
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})

@@ -27,7 +27,7 @@ ENVIRONMENT_KINDS = frozenset({"environment", "judge"})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GroupVerdict:
     """`group` carries its credit. At most one of `drop` and `is_retried` is set; neither means admitted."""
 
     group: GroupRecord
@@ -58,7 +58,7 @@ class Admission:
         self._seq_len = seq_len
         self._filter_zero_advantages = filter_zero_advantages
 
-    async def judge(self, group: GroupRecord, num_failures: int) -> Verdict:
+    async def judge(self, group: GroupRecord, num_failures: int) -> GroupVerdict:
         """What becomes of a group that came back."""
         return await judge_group(
             group,
@@ -82,7 +82,7 @@ async def judge_group(
     retry: RetryConfig,
     num_failures: int,
     filter_zero_advantages: bool,
-) -> Verdict:
+) -> GroupVerdict:
     """`num_failures` counts earlier failed attempts of the same task.
 
     Raises: UserError when the algorithm itself is wrong.
@@ -93,7 +93,7 @@ async def judge_group(
         kinds = {r.error_kind for r in group.rollouts if r.reward is None}
         return _failed(group, kinds, retry, num_failures)
     if not any(r.num_completion_tokens for r in survivors):
-        return Verdict(group, DropReason.NO_TOKENS)
+        return GroupVerdict(group, DropReason.NO_TOKENS)
     try:
         credits = checked(await algorithm.credit(group, services), group)
     except RolloutError as error:
@@ -106,13 +106,13 @@ async def judge_group(
         raise UserError(f"algorithm {name} failed on a group of {env!r}: {type(error).__name__}: {error}") from error
     scored = replace(group, rollouts=tuple(map(_credited, group.rollouts, credits)))
     if filter_zero_advantages and not any(r.credit is not None and has_signal(r.credit, r) for r in scored.rollouts):
-        return Verdict(scored, DropReason.ZERO_ADVANTAGE)
-    return Verdict(scored)
+        return GroupVerdict(scored, DropReason.ZERO_ADVANTAGE)
+    return GroupVerdict(scored)
 
 
-def _failed(group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, num_failures: int) -> Verdict:
+def _failed(group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, num_failures: int) -> GroupVerdict:
     is_worthwhile = bool(set(kinds) & set(retry.retried)) and num_failures + 1 < retry.max_attempts
-    return Verdict(group, None if is_worthwhile else DropReason.ERRORS, is_retried=is_worthwhile)
+    return GroupVerdict(group, None if is_worthwhile else DropReason.ERRORS, is_retried=is_worthwhile)
 
 
 def _credited(rollout: RolloutRecord, credit: Credit | None) -> RolloutRecord:

@@ -62,7 +62,7 @@ class EnvConfig(_Section):
         return self
 
 
-class EvalConfig(_Section):
+class TrainingEvalConfig(_Section):
     """Evaluation on held-out tasks."""
 
     envs: list[EnvConfig] = Field(default_factory=list)
@@ -104,7 +104,7 @@ class CurriculumConfig(_Section):
         return self
 
 
-class ServiceConfig(_Section):
+class FrozenModelConfig(_Section):
     """A frozen model that algorithms ask, such as a teacher. It must have the policy's vocabulary."""
 
     base_url: str
@@ -162,7 +162,7 @@ class OrchestratorConfig(_Section):
     """What tokens are credited with: a name registered under `mettle.algorithms`, or `module:attribute`."""
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the algorithm."""
-    services: dict[str, ServiceConfig] = Field(default_factory=dict)
+    services: dict[str, FrozenModelConfig] = Field(default_factory=dict)
     """Frozen models that algorithms ask, by name."""
     max_lag: int = Field(default=1, ge=0)
     """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""
@@ -188,7 +188,7 @@ class OrchestratorConfig(_Section):
     """A group that takes longer is ended and its rollouts count as timed out."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """What happens to a group whose rollouts failed."""
-    eval: EvalConfig = Field(default_factory=EvalConfig)
+    eval: TrainingEvalConfig = Field(default_factory=TrainingEvalConfig)
     """Evaluation on held-out tasks."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Which task comes next."""

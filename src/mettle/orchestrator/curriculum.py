@@ -26,7 +26,7 @@ class PastDraw:
     mean_reward: float | None
 
 
-class Sampler(Protocol):
+class TaskSampler(Protocol):
     """Rows of one environment, one after the other."""
 
     def next(self) -> tuple[int, int]:
@@ -132,7 +132,7 @@ class Curriculum:
     """Environments mixed exactly by their ratios: the next draw goes to the one that is furthest behind its share."""
 
     def __init__(
-        self, samplers: Mapping[str, Sampler], ratios: Mapping[str, float], uid: Callable[[str, int], str]
+        self, samplers: Mapping[str, TaskSampler], ratios: Mapping[str, float], uid: Callable[[str, int], str]
     ) -> None:
         self._samplers = samplers
         self._shares = {name: ratio / sum(ratios.values()) for name, ratio in ratios.items()}

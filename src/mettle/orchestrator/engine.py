@@ -58,7 +58,7 @@ class Engine(Protocol):
         ...
 
 
-class Endpoint:
+class EndpointFile:
     """The address in an endpoint file, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +93,7 @@ class Endpoint:
 class HttpEngine:
     """The inference server's /health and /admin/weights."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: EndpointFile) -> None:
         self._endpoint = endpoint
         self._session: aiohttp.ClientSession | None = None
 

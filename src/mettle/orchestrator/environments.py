@@ -25,7 +25,7 @@ from mettle.envs.workers.spawn import WorkerSpec
 from mettle.errors import EnvironmentFault, InfraError, RolloutTimeout, UserError
 from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
-from mettle.orchestrator.engine import Endpoint
+from mettle.orchestrator.engine import EndpointFile
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import UNSCORED, RolloutRecord
 
@@ -38,7 +38,7 @@ STRAGGLER_SHARE = 0.9
 class EnvironmentSource:
     """The environments of a configuration, by name, for training and for evaluation."""
 
-    def __init__(self, config: OrchestratorConfig, endpoint: Endpoint, model_dir: Path) -> None:
+    def __init__(self, config: OrchestratorConfig, endpoint: EndpointFile, model_dir: Path) -> None:
         self._model = config.served_model_name
         self._endpoint = endpoint
         self._model_dir = model_dir

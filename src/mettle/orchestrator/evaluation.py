@@ -21,7 +21,7 @@ from mettle.evals.estimator import RunningMean, mean_of, mean_over_tasks, pass_a
 from mettle.evals.runner import EvalRunner, EvalTask, GroupRetry, StoreKeeper, example_key, requests_for
 from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
-from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
@@ -105,7 +105,7 @@ class Evaluator:
         shards: ShardWriter,
         source: TaskSource,
         schedule: EvalSchedule,
-        policy: Policy,
+        policy: ServedPolicy,
         updater: Updater,
         pulse: Pulse,
     ) -> None:
@@ -175,7 +175,6 @@ class Evaluator:
             max_groups=max(1, max(1, self._config.inflight_groups * self._config.group_size) // size),
             retry=GroupRetry(retry.retried, retry.max_attempts, retry.backoff_s),
             version=version,
-            is_refusal_final=False,
         )
         try:
             await runner.run(requests)

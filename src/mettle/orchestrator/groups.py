@@ -14,13 +14,13 @@ from collections.abc import Callable
 from mettle.errors import RolloutTimeout, UserError
 from mettle.evals.estimator import mean_of
 from mettle.evals.source import GroupRequest, failed_rollouts
-from mettle.orchestrator.admission import Admission, FailureStreak, Verdict, main_error
+from mettle.orchestrator.admission import Admission, FailureStreak, GroupVerdict, main_error
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.curriculum import Curriculum
 from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
-from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
@@ -54,7 +54,7 @@ class GroupRunner:
         curriculum: Curriculum,
         dispatcher: Dispatcher,
         batcher: Batcher,
-        policy: Policy,
+        policy: ServedPolicy,
         updater: Updater,
         pulse: Pulse,
         is_held: Callable[[], bool],
@@ -159,7 +159,7 @@ class GroupRunner:
         self.num_finished += 1
         self._pulse.fire()
 
-    def _settle(self, verdict: Verdict) -> None:
+    def _settle(self, verdict: GroupVerdict) -> None:
         """Write a finished group down and hand it on."""
         group, drop = verdict.group, verdict.drop
         samples = [] if drop is not None else self._admission.samples_of(group)

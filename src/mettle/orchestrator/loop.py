@@ -23,7 +23,7 @@ from mettle.orchestrator.engine import Engine
 from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
 from mettle.orchestrator.groups import GroupRunner
 from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
-from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.services import InMemoryServices, Services
@@ -62,7 +62,7 @@ class Orchestrator:
         self._ledger = ledger
         self._source = source
         self._pulse = pulse = Pulse()
-        self._policy = Policy(pulse)
+        self._policy = ServedPolicy(pulse)
         self._waits = Waits(ledger.journal, pulse, clock=clock)
         self._lag = LoopLag()
         self._admission = Admission(

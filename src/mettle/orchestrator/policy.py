@@ -10,7 +10,7 @@ from mettle.orchestrator.waits import Pulse, Waits
 from mettle.records.versions import WeightVersion
 
 
-class Policy:
+class ServedPolicy:
     """What the engine serves. `is_serving` is False while it is gone or holds other weights than those acknowledged."""
 
     def __init__(self, pulse: Pulse) -> None:

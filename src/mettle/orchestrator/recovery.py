@@ -15,7 +15,7 @@ from mettle.errors import UserError
 from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.batcher import Batcher, ReadyGroup
 from mettle.orchestrator.config import CurriculumConfig
-from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, Sampler, StandardSampler
+from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, StandardSampler, TaskSampler
 from mettle.orchestrator.dispatcher import Dispatcher
 from mettle.orchestrator.groups import ALGORITHM_STATE
 from mettle.orchestrator.source import TaskSource
@@ -74,7 +74,7 @@ def make_curriculum(
     seed: int,
 ) -> Curriculum:
     """A curriculum over the environments in `ratios` that goes on after the draws in the ledger."""
-    samplers: dict[str, Sampler] = {}
+    samplers: dict[str, TaskSampler] = {}
     for name in ratios:
         size = source.num_tasks(name)
         past = [PastDraw(*row) for row in ledger.past_draws(name)]

@@ -46,7 +46,7 @@ class Killed(BaseException):
 
 
 @dataclass(frozen=True)
-class World:
+class SimulatedWorld:
     """How fast and how reliable everything is. Times are simulated seconds."""
 
     seed: int = 0
@@ -80,7 +80,7 @@ class World:
 class SimulatedEngine:
     """Serves a version, takes another one after a while, dies on schedule and comes back with v0."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self._num_refusals = world.refusals
         self.version = 0
@@ -142,7 +142,7 @@ class SimulatedSource:
 
     NUM_TOKENS = 4
 
-    def __init__(self, world: World, engine: SimulatedEngine) -> None:
+    def __init__(self, world: SimulatedWorld, engine: SimulatedEngine) -> None:
         self._world = world
         self._engine = engine
         self._num_calls = 0
@@ -206,7 +206,7 @@ class SimulatedSource:
 class SimulatedTrainer:
     """Trains what is shipped, publishes, and falls back to its checkpoint when it dies."""
 
-    world: World
+    world: SimulatedWorld
     run_dir: RunDir
     ledger: Ledger
     max_steps: int
@@ -285,7 +285,7 @@ class Simulated:
     duration_s: float
 
 
-async def simulate(root: Path, config: OrchestratorConfig, world: World) -> Simulated:
+async def simulate(root: Path, config: OrchestratorConfig, world: SimulatedWorld) -> Simulated:
     """Run to the end, starting the orchestrator again after each death."""
     run_dir = RunDir(root)
     loop = asyncio.get_running_loop()
@@ -317,7 +317,11 @@ async def simulate(root: Path, config: OrchestratorConfig, world: World) -> Simu
 
 
 async def _live_once(
-    config: OrchestratorConfig, run_dir: RunDir, world: World, engine: SimulatedEngine, at_transaction: int | None
+    config: OrchestratorConfig,
+    run_dir: RunDir,
+    world: SimulatedWorld,
+    engine: SimulatedEngine,
+    at_transaction: int | None,
 ) -> None:
     """One life of the orchestrator: to the end of the run, or to its death."""
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mettle.errors import ProviderError, ServiceError
 from mettle.orchestrator.engine import Engine, EngineHealth, EngineUpdate, UpdateRefused
-from mettle.orchestrator.policy import Policy
+from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.waits import Waits
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
@@ -42,7 +42,7 @@ class Updater:
         self,
         engine: Engine,
         ledger: Ledger,
-        policy: Policy,
+        policy: ServedPolicy,
         waits: Waits,
         order: UpdateOrder,
         *,

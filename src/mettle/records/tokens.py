@@ -1,7 +1,7 @@
 """What is known of a token, declared once; everything that carries tokens is a view of the declaration.
 
-Parts: `TokenColumns` (the columns, each with type, fill value and meaning), `Sample` (one sequence of a rollout),
-`Batch` (the sequences of one optimiser step, end to end). The trainer's targets derive from `TokenColumns` too, first
+Parts: `TokenRow` (the columns, each with type, fill value and meaning), `Sample` (one sequence of a rollout),
+`Batch` (the sequences of one optimiser step, end to end). The trainer's targets derive from `TokenRow` too, first
 as arrays and then as tensors, and batch files hold one array a column. So a new column is one line here, whoever fills
 it (an algorithm, or `orchestrator/samples.py`) and whoever reads it (a loss).
 
@@ -29,7 +29,7 @@ Bools = TypeVar("Bools")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TokenColumn:
     """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it."""
 
     dtype: type[np.generic]
@@ -38,16 +38,16 @@ class Column:
     is_credit: bool = False
 
 
-def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, Column]:
-    return {"column": Column(dtype, fill, meaning)}
+def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(dtype, fill, meaning)}
 
 
-def _credit(meaning: str) -> dict[str, Column]:
-    return {"column": Column(np.float32, 0.0, meaning, is_credit=True)}
+def _credit(meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(np.float32, 0.0, meaning, is_credit=True)}
 
 
 @dataclass(frozen=True, slots=True)
-class TokenColumns(Generic[Ints, Floats, Bools]):
+class TokenRow(Generic[Ints, Floats, Bools]):
     """The columns, held as whatever arrays or tensors a view uses. A weight of 0: no member of that loss component."""
 
     token_ids: Ints = field(metadata=_known(np.int32, 0, "the token"))
@@ -62,7 +62,7 @@ class TokenColumns(Generic[Ints, Floats, Bools]):
     ref_logprobs: Floats = field(metadata=_credit("the reference model's natural-log probability of it"))
 
 
-COLUMNS: dict[str, Column] = {f.name: f.metadata["column"] for f in fields(TokenColumns)}
+COLUMNS: dict[str, TokenColumn] = {f.name: f.metadata["column"] for f in fields(TokenRow)}
 _FILLS = tuple((name, column.dtype, column.fill) for name, column in COLUMNS.items())
 _columns_of = attrgetter(*COLUMNS)
 CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_credit)
@@ -70,7 +70,7 @@ CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_cre
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(TokenColumns[IntArray, FloatArray, BoolArray]):
+class Sample(TokenRow[IntArray, FloatArray, BoolArray]):
     """One token sequence: prompt and sampled tokens interleaved as they were seen by the model."""
 
     draw_id: int = -1
@@ -90,7 +90,7 @@ class Sample(TokenColumns[IntArray, FloatArray, BoolArray]):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(TokenColumns[IntArray, FloatArray, BoolArray]):
+class Batch(TokenRow[IntArray, FloatArray, BoolArray]):
     """One optimiser step: S sequences laid end to end.
 
     Step n trains on v{n-1} and makes v{n}; steps count from 1. `draw_ids` are the task draws inside, `staleness` the
@@ -124,7 +124,7 @@ def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     return found
 
 
-def end_to_end(rows: Iterable[TokenColumns[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
+def end_to_end(rows: Iterable[TokenRow[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
     """Every column of the rows, one row after the other."""
     found = list(rows)
     return {name: np.concatenate([getattr(row, name) for row in found]) for name in COLUMNS}

@@ -31,7 +31,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: its directory, its summary, whether a person stopped it, and where its page was."""
 
     run_dir: RunDir
@@ -45,14 +45,14 @@ def load_run_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loa
     return load_config(RunConfig, files, overrides)
 
 
-def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False) -> Outcome:
+def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False) -> RunOutcome:
     """Make a run at `path` (or under `runs/`) and train it to its end."""
     name = loaded.config.name or new_run_name(loaded.config)
     run_dir = create_run(loaded, path or RUNS_FOLDER / name)
     return drive(run_dir, is_quiet=is_quiet)
 
 
-def resume(path: Path, *, is_quiet: bool = False) -> Outcome:
+def resume(path: Path, *, is_quiet: bool = False) -> RunOutcome:
     """Continue the run at `path` from what its ledger and its newest complete checkpoint say."""
     run_dir = RunDir.existing(path)
     if is_finished(path):
@@ -60,7 +60,7 @@ def resume(path: Path, *, is_quiet: bool = False) -> Outcome:
     return drive(run_dir, is_quiet=is_quiet)
 
 
-def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], None] | None = None) -> Outcome:
+def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], None] | None = None) -> RunOutcome:
     """Supervise a run to its end, its failure, or a person's wish to stop.
 
     `on_page` is called once with the address of the run page when it answers.
@@ -164,7 +164,7 @@ def _supervise(
     *,
     is_quiet: bool,
     on_page: Callable[[str], None] | None,
-) -> Outcome:
+) -> RunOutcome:
     journal = ledger.journal
     is_warm = bool(journal.fact("is_warm"))
     specs = process_specs(run_dir, config, is_warm=is_warm)
@@ -198,7 +198,7 @@ def _supervise(
         journal.set_fact("state", "stopped")
     else:
         export_policy(run_dir, ledger)
-    return Outcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted, show.page)
+    return RunOutcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted, show.page)
 
 
 def page_address(supervisor: Supervisor, run_dir: RunDir) -> str | None:

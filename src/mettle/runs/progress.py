@@ -26,7 +26,7 @@ LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ProgressSnapshot:
     """A run at one moment."""
 
     stage: str
@@ -38,7 +38,7 @@ class Snapshot:
     troubles: list[Event]
 
 
-def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
+def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
     """The state of the run as the journal has it."""
     journal = ledger.journal
     latest = {name: value for name, (_, value) in journal.latest().items()}
@@ -46,7 +46,7 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> Snapshot:
     step = newest.weights.version if newest is not None else 0
     evals = [row for row in read_evals(ledger.database) if row.is_finished]
     running = {p.name for p in journal.processes() if p.state in ("starting", "running")}
-    return Snapshot(
+    return ProgressSnapshot(
         stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
         step=step,
         max_steps=max_steps,
@@ -121,7 +121,7 @@ class RunProgress:
         else:
             self._print_line(snapshot, now)
 
-    def _print_line(self, snapshot: Snapshot, now: float) -> None:
+    def _print_line(self, snapshot: ProgressSnapshot, now: float) -> None:
         for event in snapshot.troubles:
             if event.event_id > self._last_trouble and event.kind != "failed":  # the error line says that
                 print(f"[{now - self._started:5.0f} s] note: {event.message}", file=sys.stderr, flush=True)
@@ -136,7 +136,7 @@ class RunProgress:
             line += f": step {snapshot.step}/{snapshot.max_steps}, {describe(snapshot.figures)}"
         print(line, file=sys.stderr, flush=True)
 
-    def _panel(self, snapshot: Snapshot, elapsed_s: float) -> RenderableType:
+    def _panel(self, snapshot: ProgressSnapshot, elapsed_s: float) -> RenderableType:
         head = Text.assemble((self._title, "bold"), f"   {elapsed_s:4.0f} s")
         if self.page:
             head.append(f"   {self.page}", style="cyan underline")

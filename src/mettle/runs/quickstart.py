@@ -23,7 +23,7 @@ from rich.console import Console
 from mettle.errors import ServiceError
 from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
 from mettle.runs.create import create_run
-from mettle.runs.launch import RUNS_FOLDER, Outcome, drive, load_run_config
+from mettle.runs.launch import RUNS_FOLDER, RunOutcome, drive, load_run_config
 from mettle.runs.program import program
 from mettle.runs.summary import summary_lines
 from mettle.storage.ledger import Ledger
@@ -77,7 +77,7 @@ def _create(options: QuickstartOptions) -> RunDir:
     return create_run(loaded, options.dir or RUNS_FOLDER / name)
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: RunOutcome) -> None:
     console = Console(highlight=False)
     ledger = Ledger(outcome.run_dir.ledger, is_read_only=True)
     try:

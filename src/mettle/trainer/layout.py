@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mettle.records.tokens import COLUMNS, Batch, BoolArray, FloatArray, TokenColumns, filled
+from mettle.records.tokens import COLUMNS, Batch, BoolArray, FloatArray, TokenRow, filled
 from mettle.trainer.config import MicroBatchConfig
 
 Index = NDArray[np.int64]
@@ -33,7 +33,7 @@ Form = Literal["padded", "shared", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Targets(TokenColumns[NDArray[Any], FloatArray, BoolArray]):
+class Targets(TokenRow[NDArray[Any], FloatArray, BoolArray]):
     """What is known of the K trained tokens; `token_ids` are what is to be predicted.
 
     A component's weight is 0 where the token is no member of it. `sequences[k]` is the number of target k's sequence

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from mettle.records.tokens import TokenColumns
+from mettle.records.tokens import TokenRow
 from mettle.trainer.layout import ComponentCounts, Targets
 from mettle.trainer.losses import PolicyLoss, SeenByLoss
 
@@ -32,7 +32,7 @@ SUM_NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class TargetTensors(TokenColumns[Tensor, Tensor, Tensor]):
+class TargetTensors(TokenRow[Tensor, Tensor, Tensor]):
     """`layout.Targets` on the device: every tensor is [K]."""
 
     sequences: Tensor

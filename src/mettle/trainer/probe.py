@@ -41,7 +41,7 @@ MAX_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeReading:
     """One measurement: mean reward over the rollouts that have one."""
 
     mean_reward: float
@@ -52,7 +52,7 @@ class Reading:
 class RewardProbe(Protocol):
     """Tells what a policy can do."""
 
-    def measure(self, state: Mapping[str, Tensor], *, seed: int) -> Reading:
+    def measure(self, state: Mapping[str, Tensor], *, seed: int) -> ProbeReading:
         """Mean reward of the policy with these weights (Hugging Face names)."""
 
 
@@ -78,7 +78,7 @@ class EnvironmentProbe:
         assert config.env is not None, "the environment is resolved before"
         return cls(model, load_environment(config.env, **config.env_args), config, device, store)
 
-    def measure(self, state: Mapping[str, Tensor], *, seed: int) -> Reading:
+    def measure(self, state: Mapping[str, Tensor], *, seed: int) -> ProbeReading:
         """Roll out and score."""
         return asyncio.run(self._measure(self._transport(state, seed), seed))
 
@@ -96,7 +96,7 @@ class EnvironmentProbe:
         )
         return EngineTransport(scheduler)
 
-    async def _measure(self, transport: EngineTransport, seed: int) -> Reading:
+    async def _measure(self, transport: EngineTransport, seed: int) -> ProbeReading:
         client = TokenClient("http://in-process/v1", self._renderer, transport=transport)
         number = min(self._config.num_prompts, len(self._rows))
         chosen = [dict(self._rows[i]) for i in random.Random(seed).sample(range(len(self._rows)), number)]
@@ -107,7 +107,6 @@ class EnvironmentProbe:
         runner = EvalRunner(
             source,
             keeper=None if self._store is None else StoreKeeper(self._store, eval_id),
-            is_refusal_final=False,
             on_rollouts=records.extend,
         )
         await runner.run(requests_for(tasks_of(chosen), env=self._env.env_id, prefix=f"e{eval_id}"))
@@ -116,7 +115,7 @@ class EnvironmentProbe:
             self._store.end(eval_id, mean=mean_of(rewards) if rewards else None)
         if not rewards:
             raise ServiceError(f"the warm-up cannot be measured: all {number} rollouts failed: {records[0].error}")
-        return Reading(mean_of(rewards), len(records), len(records) - len(rewards))
+        return ProbeReading(mean_of(rewards), len(records), len(records) - len(rewards))
 
     def _begin(self, number: int, sampling: Mapping[str, Any], seed: int) -> int:
         if self._store is None:

@@ -36,7 +36,7 @@ from mettle.trainer.initial import ensure_initial_policy
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import full_state, load_policy
-from mettle.trainer.probe import EnvironmentProbe, Reading, RewardProbe
+from mettle.trainer.probe import EnvironmentProbe, ProbeReading, RewardProbe
 from mettle.trainer.process import guarded, setup_torch
 from mettle.trainer.world import World, join_world
 
@@ -147,7 +147,7 @@ def resolve_probe(run_dir: RunDir, config: ProbeConfig) -> ProbeConfig:
     return config.model_copy(update=changes)
 
 
-def _tell(journal: Journal, step: int, reading: Reading, loss: float) -> None:
+def _tell(journal: Journal, step: int, reading: ProbeReading, loss: float) -> None:
     journal.record_metrics(step, {"sft/reward": reading.mean_reward})
     logger.info("measured", extra={"step": step, "reward": reading.mean_reward, "loss": loss})
     if reading.num_errors:

@@ -94,7 +94,7 @@ class Truncation(NamedTuple):
         return result_BV
 
 
-class Sampler:
+class BatchSampler:
     """Draws for rows without a seed from one generator; `seed` None takes one from the operating system."""
 
     def __init__(self, device: torch.device, seed: int | None = None) -> None:

@@ -19,7 +19,7 @@ from mettle.errors import MettleError, ServiceError
 from mettle.inference.engine.decoder import Decoder, Span
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused, TokenListener, TokenLogprob
-from mettle.inference.engine.sampler import SampledTokens, Sampler, SamplingPlan, choice_noise
+from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
 from mettle.inference.engine.slots import SlotCache
 
@@ -57,7 +57,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._decode_text = decode_text
         self._device = decoder.device
-        self._sampler = Sampler(self._device, seed)
+        self._sampler = BatchSampler(self._device, seed)
         self._cache = SlotCache(decoder.shape, limits.max_slots, limits.max_model_len, self._device, decoder.dtype)
         self._waiting: deque[RunningRequest] = deque()
         self._running: list[RunningSequence] = []

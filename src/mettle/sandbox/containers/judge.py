@@ -20,7 +20,7 @@ from mettle.sandbox.containers.agent.cells import PROGRAMS
 from mettle.sandbox.containers.machine import ContainerMachine
 from mettle.sandbox.containers.pool import ContainerHost, ContainerPool
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.judge.cells import Cell, CellLost
+from mettle.sandbox.judge.cells import CellLost, JudgeCell
 from mettle.sandbox.judge.pool import SandboxPool
 from mettle.sandbox.judge.request import JudgeRequest
 from mettle.sandbox.judge.verdicts import JudgeResult, ProgramChecker
@@ -36,7 +36,7 @@ _MAX_DISK_FILES: Final = 1024
 _LIFETIME_S: Final = 24 * 3600.0
 
 
-class RemoteCell(Cell):
+class RemoteCell(JudgeCell):
     """A cell in a container of its own, which ends with it."""
 
     machine: ContainerMachine | None = None
@@ -126,7 +126,7 @@ class ContainerJudge(SandboxPool):
             await machine.delete()
         return None
 
-    async def _make_cell(self, limits: CellLimits | None) -> Cell:
+    async def _make_cell(self, limits: CellLimits | None) -> JudgeCell:
         config = self._machine_config(limits)
         machine = await self._machines.make(config, self.isolation)
         try:

@@ -12,16 +12,16 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from mettle.sandbox.containers.agent.mux import Channel, Mux
+from mettle.sandbox.containers.agent.mux import Mux, MuxChannel
 
 _HIGH_BYTES: Final = 1 << 18
 
 
-class ChannelTransport(Channel, asyncio.Transport):
+class ChannelTransport(MuxChannel, asyncio.Transport):
     """One connection to an agent."""
 
     def __init__(self, mux: Mux, number: int, protocol: asyncio.Protocol) -> None:
-        Channel.__init__(self, mux, number)
+        MuxChannel.__init__(self, mux, number)
         asyncio.Transport.__init__(self)
         self._loop = asyncio.get_running_loop()
         self._protocol = protocol

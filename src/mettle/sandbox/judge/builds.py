@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol
 
 from mettle.errors import SandboxError
-from mettle.sandbox.judge.cells import Cell, CellLost, ProgramFile, TestReport
+from mettle.sandbox.judge.cells import CellLost, JudgeCell, ProgramFile, TestReport
 from mettle.sandbox.judge.orders import ARTIFACT, ProgramSource
 from mettle.sandbox.judge.reports import RunEnding, judge_compilation
 from mettle.sandbox.judge.verdicts import Verdict
@@ -26,11 +26,11 @@ _MAX_REMEMBERED_BYTES: Final = 128 << 20
 class CellSource(Protocol):
     """Where cells come from: the pool."""
 
-    def cell(self, limits: CellLimits | None) -> AbstractAsyncContextManager[Cell]: ...
+    def cell(self, limits: CellLimits | None) -> AbstractAsyncContextManager[JudgeCell]: ...
 
     def slot(self) -> AbstractAsyncContextManager[None]: ...
 
-    def note_lost(self, cell: Cell) -> bool:
+    def note_lost(self, cell: JudgeCell) -> bool:
         """Count a lost cell; whether the template was lost with it."""
         ...
 
@@ -47,7 +47,7 @@ class Losses:
         """The test is over; the next one starts anew."""
         self._num_lost = 0
 
-    def is_codes_own(self, cell: Cell, error: CellLost) -> bool:
+    def is_codes_own(self, cell: JudgeCell, error: CellLost) -> bool:
         """Whether the code has ended its cell often enough; SandboxError when it is the template that dies."""
         if not self._cells.note_lost(cell):
             self._num_lost += 1

@@ -108,7 +108,7 @@ class TestReport:
     __test__ = False
 
 
-class Cell:
+class JudgeCell:
     """A single-use cell."""
 
     def __init__(
@@ -128,7 +128,9 @@ class Cell:
         self.is_finished = False  # its last test has been answered, so that it ends by itself
 
     @classmethod
-    async def connect(cls, number: int, generation: int, limits: CellLimits | None, channel: socket.socket) -> Cell:
+    async def connect(
+        cls, number: int, generation: int, limits: CellLimits | None, channel: socket.socket
+    ) -> JudgeCell:
         """Take the owner's end of a cell's socket. `limits` are those that it was made with, None the usual ones."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         return cls(number, generation, limits, reader, writer)

@@ -9,7 +9,7 @@ import contextlib
 from typing import Any, Final
 
 from mettle.sandbox.judge.builds import Builder, CellSource, Losses
-from mettle.sandbox.judge.cells import Cell, CellLost, ProgramFile, TestOrder, TestReport
+from mettle.sandbox.judge.cells import CellLost, JudgeCell, ProgramFile, TestOrder, TestReport
 from mettle.sandbox.judge.checkers import CheckerError, Opinion, read_exit, read_value
 from mettle.sandbox.judge.orders import CHECKED_FILES, CheckerJob, as_bytes, check_order, checker_program_order
 from mettle.sandbox.judge.reports import judge_end
@@ -28,7 +28,7 @@ class Asker:
         self._job = job
         self._files: tuple[ProgramFile, ...] = ()
         self._held = contextlib.AsyncExitStack()
-        self._cell: Cell | None = None
+        self._cell: JudgeCell | None = None
         self._is_loaded = False
 
     async def close(self) -> None:
@@ -97,14 +97,14 @@ class Asker:
                 await self.close()
             return report
 
-    async def _take_cell(self) -> Cell:
+    async def _take_cell(self) -> JudgeCell:
         if self._job.source.cell is not None:
             self._files = await self._build()
         self._cell = await self._held.enter_async_context(self._cells.cell(self._job.source.cell))
         self._is_loaded = False
         return self._cell
 
-    def _load(self, cell: Cell) -> None:
+    def _load(self, cell: JudgeCell) -> None:
         """Send the checker itself, once; a program goes with the files of each question."""
         if self._job.source.cell is None and not self._is_loaded:
             cell.load(self._job.source.code)

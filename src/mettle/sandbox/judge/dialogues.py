@@ -18,7 +18,7 @@ from typing import Final
 
 from mettle.sandbox.config import LanguageSpec
 from mettle.sandbox.judge.builds import Builder, CellSource, Losses
-from mettle.sandbox.judge.cells import Cell, CellLost, ProgramFile, TestOrder, TestReport
+from mettle.sandbox.judge.cells import CellLost, JudgeCell, ProgramFile, TestOrder, TestReport
 from mettle.sandbox.judge.checkers import CheckerError, Opinion, read_exit
 from mettle.sandbox.judge.orders import CHECKED_FILES, CheckerJob, as_bytes, interactor_order
 from mettle.sandbox.judge.reports import judge_dialogue, judge_end
@@ -62,7 +62,7 @@ class DialogueTranscript:
 class Side:
     """One of the two: listens to its cell, and passes on what it hears."""
 
-    def __init__(self, cell: Cell, order: TestOrder, mark: str, transcript: DialogueTranscript) -> None:
+    def __init__(self, cell: JudgeCell, order: TestOrder, mark: str, transcript: DialogueTranscript) -> None:
         self.cell, self.order = cell, order
         self._mark, self._transcript = mark, transcript
         self.said = bytearray()
@@ -94,7 +94,9 @@ class Dialogue:
     def __init__(self, cells: CellSource, builder: Builder, job: CheckerJob) -> None:
         self._cells, self._builder, self._job = cells, builder, job
 
-    async def hold(self, cell: Cell, test: InteractiveTest, order: TestOrder, language: LanguageSpec) -> TestResult:
+    async def hold(
+        self, cell: JudgeCell, test: InteractiveTest, order: TestOrder, language: LanguageSpec
+    ) -> TestResult:
         """The result of one test; CellLost when the code's cell was lost, CheckerError when the interactor broke."""
         files = await self._build()
         losses = Losses(self._cells)
@@ -152,7 +154,7 @@ class Dialogue:
             raise CheckerError(f"the interactor did not finish ({verdict}): {detail}")
         return read_exit(report.status >> 8, report.stderr.decode(errors="replace"), self._job.checker.max_points)
 
-    def _load(self, cell: Cell, files: tuple[ProgramFile, ...], test: InteractiveTest) -> None:
+    def _load(self, cell: JudgeCell, files: tuple[ProgramFile, ...], test: InteractiveTest) -> None:
         given, _, expected = CHECKED_FILES
         held = [
             ProgramFile(given, as_bytes(test.stdin, given)),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from mettle.sandbox.judge.builds import Builder, CellSource, CompileFailure, Losses
-from mettle.sandbox.judge.cells import Cell, CellLost, ProgramFile
+from mettle.sandbox.judge.cells import CellLost, JudgeCell, ProgramFile
 from mettle.sandbox.judge.checking import Asker
 from mettle.sandbox.judge.dialogues import Dialogue
 from mettle.sandbox.judge.orders import JudgeJob
@@ -140,7 +140,7 @@ class CellWorker:
         if self._losses.is_codes_own(cell, lost):
             self._settle(killed_result(test, f"its cell was lost again and again: {lost}"))
 
-    async def _run_in(self, cell: Cell) -> None:
+    async def _run_in(self, cell: JudgeCell) -> None:
         self._load(cell)
         is_usable = True
         while is_usable:
@@ -150,13 +150,13 @@ class CellWorker:
                 return
             is_usable = await self._run_test(cell, self._number)
 
-    def _load(self, cell: Cell) -> None:
+    def _load(self, cell: JudgeCell) -> None:
         if self._job.source.cell is None:
             cell.load(self._job.source.code)
         else:
             cell.load_files(self._judgement.files)
 
-    async def _run_test(self, cell: Cell, number: int) -> bool:
+    async def _run_test(self, cell: JudgeCell, number: int) -> bool:
         """One test; whether the cell can take another."""
         test, order = self._job.tests[number], self._job.orders[number]
         report = await cell.run(number, order, is_last=not self._judgement.has_more)

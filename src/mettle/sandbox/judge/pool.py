@@ -27,7 +27,7 @@ from mettle.sandbox import isolation
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.builds import Builder
-from mettle.sandbox.judge.cells import Cell, CellLost
+from mettle.sandbox.judge.cells import CellLost, JudgeCell
 from mettle.sandbox.judge.judgement import Judgement
 from mettle.sandbox.judge.memory import JudgementCache
 from mettle.sandbox.judge.orders import JudgeJob, make_job
@@ -72,7 +72,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
         super().__init__(config)
         self._slots = asyncio.Semaphore(self.config.max_running)
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
-        self._warm: dict[CellLimits | None, deque[Cell]] = {None: deque()}
+        self._warm: dict[CellLimits | None, deque[JudgeCell]] = {None: deque()}
         self._builder = Builder(self)
         self._memory = JudgementCache(self.config.max_remembered)
         self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
@@ -185,7 +185,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
                 self._needs_refill.set()
 
     @contextlib.asynccontextmanager
-    async def cell(self, limits: CellLimits | None) -> AsyncIterator[Cell]:
+    async def cell(self, limits: CellLimits | None) -> AsyncIterator[JudgeCell]:
         """A cell for one solution; destroyed at the end, however the end comes."""
         cell = await self._take_cell(limits)
         try:
@@ -196,12 +196,12 @@ class SandboxPool(MeasuredPool, CodeJudge):
                 # Process 1 ends when the connection does; this is for one that no longer can.
                 await asyncio.shield(self._keeper.kill(cell.number, cell.generation))
 
-    def note_lost(self, cell: Cell) -> bool:
+    def note_lost(self, cell: JudgeCell) -> bool:
         """Count a lost cell; whether the template was lost with it."""
         self._stats = replace(self._stats, num_cells_lost=self._stats.num_cells_lost + 1)
         return self._keeper.has_lost(cell.generation)
 
-    async def _take_cell(self, limits: CellLimits | None) -> Cell:
+    async def _take_cell(self, limits: CellLimits | None) -> JudgeCell:
         waiting = self._warm_of(limits)
         while waiting:
             cell = waiting.popleft()
@@ -211,7 +211,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
             cell.close()
         return await self._make_cell(limits)
 
-    def _warm_of(self, limits: CellLimits | None) -> deque[Cell]:
+    def _warm_of(self, limits: CellLimits | None) -> deque[JudgeCell]:
         """The cells of this kind that wait; from now on the pool keeps some, and of the kind unused longest none."""
         waiting = self._warm.pop(limits, None)
         self._warm[limits] = deque() if waiting is None else waiting
@@ -221,7 +221,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
                 cell.close()
         return self._warm[limits]
 
-    async def _make_cell(self, limits: CellLimits | None) -> Cell:
+    async def _make_cell(self, limits: CellLimits | None) -> JudgeCell:
         """A ready cell, from a template that is started if need be."""
         while True:
             template = await self._keeper.living()
@@ -230,7 +230,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
                     f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
                 )
             clone = await template.spawn_cell(limits)
-            cell = await Cell.connect(clone.number, template.generation, limits, clone.channel)
+            cell = await JudgeCell.connect(clone.number, template.generation, limits, clone.channel)
             try:
                 await cell.wait_ready(_CELL_READY_S)
             except CellLost:
@@ -248,7 +248,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
         for cell in self._take_warm():
             cell.close()
 
-    def _take_warm(self) -> list[Cell]:
+    def _take_warm(self) -> list[JudgeCell]:
         cells = [cell for waiting in self._warm.values() for cell in waiting]
         for waiting in self._warm.values():
             waiting.clear()

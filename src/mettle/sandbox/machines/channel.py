@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mettle.errors import UserError
 from mettle.sandbox.machines.endings import MachineLost
-from mettle.sandbox.machines.line import Answer, Reading, Sink, Writing
+from mettle.sandbox.machines.line import Answer, ReaderEnd, Sink, Writing
 from mettle.sandbox.machines.pipes import PipeReader, PipeWriter
 from mettle.sandbox.zygote import frames
 
@@ -45,10 +45,10 @@ class Channel:
     def is_open(self) -> bool:
         return not self.closed.is_set() and not self._is_hung_up
 
-    def open_reader(self, sink: Sink) -> Reading:
+    def open_reader(self, sink: Sink) -> ReaderEnd:
         """A pipe that the machine writes; its end is a descriptor, which `let_go` closes."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        return Reading(PipeReader(read_end, sink), write_end)
+        return ReaderEnd(PipeReader(read_end, sink), write_end)
 
     def open_writer(self, stall_s: float | None = None) -> Writing:
         """A pipe that the machine reads."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mettle.sandbox.machines.endings import MachineLost
 
-__all__ = ["Answer", "Line", "MachineLost", "Reader", "Reading", "Sink", "Writer", "Writing"]
+__all__ = ["Answer", "Line", "MachineLost", "Reader", "ReaderEnd", "Sink", "Writer", "Writing"]
 
 Sink = Callable[[bytes], None]
 
@@ -64,7 +64,7 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-class Reading(NamedTuple):
+class ReaderEnd(NamedTuple):
     """A reader, and the end for the machine."""
 
     reader: Reader
@@ -86,7 +86,7 @@ class Line(Protocol):
     @property
     def is_open(self) -> bool: ...
 
-    def open_reader(self, sink: Sink) -> Reading:
+    def open_reader(self, sink: Sink) -> ReaderEnd:
         """A way for bytes out of the machine."""
         ...
 

@@ -66,7 +66,7 @@ _LABELS: Final = {
 """Of what is counted here; the other counters are the pool's."""
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """A figure of the moment."""
 
     name: str
@@ -91,7 +91,7 @@ class ServiceMetrics:
     def add_time(self, name: str, seconds: float) -> None:
         self._times[name].observe(seconds)
 
-    def page(self, samples: Iterable[Sample], is_shown: Callable[[str], bool] = lambda _: True) -> Response:
+    def page(self, samples: Iterable[MetricSample], is_shown: Callable[[str], bool] = lambda _: True) -> Response:
         """The page at /metrics; `is_shown` says of which tokens it has figures."""
         moment = list(samples)
         registry = CollectorRegistry(auto_describe=False)

@@ -21,7 +21,7 @@ from mettle.config.plugins import Plugins
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mettle.records.tokens import TokenColumns
+    from mettle.records.tokens import TokenRow
 
 LOSSES = Plugins(
     "mettle.losses",
@@ -51,7 +51,7 @@ class SeenByLoss:
     moved_K: Tensor
     is_member_K: Tensor
     sequence_K: Tensor
-    columns: TokenColumns[Tensor, Tensor, Tensor]
+    columns: TokenRow[Tensor, Tensor, Tensor]
 
     def sequence_mean(self, values_K: Tensor) -> Tensor:
         """[K]: for each token the mean of `values_K` over the members of its sequence; 0 where it has none."""

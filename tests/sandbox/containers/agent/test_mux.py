@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.sandbox.containers.agent.mux import CREDIT, DATA, MAX_DATA_BYTES, PING, WINDOW_BYTES, Channel, Mux
+from mettle.sandbox.containers.agent.mux import CREDIT, DATA, MAX_DATA_BYTES, PING, WINDOW_BYTES, Mux, MuxChannel
 
 
-class Kept(Channel):
+class Kept(MuxChannel):
     """Keeps what comes, and takes it when it is told to."""
 
     def __init__(self, mux: Mux, number: int) -> None:
@@ -36,7 +36,7 @@ class Pair:
         self.owner = Mux(self.inward.extend)
         self.agent = Mux(self.outward.extend, self._accept)
 
-    def _accept(self, mux: Mux, number: int) -> Channel:
+    def _accept(self, mux: Mux, number: int) -> MuxChannel:
         self.accepted.append(Kept(mux, number))
         return self.accepted[-1]
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from mettle.sandbox.containers.agent.loop import Event, Loop, Task, readable, writable
+from mettle.sandbox.containers.agent.loop import Loop, LoopEvent, Task, readable, writable
 from mettle.sandbox.machines.capture import OutputCapture
 
 _READ_BYTES: Final = 1 << 16
@@ -32,7 +32,7 @@ class Op:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ended = Event()
+        self.ended = LoopEvent()
         self.answer: dict[str, Any] = {}
 
 
@@ -66,7 +66,7 @@ class Command:
         self.captures = {name: OutputCapture(order["max_output_bytes"]) for name in ("stdout", "stderr")}
         self._began = time.monotonic()
         self._is_stopped = self._is_over = False
-        self.ended = Event()
+        self.ended = LoopEvent()
         self.result: dict[str, Any] = {}
         self._task = host.loop.spawn(self._run())
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from mettle.sandbox.containers.agent.loop import Event
-from mettle.sandbox.containers.agent.mux import Channel, Mux
+from mettle.sandbox.containers.agent.loop import LoopEvent
+from mettle.sandbox.containers.agent.mux import Mux, MuxChannel
 
 _MAX_HEAD_BYTES: Final = 1 << 16
 _MAX_LINE_BYTES: Final = 1 << 10
@@ -25,21 +25,21 @@ _WEBSOCKET: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 
-class Ended(Exception):
+class PeerEnded(Exception):
     """The other end has hung up, or says what cannot be read."""
 
 
-class Stream(Channel):
+class HttpStream(MuxChannel):
     """One connection: what has come, and room for what is sent."""
 
-    def __init__(self, mux: Mux, number: int, gate: Event) -> None:
+    def __init__(self, mux: Mux, number: int, gate: LoopEvent) -> None:
         super().__init__(mux, number)
         self._gate = gate  # shut while the owner takes nothing at all
         self._is_writing = False
-        self._free = Event()
+        self._free = LoopEvent()
         self._held = bytearray()
-        self._news = Event()
-        self._room = Event()
+        self._news = LoopEvent()
+        self._room = LoopEvent()
         self.on_hang_up: Any = lambda: None
 
     def on_data(self, data: bytes) -> None:
@@ -78,7 +78,7 @@ class Stream(Channel):
         """Up to a mark, which is left out; nothing when the other end has hung up before the first byte."""
         while (at := self._held.find(mark)) < 0:
             if len(self._held) > max_bytes:
-                raise Ended("a head, or a line, is too long")
+                raise PeerEnded("a head, or a line, is too long")
             if self.has_all:
                 return b"" if not self._held else _hung_up()
             self._news.clear()
@@ -109,13 +109,13 @@ class Stream(Channel):
 
 
 def _hung_up() -> NoReturn:
-    raise Ended("the other end has hung up")
+    raise PeerEnded("the other end has hung up")
 
 
 class Request:
     """One request, and the ways to answer it."""
 
-    def __init__(self, stream: Stream, method: str, target: str, headers: dict[str, str]) -> None:
+    def __init__(self, stream: HttpStream, method: str, target: str, headers: dict[str, str]) -> None:
         parts = urlsplit(target)
         self.stream = stream
         self.method = method
@@ -185,15 +185,15 @@ class Request:
         await self.stream.write("\r\n".join([*lines, "", ""]).encode())
 
 
-async def read_request(stream: Stream) -> Request | None:
-    """The next request; None when no more come. Raises: Ended."""
+async def read_request(stream: HttpStream) -> Request | None:
+    """The next request; None when no more come. Raises: PeerEnded."""
     head = await stream.until(b"\r\n\r\n", _MAX_HEAD_BYTES)
     if not head:
         return None
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3:
-        raise Ended("no request begins like this")
+        raise PeerEnded("no request begins like this")
     pairs = (line.partition(":") for line in lines)
     return Request(stream, words[0], words[1], {name.strip().lower(): value.strip() for name, _, value in pairs})
 
@@ -202,13 +202,13 @@ def _number(text: bytes, base: int) -> int:
     try:
         return int(text.partition(b";")[0], base)
     except ValueError:
-        raise Ended("a length that is none") from None
+        raise PeerEnded("a length that is none") from None
 
 
 class WebSocket:
     """Messages both ways. What the client sends is masked, and each message is one frame."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: HttpStream) -> None:
         self._stream = stream
 
     async def receive(self) -> tuple[int, bytes]:
@@ -220,7 +220,7 @@ class WebSocket:
                 text = await self._stream.exactly(2 if size == 126 else 8)
                 size = int.from_bytes(text, "big")
             if size > _MAX_MESSAGE_BYTES or not first & 128:
-                raise Ended("a message that is too long, or in parts")
+                raise PeerEnded("a message that is too long, or in parts")
             mask = await self._stream.exactly(4) if length & 128 else bytes(4)
             data = _unmask(await self._stream.exactly(size), mask)
             if kind != PING:

@@ -1,7 +1,7 @@
 """Coroutines on one `poll`, for a process that forks: what asyncio is elsewhere.
 
 asyncio itself would cost every container 90 ms of processor time and 9 MB (CPython 3.11), and each fork the hooks of
-`threading`. Parts: `Loop`, `Task`, `Event`; `readable` and `writable` wait for a descriptor.
+`threading`. Parts: `Loop`, `Task`, `LoopEvent`; `readable` and `writable` wait for a descriptor.
 Invariant: a task that is cancelled gets `Cancelled` where it waits, once; one that fails says so on standard error, and
 ends alone.
 """
@@ -23,13 +23,13 @@ class Cancelled(BaseException):
     """Nobody wants this task any more."""
 
 
-class Wait:
+class LoopWait:
     """What a task waits for: a descriptor, an event, a time, or the first of them."""
 
     __slots__ = ("deadline", "descriptor", "event", "events")
 
     def __init__(
-        self, descriptor: int = -1, events: int = 0, event: Event | None = None, s: float | None = None
+        self, descriptor: int = -1, events: int = 0, event: LoopEvent | None = None, s: float | None = None
     ) -> None:
         self.descriptor = descriptor
         self.events = events
@@ -38,22 +38,22 @@ class Wait:
 
 
 @types.coroutine
-def _wait(wait: Wait) -> Generator[Wait, bool, bool]:
+def _wait(wait: LoopWait) -> Generator[LoopWait, bool, bool]:
     """Whether it came, and not the deadline."""
     return (yield wait)
 
 
 async def readable(descriptor: int) -> bool:
-    """Wait until a descriptor can be read, or has ended; False when somebody else woke the task."""
-    return await _wait(Wait(descriptor, select.POLLIN))
+    """LoopWait until a descriptor can be read, or has ended; False when somebody else woke the task."""
+    return await _wait(LoopWait(descriptor, select.POLLIN))
 
 
 async def writable(descriptor: int, timeout_s: float | None = None) -> bool:
-    """Wait until a descriptor can be written; False when it was not in time."""
-    return await _wait(Wait(descriptor, select.POLLOUT, s=timeout_s))
+    """LoopWait until a descriptor can be written; False when it was not in time."""
+    return await _wait(LoopWait(descriptor, select.POLLOUT, s=timeout_s))
 
 
-class Event:
+class LoopEvent:
     """Something that happens once, or again after `clear`."""
 
     def __init__(self) -> None:
@@ -70,18 +70,18 @@ class Event:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Whether it has happened, in time."""
-        return self.is_set or await _wait(Wait(event=self, s=timeout_s))
+        return self.is_set or await _wait(LoopWait(event=self, s=timeout_s))
 
 
 class Task:
     """One coroutine."""
 
-    def __init__(self, loop: Loop, work: Coroutine[Wait, bool | None, None]) -> None:
+    def __init__(self, loop: Loop, work: Coroutine[LoopWait, bool | None, None]) -> None:
         self._loop = loop
         self.work = work
-        self.waits_for: Wait | None = None
+        self.waits_for: LoopWait | None = None
         self.is_to_end = False
-        self.ended = Event()
+        self.ended = LoopEvent()
 
     def cancel(self) -> None:
         if not self.ended.is_set:
@@ -104,7 +104,7 @@ class Loop:
         self._tasks_of: dict[tuple[int, int], Task] = {}
         self.is_over = False
 
-    def spawn(self, work: Coroutine[Wait, bool | None, None]) -> Task:
+    def spawn(self, work: Coroutine[LoopWait, bool | None, None]) -> Task:
         task = Task(self, work)
         self._ready.append((task, None))
         return task
@@ -159,7 +159,7 @@ class Loop:
         else:
             self._park(task, wait)
 
-    def _park(self, task: Task, wait: Wait) -> None:
+    def _park(self, task: Task, wait: LoopWait) -> None:
         task.waits_for = wait
         self._waiting.add(task)
         if wait.event is not None:

@@ -20,7 +20,7 @@ DATA, CREDIT, END, RESET, PING = range(5)
 _HEAD: Final = struct.Struct(">BII")
 
 
-class Channel:
+class MuxChannel:
     """One end of one stream. Whoever uses it overrides what happens to it."""
 
     def __init__(self, mux: Mux, number: int) -> None:
@@ -92,14 +92,14 @@ class Channel:
 class Mux:
     """All channels of one stream. `write` takes what goes out; `accept` is told of channels that the owner opens."""
 
-    def __init__(self, write: Callable[[bytes], None], accept: Callable[[Mux, int], Channel] | None = None) -> None:
+    def __init__(self, write: Callable[[bytes], None], accept: Callable[[Mux, int], MuxChannel] | None = None) -> None:
         self._write = write
         self._accept = accept
         self._received = bytearray()
         self._last = 0
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, MuxChannel] = {}
 
-    def open(self, make: Callable[[Mux, int], Channel]) -> Channel:
+    def open(self, make: Callable[[Mux, int], MuxChannel]) -> MuxChannel:
         self._last += 1
         channel = self.channels[self._last] = make(self, self._last)
         return channel

@@ -36,13 +36,13 @@ from mettle.sandbox.containers.agent.http import (
     CLOSE,
     PONG,
     TEXT,
-    Ended,
+    HttpStream,
+    PeerEnded,
     Request,
-    Stream,
     WebSocket,
     read_request,
 )
-from mettle.sandbox.containers.agent.loop import Event, Loop, Task, readable, writable
+from mettle.sandbox.containers.agent.loop import Loop, LoopEvent, Task, readable, writable
 from mettle.sandbox.containers.agent.mux import Mux
 from mettle.sandbox.service.messages import EOF, ERROR_HEADER, HEARTBEAT_S, LINES_TYPE, PREFIX, STATUSES
 from mettle.sandbox.zygote import jail
@@ -80,7 +80,7 @@ class Wire(Protocol):
         ...
 
 
-class TooLarge(UserError):
+class BodyTooLarge(UserError):
     """A body over its limit."""
 
 
@@ -88,7 +88,7 @@ class NoSuch(UserError):
     """There is no such connection, or route."""
 
 
-class NoJob(UserError):
+class UnknownJob(UserError):
     """There is no such job."""
 
 
@@ -111,8 +111,8 @@ class Agent(Overseer):
         self._lease_s = lease_s
         self._last_heard = time.monotonic()
         self._out = bytearray()
-        self._has_more = Event()
-        self._gate = Event()
+        self._has_more = LoopEvent()
+        self._gate = LoopEvent()
         self._gate.set()
         self._mux = Mux(self._write, self._accept)
         self._ops: dict[int, Op] = {}
@@ -209,13 +209,13 @@ class Agent(Overseer):
         except OSError:
             self.loop.is_over = True
 
-    def _accept(self, mux: Mux, number: int) -> Stream:
-        stream = Stream(mux, number, self._gate)
+    def _accept(self, mux: Mux, number: int) -> HttpStream:
+        stream = HttpStream(mux, number, self._gate)
         task = self.loop.spawn(self._converse(stream))
         stream.on_hang_up = task.cancel
         return stream
 
-    async def _converse(self, stream: Stream) -> None:
+    async def _converse(self, stream: HttpStream) -> None:
         """The requests of one connection, one after the other."""
         try:
             while (request := await read_request(stream)) is not None:
@@ -223,13 +223,13 @@ class Agent(Overseer):
                     await self._handle(request)
                 except (UserError, OSError, KeyError, TypeError, ValueError) as error:
                     if request.has_answered:
-                        raise Ended(str(error)) from error
+                        raise PeerEnded(str(error)) from error
                     await _refuse(request, error)
                 if request.is_websocket and request.has_answered:
                     break
                 await request.finish()
             stream.end()
-        except (Ended, ValueError):
+        except (PeerEnded, ValueError):
             pass
         finally:
             stream.reset()
@@ -277,7 +277,7 @@ class Agent(Overseer):
         await request.begin(LINES_TYPE)
 
         async def chunk(name: str, data: bytes) -> None:
-            with contextlib.suppress(Ended):  # who reads has gone, and the command is ended for it
+            with contextlib.suppress(PeerEnded):  # who reads has gone, and the command is ended for it
                 await line({name: base64.b64encode(data).decode()})
 
         async def line(told: dict[str, Any]) -> None:
@@ -320,7 +320,7 @@ class Agent(Overseer):
 
     def _job(self, name: str) -> Command:
         if name not in self._jobs:
-            raise NoJob(f"the machine has no job {name[:100]!r}")
+            raise UnknownJob(f"the machine has no job {name[:100]!r}")
         return self._jobs[name]
 
     async def _give(self, request: Request, kind: str) -> None:
@@ -510,14 +510,14 @@ class Agent(Overseer):
 
 async def _let_go(known: Listener, name: str) -> None:
     """A connection that nobody fetches is closed."""
-    await Event().wait(_FETCH_S)
+    await LoopEvent().wait(_FETCH_S)
     connection = known.pending.pop(name, None)
     if connection is not None:
         connection.close()
 
 
 async def _refuse(request: Request, error: Exception) -> None:
-    kinds: dict[type[Exception], str] = {TooLarge: "too_large", NoJob: "no_job", NoSuch: "no_route"}
+    kinds: dict[type[Exception], str] = {BodyTooLarge: "too_large", UnknownJob: "no_job", NoSuch: "no_route"}
     kind = kinds.get(type(error), "user")
     body: dict[str, Any] = {"type": kind, "message": str(error) or type(error).__name__}
     if isinstance(error, OSError):
@@ -546,7 +546,7 @@ async def _json(request: Request) -> dict[str, Any]:
     async for piece in request.body():
         data += piece
         if len(data) > _MAX_BODY_BYTES:
-            raise TooLarge(f"the body has more than {_MAX_BODY_BYTES >> 20} MB; put what is long into a file")
+            raise BodyTooLarge(f"the body has more than {_MAX_BODY_BYTES >> 20} MB; put what is long into a file")
     body = json.loads(data) if data else {}
     if not isinstance(body, dict):
         raise UserError("the body must be a JSON object")

@@ -40,7 +40,7 @@ class Gone(ControlPlaneError):
     """The server no longer remembers what has changed since that version."""
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     """One change: ADDED, MODIFIED, DELETED or BOOKMARK, and the object after it."""
 
     kind: str
@@ -130,7 +130,7 @@ class KubernetesClient:
             if not token:
                 return Listing(items, str(page["metadata"]["resourceVersion"]))
 
-    async def watch(self, path: str, selector: str, version: str) -> AsyncIterator[Event]:
+    async def watch(self, path: str, selector: str, version: str) -> AsyncIterator[WatchEvent]:
         """Changes from this version on, until the server ends the watch. Raises: Gone, ControlPlaneError."""
         params = {"labelSelector": selector, "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_S)}
         limits = aiohttp.ClientTimeout(total=None, sock_read=_WATCH_S + _WATCH_EXTRA_S)
@@ -145,7 +145,7 @@ class KubernetesClient:
                 async for event in events:
                     if not isinstance(event, dict):
                         raise ControlPlaneError(f"Kubernetes: watch {path}: an event that is no JSON")
-                    yield Event(event["type"], event["raw_object"])
+                    yield WatchEvent(event["type"], event["raw_object"])
         except ApiException as error:
             raise _as_error({"code": error.status, "message": error.reason}, f"watch {path}") from error
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -16,7 +16,7 @@ from typing import Final
 
 from mettle.errors import SandboxError
 from mettle.sandbox.containers.errors import RETRIED, ControlPlaneAway
-from mettle.sandbox.containers.kubernetes.client import Event, Gone, KubernetesClient
+from mettle.sandbox.containers.kubernetes.client import Gone, KubernetesClient, WatchEvent
 from mettle.sandbox.containers.kubernetes.outcomes import Pod
 from mettle.web.backoff import Retries
 
@@ -112,7 +112,7 @@ class Pods:
                 is_lost = True
                 await retries.again()
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: WatchEvent) -> None:
         self._version = str(event.object["metadata"]["resourceVersion"])
         if event.kind != "BOOKMARK":
             await self._keep(event.object, is_gone=event.kind == "DELETED")

@@ -29,7 +29,7 @@ _decoders: Final = {name: codecs.getincrementaldecoder("utf-8")("replace") for n
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Exit:
     """How a command ended, as a program's exit."""
 
     result: ExecResult
@@ -56,12 +56,12 @@ def typed_command(
     return CommandSpec.make(words, cwd, env, sys.stdin.buffer.read() if is_fed else None, timeout, _RESULT_BYTES)
 
 
-async def execute_here(client: ServiceClient, machine_id: str, spec: CommandSpec, *, is_quiet: bool = False) -> Ended:
+async def execute_here(client: ServiceClient, machine_id: str, spec: CommandSpec, *, is_quiet: bool = False) -> Exit:
     """Run it in a machine and write what it writes, as it comes."""
     return await _follow(await client.machine(machine_id), spec, is_quiet=is_quiet)
 
 
-async def run_once(client: ServiceClient, config: MachineConfig, spec: CommandSpec, *, is_quiet: bool = False) -> Ended:
+async def run_once(client: ServiceClient, config: MachineConfig, spec: CommandSpec, *, is_quiet: bool = False) -> Exit:
     """Run it in a machine of its own, which ends with it."""
     machine = await client.create(config, "run")
     try:
@@ -145,7 +145,7 @@ def write_output(stream: StreamName, data: bytes) -> None:
     out.flush()
 
 
-async def _follow(machine: Machine, spec: CommandSpec, *, is_quiet: bool) -> Ended:
+async def _follow(machine: Machine, spec: CommandSpec, *, is_quiet: bool) -> Exit:
     held: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
     async with machine.stream_command(spec) as stream:
         async for chunk in stream:
@@ -158,7 +158,7 @@ async def _follow(machine: Machine, spec: CommandSpec, *, is_quiet: bool) -> End
     assert result is not None, "a stream that has ended has a result"
     if not is_quiet and (why := _why_killed(result, machine, spec)):
         write_output("stderr", f"{why}\n".encode())
-    return Ended(result, bytes(held["stdout"]), bytes(held["stderr"]))
+    return Exit(result, bytes(held["stdout"]), bytes(held["stderr"]))
 
 
 def _why_killed(result: ExecResult, machine: Machine, spec: CommandSpec) -> str:

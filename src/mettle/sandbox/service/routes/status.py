@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mettle.sandbox.service.answers import json_answer
 from mettle.sandbox.service.faults import NoMachine
-from mettle.sandbox.service.metrics import Sample
+from mettle.sandbox.service.metrics import MetricSample
 from mettle.sandbox.service.state import SandboxService, holder_of, service_of
 from mettle.sandbox.service.tokens import GIVEN, LOCAL
 from mettle.sandbox.service.wire import pack
@@ -77,7 +77,7 @@ async def metrics(request: Request) -> Response:
     return service.metrics.page([*_of_the_service(service, pool), *_of_tokens(service)], is_shown)
 
 
-def _of_the_service(service: SandboxService, pool: Any) -> Iterator[Sample]:
+def _of_the_service(service: SandboxService, pool: Any) -> Iterator[MetricSample]:
     running = int(getattr(pool, "num_running", service.num_judging))
     figures = {
         "judge_queue": max(0, service.num_judging - running),
@@ -91,10 +91,10 @@ def _of_the_service(service: SandboxService, pool: Any) -> Iterator[Sample]:
         "judge_remembered_total": int(getattr(pool, "num_remembered", 0)),
     }
     for name, value in figures.items():
-        yield Sample(name, {}, value)
+        yield MetricSample(name, {}, value)
 
 
-def _of_tokens(service: SandboxService) -> Iterator[Sample]:
+def _of_tokens(service: SandboxService) -> Iterator[MetricSample]:
     for name, account in sorted(service.quotas.accounts.items()):
         quota = account.quota
         figures = {
@@ -109,4 +109,4 @@ def _of_tokens(service: SandboxService) -> Iterator[Sample]:
             "requests_open": account.num_requests,
         }
         for what, value in figures.items():
-            yield Sample(f"token_{what}", {"token": name}, value)
+            yield MetricSample(f"token_{what}", {"token": name}, value)
