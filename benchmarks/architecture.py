@@ -25,22 +25,25 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 
-ESTIMATOR = re.compile(r"^def (clustered_mean|pass_at_k|mean_over_tasks|estimate\w*)\(", re.MULTILINE)
-"""A module that turns rewards into a mean with an interval or into pass@k."""
+ESTIMATOR = re.compile(r"^def (clustered_mean|mean_over_tasks|pass_at_k)\(", re.MULTILINE)
+"""A module that turns rewards into a mean with an interval, or into pass@k."""
 
 RUNNER = re.compile(r"create_task|asyncio\.gather")
 ROLLS_OUT = re.compile(r"\.run_(group|rollout)\(")
-"""A module that starts rollouts side by side and calls an environment or a source of rollouts itself."""
+"""A module that starts rollouts side by side and asks an environment, or a source of rollouts, for them itself."""
+NO_EVALUATION = {
+    "envs/workers/worker.py": "a worker process runs what it is sent",
+    "orchestrator/groups.py": "training's groups, under the ledger",
+}
 
-STORE = re.compile(
-    r"INSERT (OR \w+ )?INTO rollouts\b|\bRESULTS\b.*=.*\"results\.jsonl\"|\"results\.jsonl\", \"metadata"
+STORE = re.compile(r"INSERT (OR \w+ )?INTO rollouts\b|def take_over\(\s*folder")
+"""A module that keeps rollouts so that an interrupted run goes on from them."""
+
+VALIDATOR = re.compile(
+    r"^def (_settings?\(layer|_check_keys\(|whole\(least|take\(body|explain\(error|checked\(model)|^class Body\b",
+    re.MULTILINE,
 )
-"""A module that owns a file format in which rollouts are kept."""
-
-VALIDATOR = re.compile(r"^def (checked|_settings?|_table|whole|flag|take)\(|^class Body\b", re.MULTILINE)
-"""A module that checks settings or request fields by hand, with error lines of its own."""
-
-SHAPE = re.compile(r"#.*(\[[A-Z0-9, ]+\]|\([A-Z]+, [A-Z]|\b_[A-Z]{1,3}\b|[A-Z] x [A-Z]|-> *[\[(])")
+"""A module that checks keys and types of settings or of a request, by hand or for a model, with lines of its own."""
 
 
 class Static:
@@ -204,7 +207,7 @@ def figures(root: Path) -> dict[str, Any]:
         "files": sum(files for _, files in rooms.values()),
         "rooms": {room: list(values) for room, values in rooms.items()},
         "estimators": static.modules(ESTIMATOR),
-        "runners": static.modules(RUNNER, ROLLS_OUT),
+        "runners": [path for path in static.modules(RUNNER, ROLLS_OUT) if path not in NO_EVALUATION],
         "stores": static.modules(STORE),
         "validators": static.modules(VALIDATOR),
         "class names with several meanings": repeated,
