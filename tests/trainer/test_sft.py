@@ -14,7 +14,13 @@ from mettle.clients.chat_template import ChatTemplate
 from mettle.clients.renderer import Renderer
 from mettle.envs import Rubric, SingleTurnEnv
 from mettle.errors import ServiceError, UserError
+from mettle.storage.database import Database
+from mettle.storage.evals import EvalStore, read_evals
 from mettle.storage.ledger import Ledger
+from mettle.storage.rollouts import rollout_rows
+from mettle.storage.run_dir import RunDir
+from mettle.storage.schema import MIGRATIONS
+from mettle.storage.shards import ShardWriter
 from mettle.trainer.config import ProbeConfig, SchedulerConfig, SftConfig
 from mettle.trainer.demonstrations import batch_of, encode_demonstration, read_demonstrations, shuffled_batches
 from mettle.trainer.layout import Sequences
@@ -151,15 +157,17 @@ def echo_env(reward):
     return SingleTurnEnv(dataset=rows, rubric=Rubric(funcs=[reward]))
 
 
-def test_the_probe_scores_with_the_environments_rubric_and_repeats_by_seed(mini_model):
+def test_the_probe_scores_with_the_environments_rubric_and_repeats_by_seed(mini_model, tmp_path):
     lengths = []
 
     def shortness(completion):
         lengths.append(len(completion[-1]["content"] or ""))
         return 1.0 / (1 + lengths[-1])
 
+    database = Database(RunDir(tmp_path).ledger, MIGRATIONS)
+    store = EvalStore(database, ShardWriter(RunDir(tmp_path).rollouts, "probe"))
     probe = EnvironmentProbe(
-        mini_model, echo_env(shortness), ProbeConfig(num_prompts=12, max_tokens=6), torch.device("cpu")
+        mini_model, echo_env(shortness), ProbeConfig(num_prompts=12, max_tokens=6), torch.device("cpu"), store
     )
     state = load_file(mini_model / "model.safetensors")
     first, again, other = (probe.measure(state, seed=seed) for seed in (1, 1, 2))
@@ -168,6 +176,12 @@ def test_the_probe_scores_with_the_environments_rubric_and_repeats_by_seed(mini_
     assert first.num_errors == 0
     assert first.mean_reward == pytest.approx(np.mean([1 / (1 + length) for length in lengths[:12]]))
     assert first != other
+    kept = read_evals(database)
+    assert [(row.kind, row.state, row.num_rollouts, row.mean) for row in kept][:2] == [
+        ("probe", "finished", 12, first.mean_reward)
+    ] * 2
+    assert len(rollout_rows(database, kept[2].eval_id)) == 12
+    database.close()
 
 
 def test_a_failed_rollout_lowers_no_mean(mini_model):
