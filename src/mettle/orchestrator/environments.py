@@ -7,7 +7,6 @@ the client sends identical first turns as one request.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from mettle.envs.workers.environment import WorkerEnvironment
 from mettle.envs.workers.pool import WorkerPool
 from mettle.envs.workers.spawn import WorkerSpec
 from mettle.errors import EnvironmentFault, InfraError, RolloutTimeout, UserError
+from mettle.evals.output import task_key_of
 from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.engine import EndpointFile
@@ -59,10 +59,9 @@ class EnvironmentSource:
         """Rows of the training or the evaluation split."""
         return len((self._eval_rows if is_eval else self._train_rows)[env])
 
-    def uid(self, env: str, example_id: int) -> str:
-        """A digest of what the row asks."""
-        rows = self._train_rows if env in self._train_rows else self._eval_rows
-        return row_uid(rows[env][example_id])
+    def uid(self, env: str, example_id: int, *, is_eval: bool = False) -> str:
+        """A digest of what the row asks and expects."""
+        return task_key_of((self._eval_rows if is_eval else self._train_rows)[env][example_id])
 
     def provides_advantages(self, env: str) -> bool:
         """What the environment says of itself."""
@@ -89,7 +88,7 @@ class EnvironmentSource:
         states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
         if id(env) in self._limited:
             _blame_time(states)
-        uid, temperature = self.uid(request.env, request.example_id), request.sampling.temperature
+        uid, temperature = task_key_of(row), request.sampling.temperature
         has_advantages = bool(getattr(env, "provides_advantages", False))
         records = (
             record_of_state(
@@ -150,13 +149,6 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
     if sampling.min_p > 0.0:
         extra["min_p"] = sampling.min_p
     return found | ({"extra_body": extra} if extra else {})
-
-
-def row_uid(row: Mapping[str, Any]) -> str:
-    """A digest of the row's content, leaving out its number: it follows the row through reordered data."""
-    content = {key: value for key, value in row.items() if key not in ("example_id", "id")}
-    text = json.dumps(content, sort_keys=True, default=str, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int) -> Any:

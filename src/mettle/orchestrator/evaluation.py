@@ -159,7 +159,8 @@ class Evaluator:
         num_tasks = self._source.num_tasks(env.name, is_eval=True)
         count = num_tasks if self._config.eval.num_examples < 0 else min(num_tasks, self._config.eval.num_examples)
         size = self._config.eval.rollouts_per_example
-        tasks = [EvalTask(example, self._source.uid(env.name, example), size) for example in range(count)]
+        uids = [self._source.uid(env.name, example, is_eval=True) for example in range(count)]
+        tasks = [EvalTask(example, uid, size) for example, uid in enumerate(uids)]
         eval_id, done = self._begin(env, kind, version, tasks)
         requests = requests_for(
             tasks, env=env.name, prefix=f"e{version}-{kind}-{env.name}", done=done, is_whole_groups=True,

@@ -151,7 +151,7 @@ class SimulatedSource:
         """The same for every environment."""
         return self._world.num_tasks
 
-    def uid(self, env: str, example_id: int) -> str:
+    def uid(self, env: str, example_id: int, *, is_eval: bool = False) -> str:
         """Its number."""
         return f"{env}-{example_id}"
 

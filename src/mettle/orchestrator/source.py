@@ -18,7 +18,7 @@ class TaskSource(RolloutSource, Protocol):
         """Tasks of an environment (of its evaluation split under `is_eval`)."""
         ...
 
-    def uid(self, env: str, example_id: int) -> str:
+    def uid(self, env: str, example_id: int, *, is_eval: bool = False) -> str:
         """A name of the dataset row that stays the same from process to process."""
         ...
 
