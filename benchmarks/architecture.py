@@ -97,10 +97,11 @@ class Static:
         return 1000 * comments / sum(text.count("\n") for text in texts)
 
     def tests_in_place(self) -> tuple[int, int]:
-        """Test files whose path is that of a module, and test files."""
-        tests = [p.relative_to(self.root / "tests") for p in (self.root / "tests").rglob("test_*.py")]
-        mirrored = {str(path.with_name(f"test_{path.name}")) for path in self.files}
-        return sum(str(path) in mirrored for path in tests), len(tests)
+        """Test files whose path is that of a module or a package, and test files that are no journeys."""
+        found = [p.relative_to(self.root / "tests") for p in (self.root / "tests").rglob("test_*.py")]
+        tests = [path for path in found if path.parent.name != "journeys"]
+        modules = {(path.parent if path.stem == "__init__" else path.with_suffix("")) for path in self.files}
+        return sum(path.with_name(path.stem.removeprefix("test_")) in modules for path in tests), len(tests)
 
     def _module(self, path: Path) -> str:
         return ".".join(("mettle", *path.with_suffix("").parts)).removesuffix(".__init__")

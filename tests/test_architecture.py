@@ -103,6 +103,21 @@ def test_only_the_doors_of_the_environment_library_know_older_releases():
     }
 
 
+def test_tests_have_the_path_of_what_they_test_or_are_journeys():
+    """`mettle.a.b`, a module or a package, is tested by `tests/a/test_b.py`; what spans several stands in `journeys/`."""
+    sources = [path.relative_to(ROOT / "src/mettle").with_suffix("") for path in SOURCES]
+    modules = {path.parent if path.name == "__init__" else path for path in sources}
+    of_the_tree = {"test_architecture.py", "test_docs.py"}
+    misplaced = [
+        str(test)
+        for test in (path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
+        if test.parent.name != "journeys"
+        and str(test) not in of_the_tree
+        and test.with_name(test.stem.removeprefix("test_")) not in modules
+    ]
+    assert misplaced == []
+
+
 def test_public_class_names_are_unique():
     """One name, one thing. Packages under `environments/` are programs of their own and not counted."""
     homes: dict[str, list[str]] = {}

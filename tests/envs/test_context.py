@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import mettle.envs as vf
 from mettle.envs.context import ContextWindow, estimate_for, turns_of
+from mettle.envs.rollout_record import record_of_state
 from mettle.envs.state import new_state
-from mettle.orchestrator.rollouts import rollout_record
-from mettle.orchestrator.rollouts import turns_of as trained_turns
 from mettle.orchestrator.samples import rollout_samples
 from mettle.records.messages import ResponseTokens, messages_from
 
@@ -132,15 +131,16 @@ async def test_a_rewritten_conversation_branches_and_each_branch_trains_what_the
     assert [m["content"] for m in state["completion"] if m["role"] == "assistant"] == [f"turn {i}" for i in range(6)]
     assert len(state["completion"]) == 11
     assert min(len(call["prompt"]) for call in client.calls[3:]) < 6
-    turns = trained_turns(state["trajectory"], 1.0)
-    record = rollout_record(state, "r", 1.0)
+    record = record_of_state(state, "r", temperature=1.0, is_for_training=True)
     samples = rollout_samples(
         record.__class__(**{**{f: getattr(record, f) for f in record.__slots__}, "advantage": 1.0}),
         draw_id=0,
         seq_len=10_000,
     )
     assert len(samples) > 1
-    assert sum(int(sample.loss_mask.sum()) for sample in samples) == sum(len(turn.completion_ids) for turn in turns)
+    assert sum(int(sample.loss_mask.sum()) for sample in samples) == sum(
+        len(turn.completion_ids) for turn in record.turns
+    )
     seen = ["".join(map(chr, ids(call["prompt"]))) for call in client.calls]
     for sample in samples:
         text = "".join(map(chr, sample.token_ids))

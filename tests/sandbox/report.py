@@ -153,7 +153,7 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
         "",
         "Named attacks on the [sandbox](../explanation/sandbox.md), each run as a solution that is judged and as a program",
         "in a machine, with isolation and without (backend `unsafe`). Without it an attack must succeed, which proves that",
-        "its check can fail; where it does not, the table says why. `tests/sandbox/test_attacks.py` and",
+        "its check can fail; where it does not, the table says why. `tests/sandbox/journeys/test_attacks.py` and",
         f"`test_machine_attacks.py` run them one by one. This run: Linux {platform.release()} {platform.machine()}.",
         "",
         "| started by | tests, on | tests, off | machines, on | machines, off |",

@@ -16,7 +16,7 @@ from mettle.errors import UserError
 from mettle.sandbox import IsolationReport, Layer, MachinePool, SandboxConfig, SandboxPool
 from mettle.sandbox.config import RequiredLayer, read_requirement
 from mettle.sandbox.doctor import HostReport, examine_host
-from mettle.sandbox.isolation import check, examine, with_cgroups
+from mettle.sandbox.isolation import check, examine, refused, with_cgroups
 
 LAYERS = {*get_args(RequiredLayer)} - {"network", "own-kernel", "own-users"}  # those are of containers
 NESTING = """
@@ -171,6 +171,25 @@ def test_the_attacks_are_contained_when_an_ordinary_user_starts_the_pool(other_i
     """The whole of `test_attacks.py`, isolation off included, by another user."""
     directory = ordinary.ROOT / "tests" / "sandbox"
     options = ["-q", "-p", "no:cacheprovider", "-x", f"--rootdir={ordinary.ROOT}"]
-    arguments = ["-m", "pytest", *options, str(directory / "test_attacks.py")]
+    arguments = ["-m", "pytest", *options, str(directory / "journeys" / "test_attacks.py")]
     run = ordinary.run(other_interpreter, arguments, timeout_s=110)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+
+
+def test_a_report_names_each_layer_and_what_would_help() -> None:
+    report = refused(SandboxConfig(), {"user": "unshare(0x10000000): No space left on device [ENOSPC]", "seccomp": ""})
+    text = "\n".join(report.lines())
+    assert "NO   user namespace" in text
+    assert "user.max_user_namespaces" in text
+    assert report.as_dict()["grade"] == "none"
+    with pytest.raises(Exception, match=r"user\.max_user_namespaces"):
+        check(report, SandboxConfig())
+
+
+def test_a_weaker_grade_is_taken_only_when_it_is_required() -> None:
+    report = IsolationReport(
+        "zygote", "ns-noseccomp", (Layer("seccomp", False, "old kernel", "new kernel"),), "", "", ""
+    )
+    with pytest.raises(Exception, match="old kernel"):
+        check(report, SandboxConfig())
+    check(report, SandboxConfig(require="ns-noseccomp"))
