@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import signal
 import sys
 import threading
@@ -360,3 +361,14 @@ async def test_a_call_on_the_loop_costs_microseconds():
     for _ in range(10_000):
         function.start({"completion": "a"})
     assert (time.process_time() - started) / 10_000 < 20e-6
+
+
+async def test_a_score_cancelled_before_it_began_leaves_nothing_unawaited(recwarn):
+    function = RewardFunction(blocks)
+    score = asyncio.ensure_future(function.start({"completion": "x"}))
+    score.cancel()  # before its first step, as when a run ends while a group is scored
+    with pytest.raises(asyncio.CancelledError):
+        await score
+    del score
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []

@@ -81,6 +81,8 @@ class RewardFunction:
 
     def start(self, available: Mapping[str, Any]) -> Score | Awaitable[Score]:
         """The score of one rollout, or what will become it."""
+        if self.place != "loop":
+            return self._number_elsewhere(self.signature.pick(available))
         value = self.start_value(available)
         if isinstance(value, RolloutError):
             return value
@@ -117,6 +119,10 @@ class RewardFunction:
     async def _number(self, value: Awaitable[Any]) -> Score:
         awaited = await value
         return awaited if isinstance(awaited, RolloutError) else number_from(self.name, awaited)
+
+    async def _number_elsewhere(self, arguments: Mapping[str, Any]) -> Score:
+        # Made in here: cancelled before its first step, a coroutine would leave one that it was given unawaited.
+        return await self._number(self._elsewhere(arguments))
 
     async def _awaited(self, value: Awaitable[Any], started: float) -> Any:
         try:
