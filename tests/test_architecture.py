@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,37 @@ def test_rooms_import_in_one_direction_only():
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def _contracts() -> dict[str, dict[str, list[str]]]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return {contract["name"]: contract for contract in settings["contracts"]}
+
+
+def _layers() -> list[set[str]]:
+    rows = _contracts()["the rooms and who may import whom"]["layers"]
+    return [set(re.findall(r"mettle\.(\w+)", row)) for row in rows]
+
+
+def test_the_plan_in_the_readme_is_the_one_that_is_checked():
+    plan = re.search(r"^## What is where\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert plan is not None
+    rows = [set(line.split()) for line in re.findall(r"^ (\w+(?:  ?\w+)*?)(?:   |$)", plan[1], re.MULTILINE)]
+    assert rows == _layers()
+
+
+def test_the_map_for_coding_agents_is_the_one_that_is_checked():
+    rows = [
+        set(re.findall(r"`(?:src/mettle/)?(\w+)(?:/|\.py|`)", line.split("|")[1]))
+        for line in re.findall(r"^\| `.*", (ROOT / "AGENTS.md").read_text().partition("## Map")[2], re.MULTILINE)
+    ]
+    assert [row for row in rows if not row & {"environments", "tests", "docs"}] == _layers()[::-1]
+
+
+def test_no_room_is_forgotten_where_torch_is_forbidden():
+    """The inference server may import its engine, and tests of the orchestrator run without torch at all."""
+    kept_out = _contracts()["only the trainer and the engine import torch"]["source_modules"]
+    assert {"mettle.trainer", "mettle.inference", *kept_out} >= {f"mettle.{room}" for room in ROOMS}
 
 
 def test_no_module_has_a_name_that_says_nothing():

@@ -385,7 +385,7 @@ def test_two_evaluations_are_compared(mettle, environment, endpoint):
     assert "no clear difference: anything from -0.710 to +0.710 fits" in same.out
 
 
-def test_an_evaluation_is_exported_in_three_forms(mettle, environment, endpoint, tmp_path):
+def test_an_evaluation_is_exported_in_four_forms(mettle, environment, endpoint, tmp_path):
     path = run_words(mettle, endpoint, "-n", "2", "-r", "1")["path"]
     ended = mettle("eval", "export", path)
     assert ended.code == 0, ended.err
@@ -394,4 +394,9 @@ def test_an_evaluation_is_exported_in_three_forms(mettle, environment, endpoint,
     assert mettle("eval", "export", path, "-o", "t.csv", "--json").json["num_rollouts"] == 2
     assert (tmp_path / "t.csv").read_text().count("mirror") == 0
     assert mettle("eval", "export", path, "-o", "t.parquet").code == 0
+    assert mettle("eval", "export", path, "-o", "t.jsonl").out.startswith("wrote t.jsonl (")
+    assert (tmp_path / "t.jsonl").read_text() == (Path(path) / "results.jsonl").read_text()
+    assert not (tmp_path / "results.jsonl").exists()
+    assert mettle("eval", "export", path, "-o", "folder", "-f", "jsonl").out.startswith("wrote folder/results.jsonl (")
+    assert (tmp_path / "folder" / "metadata.json").exists()
     assert mettle("eval", "export", "nowhere").code == 2

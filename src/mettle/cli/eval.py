@@ -99,7 +99,8 @@ def compare(before: Path, after: Path, num_tasks: int, is_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.  [default: beside the results]")
 @click.option(
     "-f", "--format", "kind", type=click.Choice(["html", "csv", "parquet", "jsonl"]),
-    help="What to write; the ending of -o says it too; jsonl is verifiers' format.  [default: html]",
+    help="What to write; the ending of -o says it too; jsonl is verifiers' format, with its metadata when -o is a"
+    " folder.  [default: html]",
 )  # fmt: skip
 @click.option("--num-rollouts", type=click.IntRange(min=0), help="Conversations in the page.  [default: all]")
 @json_option

@@ -161,7 +161,7 @@ def export_evaluation(
 ) -> None:
     """Write an evaluation as a page, as a table, or as other programs of the field read it."""
     from mettle.evals.export.page import write_page
-    from mettle.evals.export.table import write_csv, write_parquet
+    from mettle.evals.export.table import write_csv, write_jsonl, write_parquet
     from mettle.evals.results import publish
 
     ending = output.suffix.removeprefix(".").lower() if output is not None else ""
@@ -169,10 +169,11 @@ def export_evaluation(
     reader = EvaluationReader(path)
     chosen = "" if reader.entry.name == str(reader.path) else f"-{reader.eval_id}"
     target = output or reader.path / f"report{chosen}.{kind}"
-    if kind == "jsonl":
-        # A folder: beside the store where it holds this evaluation alone, the one that -o names or is in otherwise.
-        folder = reader.path / f"results{chosen}" if chosen else reader.path
-        target = publish(reader, folder if output is None else output.parent if output.suffix else output)
+    if kind == "jsonl" and output is not None and ending:
+        write_jsonl(reader, output)
+    elif kind == "jsonl":
+        # A folder with the metadata too: beside the store where it holds this evaluation alone, or the one -o names.
+        target = publish(reader, output or (reader.path / f"results{chosen}" if chosen else reader.path))
     if kind == "html":
         write_page(reader, target, num_rollouts=num_rollouts)
     elif kind == "csv":

@@ -364,7 +364,7 @@ async def test_a_call_on_the_loop_costs_microseconds():
 
 
 async def test_a_score_cancelled_before_it_began_leaves_nothing_unawaited(recwarn):
-    function = RewardFunction(blocks)
+    function = RewardFunction(blocks, 10.0)
     score = asyncio.ensure_future(function.start({"completion": "x"}))
     score.cancel()  # before its first step, as when a run ends while a group is scored
     with pytest.raises(asyncio.CancelledError):

@@ -1,8 +1,9 @@
-"""An evaluation as a table: one line per rollout, as CSV or Parquet.
+"""An evaluation as a table: one line per rollout, as CSV, Parquet or JSONL.
 
-Parts: `write_csv`, `write_parquet`. Messages and other nested values are JSON text; metrics are columns of their own
-with the prefix `metric.`. Invariants: rows go through one at a time (CSV) or in slices (Parquet), and a text that a
-spreadsheet would run as a formula is kept from it by a leading apostrophe in CSV.
+Parts: `write_csv`, `write_parquet`, `write_jsonl` (the rows as they are). In the first two, messages and other nested
+values are JSON text, and metrics are columns of their own with the prefix `metric.`. Invariants: rows go through one at
+a time or in slices (Parquet), and a text that a spreadsheet would run as a formula is kept from it by a leading
+apostrophe in CSV.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from mettle.errors import StorageError, UserError
 from mettle.evals.facts import facts_of_row
 from mettle.evals.reader import EvaluationReader
+from mettle.evals.results import json_line
 
 FIGURES = (
     "reward", "cause", "error_type", "error_message", "is_truncated", "stop_condition", "input_tokens", "output_tokens",
@@ -66,6 +68,15 @@ def write_parquet(reader: EvaluationReader, path: Path) -> None:
                 writer.write_table(pyarrow.Table.from_pylist(piece, schema=schema))
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_jsonl(reader: EvaluationReader, path: Path) -> None:
+    """Write `path`. Raises: StorageError when it cannot be written."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json_line(row) for row in reader.rows())
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def column_names(reader: EvaluationReader) -> list[str]:

@@ -79,9 +79,14 @@ def judge_naively(code: str, language: str, folder: Path) -> NaiveResult:
     path = ":".join([*bins(shown_paths([spec])), os.environ["PATH"]])
     environment = {"PATH": path, "HOME": str(folder)}
     if spec.compile:
-        subprocess.run(command(spec.compile), check=True, env=environment)
+        subprocess.run(command(spec.compile), check=True, env=environment, cwd=folder)
     with subprocess.Popen(
-        command(spec.run), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        command(spec.run),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        cwd=folder,
     ) as process:
         assert process.stdout is not None
         output = process.stdout.read(FLOOD_BYTES)
