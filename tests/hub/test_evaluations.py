@@ -189,6 +189,21 @@ async def test_a_rollout_shows_what_was_said_and_why_it_scored(client):
     assert (await client.get(f"/api/v1{OWN}/rollouts/99")).status_code == 404
 
 
+async def test_probes_of_a_warm_up_are_no_held_out_evaluations(client, workspace, capsys):
+    ledger = Ledger(RunDir(workspace / "runs/mine").ledger)
+    store = EvalStore(ledger.database, ShardWriter(RunDir(workspace / "runs/mine").rollouts))
+    store.end(store.begin(EvalPlan("probe", "words", 4, 4, model="policy", metadata={"env_id": "words"})), mean=0.01)
+    ledger.close()
+    assert [e["mean"] for e in (await client.get("/api/v1/runs/mine/evals")).json()["evals"] if e["mean"] < 0.02] == []
+    page = html.unescape(re.sub("<[^>]+>", "", await text(client, "/runs/mine/evals")))
+    assert "probe of the warm-up, no. 4" in page
+    assert "mettle eval compare mine:baseline mine:final" in page
+    assert main.run(["eval", "list", "mine"]) == 0
+    assert " probe " in capsys.readouterr().out
+    assert main.run(["eval", "list"]) == 0
+    assert " probe " not in capsys.readouterr().out, "dozens to a run would leave no row for anything else"
+
+
 async def test_an_evaluation_of_a_run_opens(client):
     page = await text(client, "/runs/mine/evals")
     assert "baseline of v0" in html.unescape(re.sub("<[^>]+>", "", page))

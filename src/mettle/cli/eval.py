@@ -73,7 +73,8 @@ def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is
 @click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
 @json_option
 def list_(run: Path | None, num_rows: int, is_json: bool) -> None:
-    """List saved evaluations, newest first. All of them, or those of one RUN.
+    """List saved evaluations, newest first. All of them, or those of one RUN, which
+    shows the probes of its warm-up too.
 
     `runs/mine:3` and `runs/mine:final`, as listed, are what `view`, `compare`, `check` and `export` take.
     """

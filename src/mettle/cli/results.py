@@ -33,7 +33,10 @@ from mettle.wording import (
 
 def view_evaluations(num_rows: int, *, is_json: bool, folder: Path | None = None) -> None:
     """List the evaluations saved here, or those of one run, newest first."""
-    found = list_evaluations() if folder is None else evaluations_in(evaluation_folder(folder))[::-1]
+    if folder is None:
+        found = [entry for entry in list_evaluations() if entry.kind != "probe"]
+    else:
+        found = evaluations_in(evaluation_folder(folder))[::-1]
     found = found[:num_rows]
     if is_json:
         print_json([{"path": entry.name, **entry.metadata, **_standing(entry)} for entry in found])

@@ -23,6 +23,7 @@ from mettle.records.tasks import TaskState
 from mettle.storage.evals import read_evals
 
 LIVE_STATES = frozenset({"preparing", "starting", "running", "restarting", "resuming", "stopping"})
+HELD_OUT_KINDS = frozenset({"baseline", "interim", "final"})
 RATE_STEPS = 8
 """Throughput now, and the time left, are taken over this many steps."""
 
@@ -121,8 +122,8 @@ def waits_of(reader: RunReader) -> list[ShownWait]:
 
 
 def evaluations_of(reader: RunReader) -> list[ShownEvaluation]:
-    """All evaluations, oldest first."""
-    return [ShownEvaluation(**asdict(row)) for row in read_evals(reader.database)]
+    """Those on held-out tasks, oldest first; the warm-up's probes are on training tasks."""
+    return [ShownEvaluation(**asdict(row)) for row in read_evals(reader.database) if row.kind in HELD_OUT_KINDS]
 
 
 def baselines_of(evals: list[ShownEvaluation]) -> list[ShownEvaluation]:
