@@ -9,7 +9,7 @@ VENV ?= .venv
 # that pyproject.toml allows. Give another with `make install TORCH=torch==2.12.1`, or none with `TORCH=`.
 TORCH ?= torch==2.13.0+cpu
 ARGS ?=
-# How many processes the tests are spread over, a file at a time. Many wait for servers that they start, so that two do
+# How many processes the tests are spread over, a file at a time, those with slow tests first (`conftest.py`). Many wait for servers that they start, so that two do
 # well on two cores; with 0 all run in one process, which is what a debugger wants.
 WORKERS ?= 2
 
@@ -38,10 +38,10 @@ install: $(VENV)/.installed ## Create .venv with Mettle and its environments
 install-dev: $(VENV)/.installed-dev ## The same with what is needed to work on Mettle
 
 test: install-dev check ## All checks and tests
-	$(BIN)/python -m pytest -q -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: install-dev ## Only the tests that are quick and start no other processes
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install-dev ## Format, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,12 @@ def pytest_configure() -> None:
     """A shell that starts the tests in the background has them ignore Ctrl-C, and a child inherits that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first: they are spread by file, and a long one at the end would keep one busy."""
+    num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[item.path])
 
 
 class Scripted(Client):

@@ -107,6 +107,11 @@ def test_an_end_in_words(tmp_path):
     assert last_line(output) == ""
     output.write_bytes(b"first\n" + b"x" * 9000 + b"\nlast \xff\n\n")
     assert last_line(output) == "last \ufffd"
+    reason = "error: no such model\n"
+    output.write_text(
+        f"{reason}a.py:3: RuntimeWarning: coroutine 'f' was never awaited\n  f()\nRuntimeWarning: Enable it\n"
+    )
+    assert last_line(output) == "error: no such model"
     child = ChildProcess(python_module("timeit", "--no-such-option"), tie="thread", output=output)
     assert child.wait(20.0) == 2
     assert "no-such-option" in child.tail()

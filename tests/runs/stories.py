@@ -70,6 +70,24 @@ def environment() -> dict[str, str]:
     return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS), "PYTHONPATH": paths}
 
 
+def mettle_in(folder: Path, *arguments: object, limit_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    """One command in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", "mettle.cli", *(str(argument) for argument in arguments)],
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=limit_s,
+    )  # fmt: skip
+
+
+def complaint(folder: Path, *arguments: object) -> str:
+    """The line with which a command refuses; it must be the only one, with exit code 2."""
+    done = mettle_in(folder, *arguments)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr.strip()
+
+
 class Run:
     """A run in processes of its own, in `folder` or `at` another place. `prefix` is put before each command."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ THREAD_ENVIRONMENT = {
 Tie = Literal["thread", "pipe"]
 """How a child ends with its parent; see `orphans`."""
 TAIL_BYTES = 4096
+WARNING = re.compile(r"^(\S+:\d+: )?\w*Warning: ")
 
 
 class ChildProcess:
@@ -163,9 +165,13 @@ def explain_exit(name: str, code: int, line: str) -> str:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a file that says something; empty when there is none."""
-    lines = _end_of(path).strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    """The last line of a file that says something; empty when there is none.
+
+    What Python warns of while it ends, with the indented source below, comes after the reason and is none.
+    """
+    lines = _end_of(path).rstrip().splitlines()
+    said = [line for line in lines if not line.startswith((" ", "\t")) and not WARNING.match(line)]
+    return (said or lines or [""])[-1].strip()
 
 
 def process_memory_bytes(pid: int) -> int:

@@ -1,0 +1,95 @@
+"""A disk that is really full: a run ends with one line, and goes on when there is space."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stories import Run, environment
+
+from mettle.storage.run_dir import RunDir
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+class SmallDisk:
+    """A tmpfs in a mount namespace of its own, which a process holds open. Its size changes while it is in use."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        self._place = folder / "disk"
+        self._place.mkdir()
+        script = f'mount -t tmpfs -o size={size} tmpfs "{self._place}" && echo mounted && exec sleep 1000'
+        self._holder = subprocess.Popen(
+            ["unshare", "-rm", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "mounted\n":
+            _, said = self._holder.communicate()
+            pytest.skip(f"this host mounts nothing in a user namespace: {said.strip()}")
+        enter = ["nsenter", "-t", str(self._holder.pid), "-U", "-m", "--preserve-credentials"]
+        self.prefix = (*enter, f"--wd={Path.cwd()}") if os.getuid() else ("nsenter", "-t", str(self._holder.pid), "-m")
+        self.inside = self._place
+        self.seen = Path(f"/proc/{self._holder.pid}/root") / self._place.relative_to("/")
+
+    def resize(self, size: str) -> None:
+        subprocess.run(
+            [*self.prefix, "mount", "-t", "tmpfs", "-o", f"remount,size={size}", "tmpfs", str(self.inside)], check=True
+        )
+
+    def close(self) -> None:
+        self._holder.kill()
+        self._holder.communicate()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        pytest.skip("a small disk needs unshare and nsenter (util-linux)")
+    made = SmallDisk(tmp_path, "400m")
+    yield made
+    made.close()
+
+
+def test_a_disk_with_too_little_space_is_refused_at_the_start(disk, config):
+    disk.resize("4m")
+    command = [
+        *disk.prefix,
+        sys.executable,
+        "-m",
+        "mettle.cli",
+        "rl",
+        "run",
+        str(config),
+        "--dir",
+        str(disk.inside / "r"),
+    ]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "only 4 MiB are free" in done.stderr
+    assert not (disk.seen / "r").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["3m", "7m", "12m"])
+def test_a_full_disk_ends_a_run_with_one_line_and_nothing_lost(disk, tmp_path, size):
+    run = Run(tmp_path, prefix=disk.prefix, at=disk.inside)
+    try:
+        # SQLite follows the link from outside, out of the namespace again; so the ledger is read from a copy, later.
+        while not (disk.seen / "run" / "supervisor.lock").exists():
+            assert run.process.poll() is None, run.said()
+            time.sleep(0.05)
+        disk.resize(size)
+        assert run.end() == 2, run.said()
+        assert "no space left" in run.complaint()
+        assert "free some space" in run.complaint()
+        disk.resize("400m")
+        run.resume()
+        assert run.end() == 0, run.said()
+        shutil.copytree(disk.seen / "run", tmp_path / "copy", symlinks=True)
+        run.check_accounts(RunDir(tmp_path / "copy"))
+    finally:
+        run.close()
