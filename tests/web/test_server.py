@@ -45,6 +45,19 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path):
         bind_unix(tmp_path / "no" / "s")
 
 
+def test_a_unix_socket_takes_only_the_place_of_one_that_was_left_behind(tmp_path):
+    with bind_unix(tmp_path / "s"), pytest.raises(UserError, match="another process does; give another path, or stop"):
+        bind_unix(tmp_path / "s")
+    with bind_unix(tmp_path / "s"):
+        pass
+    file = tmp_path / "file"
+    file.write_text("somebody's work")
+    for path in (file, tmp_path):
+        with pytest.raises(UserError, match="it is no socket"):
+            bind_unix(path)
+    assert file.read_text() == "somebody's work"
+
+
 def test_urls():
     assert (url_of("127.0.0.1", 80), url_of("::1", 80, "https")) == ("http://127.0.0.1:80", "https://[::1]:80")
 

@@ -133,7 +133,9 @@ class EvaluationEntry:
 
     @property
     def time_s(self) -> float | None:
-        """How long it took; older files have milliseconds under another name."""
+        """How long it took, None while it runs; older files have milliseconds under another name."""
+        if self.state == RUNNING:
+            return None
         milliseconds = number(self.metadata.get("time_ms"))
         return number(self.metadata.get("time")) if milliseconds is None else milliseconds / 1000
 

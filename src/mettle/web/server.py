@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import ssl
+import stat
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,7 @@ KEEP_ALIVE_S: Final = 75
 _MAX_IDLE: Final = 4096
 _SWEEP_S: Final = 1.0
 _CANCELLED_S: Final = 1.0
+_CONNECT_S: Final = 1.0
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -61,8 +63,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """A listening socket that no other user can open, from its first moment on. Raises: UserError."""
-    path.unlink(missing_ok=True)
+    """A listening socket that no other user can open, from its first moment on.
+
+    One that a server left behind is replaced. Raises: UserError, also when somebody listens there or it is a file.
+    """
+    _make_way(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -75,6 +80,21 @@ def bind_unix(path: Path) -> socket.socket:
         os.umask(before)
     listener.setblocking(False)
     return listener
+
+
+def _make_way(path: Path) -> None:
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UserError(f"cannot listen on {path}: it is no socket; give another path, or remove it")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
+            visitor.settimeout(_CONNECT_S)
+            visitor.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot listen on {path}: {error.strerror or error}") from error
+    else:
+        raise UserError(f"cannot listen on {path}: another process does; give another path, or stop it")
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
