@@ -17,8 +17,8 @@ from typing import Any
 
 from mettle.errors import StorageError, UserError
 from mettle.evals.facts import facts_of_row
+from mettle.evals.output import json_line
 from mettle.evals.reader import EvaluationReader
-from mettle.evals.results import json_line
 
 FIGURES = (
     "reward", "cause", "error_type", "error_message", "is_truncated", "stop_condition", "input_tokens", "output_tokens",
