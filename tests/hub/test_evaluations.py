@@ -147,7 +147,11 @@ async def test_a_page_follows_an_evaluation_that_goes_on(client, workspace):
     store_dir = RunDir(workspace / "outputs/evals/words--m/aaaa0002")
     ledger = Ledger(store_dir.ledger)
     store = EvalStore(ledger.database, ShardWriter(store_dir.rollouts))
-    store.begin(EvalPlan("eval", "words", 4, 16_000, 0, "m", {"env_id": "words"}), 1)
+    store.begin(EvalPlan("eval", "words", 4, 16_000, 0, "m", {"env_id": "words", "time": 0.008}), 1)
+    cards = (await client.get("/api/v1/evaluations")).json()["evaluations"]
+    assert [card["duration_s"] for card in cards if card["state"] == "running"] == [None], (
+        "not what it had at its start"
+    )
     store.add(1, [GroupRecord(TaskDraw(-1, "words", "word-9", 0, 9), 0, (rollout_of(9, 0, 1.0),))])
     after = await text(client, path)
     store.end(1, state="interrupted")

@@ -25,7 +25,7 @@ from mettle.evals.report import Stats, stats_of
 from mettle.evals.results import METADATA, RESULTS, ResultsFolder, parsed_row
 from mettle.records.tasks import RolloutRecord
 from mettle.storage.database import Database
-from mettle.storage.evals import FINISHED, EvalRow, read_evals
+from mettle.storage.evals import FINISHED, RUNNING, EvalRow, read_evals
 from mettle.storage.rollouts import RolloutRow, read_rollout, rollout_rows
 from mettle.storage.run_dir import RunDir
 from mettle.storage.schema import MIGRATIONS

@@ -21,6 +21,7 @@ from mettle.quality.lint.probes import Probe, data_rules, probe_rewards
 from mettle.quality.lint.rules import LintFinding
 from mettle.quality.lint.source import Module, read_modules, scoring_functions
 from mettle.quality.rewards.reward_test import RewardReport
+from mettle.wording import count
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class LintReport:
         """The lint as one check."""
         found = self.open_findings
         errors = [finding for finding in found if finding.rule.severity == "error"]
-        read = f"{self.num_functions} functions in {self.num_files} files"
+        read = f"{count(self.num_functions, 'function')} in {count(self.num_files, 'file')}"
         if not found:
             return check(
                 "lint", True, f"no findings in {read}" + ("" if self.was_tried else "; nothing could be tried")
