@@ -31,8 +31,9 @@ def serve(words: list[str], given: Given) -> None:
 
     config = load_config(HubConfig, only_files(words), given).config
     runs = config.runs
-    if not runs.is_dir() and not find_evaluations(config.workspace):
-        raise UserError(f"no folder of runs at {runs}, and no evaluations; `mettle quickstart` makes a first run")
+    is_default = runs == HubConfig.model_fields["runs"].default
+    if not runs.is_dir() and not (is_default and find_evaluations(config.workspace)):
+        raise UserError(f"no folder of runs at {runs}; `mettle quickstart` makes a first run")
     setup_logging()
     with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
         serve_hub(
