@@ -160,13 +160,16 @@ class EvalRunner:
                     records = await self._source.run_group(request)
                 except Exception as error:
                     records = failed_rollouts(request, error)
-            num_attempts += 1
-            if self._retry is None or not _is_worth_another(self._retry, records, num_attempts):
+                num_attempts += 1
+                is_last = self._retry is None or not _is_worth_another(self._retry, records, num_attempts)
+                # Kept before the slot is free: a kill costs what has a slot, and not also what waits to be written.
+                if is_last and self._keeper is not None:
+                    draw = TaskDraw(-1, request.env, request.uid, 0, request.example_id)
+                    await self._keeper.keep(GroupRecord(draw, self._version, records))
+            if is_last:
                 break
+            assert self._retry is not None, "only a policy of retries asks for another attempt"
             await asyncio.sleep(self._retry.backoff_s)
-        if self._keeper is not None:
-            draw = TaskDraw(-1, request.env, request.uid, 0, request.example_id)
-            await self._keeper.keep(GroupRecord(draw, self._version, records))
         if self._on_rollouts is not None:
             self._on_rollouts(records)
         if self._refusals is not None:
