@@ -25,7 +25,7 @@ EDITABLE_ADAPTERS := $(addprefix -e ./,$(ADAPTERS))
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-dev test test-fast check format docs clean
+.PHONY: help quickstart install install-dev test test-fast test-all check format docs clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,10 +38,13 @@ install: $(VENV)/.installed ## Create .venv with Mettle and its environments
 install-dev: $(VENV)/.installed-dev ## The same with what is needed to work on Mettle
 
 test: install-dev check ## All checks and tests
+	$(BIN)/python -m pytest -q -m "not gpu and not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: install-dev check ## The same and what is too long for every change: soaks, full matrices, container engines
 	$(BIN)/python -m pytest -q -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: install-dev ## Only the tests that are quick and start no other processes
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e and not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install-dev ## Format, lint, types, import directions
 	$(BIN)/ruff format --check .
