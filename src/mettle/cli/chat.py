@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
-import httpx
 
 from mettle.errors import ServiceError, UserError
 from mettle.wording import printable
@@ -39,19 +41,18 @@ class Conversation:
 
     def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
         body = {"model": self.model, "messages": messages, "stream": True, **self.sampling}
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         url = f"{self.base_url.rstrip('/')}/chat/completions"
-        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
-            with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise _refusal(url, response)
-                for line in response.iter_lines():
-                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+            with _opened(url, self.api_key, body) as response:
+                for line in response:
+                    data = line.decode("utf-8", "replace")
+                    data = data.removeprefix("data:").strip() if data.startswith("data:") else ""
                     if data and data != "[DONE]":
                         yield from _pieces(url, data)
-        except httpx.HTTPError as error:
-            raise ServiceError(f"POST {url}: {error or type(error).__name__}; is a server running there?") from error
+        except urllib.error.HTTPError as error:
+            raise _refusal(url, error) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceError(f"POST {url}: {_reason(error)}; is a server running there?") from error
 
 
 def first_model(base_url: str, api_key: str | None) -> str:
@@ -60,16 +61,54 @@ def first_model(base_url: str, api_key: str | None) -> str:
     Raises: ServiceError when nobody answers, UserError when it lists none.
     """
     url = f"{base_url.rstrip('/')}/models"
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        response = httpx.get(url, headers=headers, timeout=CONNECT_TIMEOUT_S)
-        response.raise_for_status()
-        listed = response.json()["data"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise ServiceError(f"GET {url}: {error or type(error).__name__}; is a server running there?") from error
+        with _opened(url, api_key) as response:
+            listed = json.loads(response.read())["data"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        raise ServiceError(f"GET {url}: {_reason(error)}; is a server running there?") from error
     if not listed:
         raise UserError(f"{base_url} lists no models; name one with -m")
     return str(listed[0]["id"])
+
+
+def _opened(url: str, api_key: str | None, body: dict[str, Any] | None = None) -> Any:
+    """The answer to a GET, or to a POST of `body`; it is slow in coming where a model thinks, a connection is not."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
+    try:
+        request = urllib.request.Request(url, None if body is None else json.dumps(body).encode(), headers)
+    except ValueError as error:
+        raise UserError(f"{url!r} is no address of an endpoint; it looks like http://HOST:PORT/v1") from error
+    return _OPENER.open(request, timeout=CONNECT_TIMEOUT_S)
+
+
+class _Http(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(READ_TIMEOUT_S)
+
+
+class _Https(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(READ_TIMEOUT_S)
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Http, req)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Https, req)
+
+
+_OPENER = urllib.request.build_opener(_HttpHandler, _HttpsHandler)
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason if isinstance(reason, OSError) else error) or type(error).__name__
 
 
 def key_from(variable: str | None) -> str | None:
@@ -120,11 +159,11 @@ def _pieces(url: str, data: str) -> Iterator[str]:
         raise ServiceError(f"POST {url}: not a chat completion stream: {data[:200]}") from error
 
 
-def _refusal(url: str, response: httpx.Response) -> Exception:
-    response.read()
+def _refusal(url: str, error: urllib.error.HTTPError) -> Exception:
+    text = error.read().decode("utf-8", "replace")
     try:
-        message = response.json()["error"]["message"]
+        message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = response.text[:200]
-    kind = UserError if 400 <= response.status_code < 500 else ServiceError
-    return kind(f"POST {url}: status {response.status_code}: {message}")
+        message = text[:200]
+    kind = UserError if 400 <= error.code < 500 else ServiceError
+    return kind(f"POST {url}: status {error.code}: {message}")

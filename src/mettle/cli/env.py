@@ -123,11 +123,16 @@ def info(name: str, is_json: bool) -> None:
 
     entry = find_environment(parse_environment_id(name).name)
     facts = {**_entry(entry), **_described(entry)}
+    problem = facts.get("problem")
     if is_json:
         print_json(facts)
+    else:
+        shown = {key: value for key, value in facts.items() if key != "problem" and value not in (None, "", [], {})}
+        print_table(("", ""), [(key.replace("_", " "), _cell(value)) for key, value in shown.items()])
+    if problem is not None:
+        raise UserError(problem)
+    if is_json:
         return
-    rows = [(key.replace("_", " "), _cell(value)) for key, value in facts.items() if value not in (None, "", [], {})]
-    print_table(("", ""), rows)
     print_next(f"mettle eval run {entry.name} -m MODEL")
 
 
@@ -175,7 +180,7 @@ def _described(entry: EnvironmentEntry) -> dict[str, Any]:
 
     try:
         loaded = load_environment(entry.name)
-    except (MettleError, RuntimeError, ValueError) as error:
+    except MettleError as error:
         return {"problem": str(error)}
     loader = getattr(sys.modules[entry.module], "load_environment")  # noqa: B009
     parameters = inspect.signature(loader).parameters.values()

@@ -5,10 +5,12 @@ Whatever a command raises becomes one line on standard error and an exit code he
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -20,6 +22,7 @@ from mettle.errors import MettleError
 EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_STOPPED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 NOUNS = {
     "quickstart": Lazy("mettle.cli.quickstart:quickstart", "Watch a small model learn a task, on this machine, now."),
@@ -79,6 +82,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except MettleError as error:
         return _say_error(error)
+    except ModuleNotFoundError as error:
+        return _say_missing(error)
+    except OSError as error:
+        return _say_refused(error, stdout)
     except Exception as error:
         return _say_crash(error)
 
@@ -102,6 +109,32 @@ def _say_error(error: MettleError) -> int:
         _print_traceback(error)
     _say(f"error: {error}")
     return error.exit_code
+
+
+def _say_missing(error: ModuleNotFoundError) -> int:
+    """A package of an extra that is not installed is the person's to bring; any other is a mistake."""
+    from mettle.extras import extra_of, install_line
+
+    extra = extra_of(error.name or "")
+    if extra is None:
+        return _say_crash(error)
+    if os.environ.get("METTLE_DEBUG"):
+        _print_traceback(error)
+    _say(f"error: this needs {error.name}, which is not installed: {install_line(extra)}")
+    return EXIT_USER
+
+
+def _say_refused(error: OSError, stdout: TextIO) -> int:
+    """What the system refused of a file, or of the output, is no mistake in Mettle; other refusals have no name."""
+    is_output = error.filename is None and error.errno in _NO_ROOM
+    if error.filename is None and not is_output:
+        return _say_crash(error)
+    if os.environ.get("METTLE_DEBUG"):
+        _print_traceback(error)
+    if is_output:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # what is still buffered has nowhere to go
+    _say(f"error: {'cannot write the output' if is_output else error.filename}: {error.strerror}")
+    return EXIT_USER
 
 
 def _say_crash(error: Exception) -> int:

@@ -135,11 +135,14 @@ def _offline_unless_reachable() -> Iterator[None]:
 
 @cache
 def _is_reachable(endpoint: str) -> bool:
-    import httpx
+    import urllib.error
+    import urllib.request
 
     try:
-        httpx.head(endpoint, timeout=NETWORK_TIMEOUT_S)
-    except (httpx.HTTPError, OSError):
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=NETWORK_TIMEOUT_S).close()
+    except urllib.error.HTTPError:
+        return True  # whatever it says, it is there
+    except (OSError, ValueError):
         return False
     return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mettle.clients.errors import (
@@ -18,7 +19,15 @@ from mettle.clients.errors import (
     OverlongPromptError,
     RateLimitError,
 )
-from mettle.errors import EnvironmentFault, InfraError, JudgeError, RolloutError, RolloutTimeout, SandboxError
+from mettle.errors import (
+    EnvironmentFault,
+    InfraError,
+    JudgeError,
+    RolloutError,
+    RolloutTimeout,
+    SandboxError,
+    UserError,
+)
 
 Error = RolloutError
 
@@ -44,6 +53,18 @@ class TunnelError(InfraError):
 
 class BrowserSandboxError(SandboxError):
     """A browser's sandbox failed."""
+
+
+class EnvironmentLoadError(UserError, RuntimeError):
+    """An environment's own code failed while it, or its rows, were made. verifiers raises a RuntimeError then."""
+
+
+def described_fault(error: BaseException, folder: Path | None = None) -> str:
+    """What was raised, and the last line on the way to it that lies in `folder`, or in any file."""
+    text = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if folder is None or Path(f.filename).resolve().is_relative_to(folder)]
+    return f"{text} (line {own[-1].lineno} of {own[-1].filename})" if own else text
 
 
 class ErrorChain:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from mettle.errors import UserError
 
-class MissingKeyError(ValueError):
+
+class MissingKeyError(UserError, ValueError):
     """Environment variables that are not set; `keys` names them."""
 
     def __init__(self, keys: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """The rows of one environment: a training split and an evaluation split, each given as data or as a function of none.
 
 Parts: `Splits`; `SplitDatasets`, a base of `Environment`. Invariants: what a function returns is asked for when it is
-first needed, and once; data that cannot be a dataset, or whose first row cannot be one, is refused where it is given.
+first needed, and once, and what it raises is an `EnvironmentLoadError`; data that cannot be a dataset, or whose first
+row cannot be one, is refused where it is given.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from mettle.envs.errors import EnvironmentLoadError, described_fault
 from mettle.envs.rows import Rows, rows_source
+from mettle.errors import MettleError
 
 
 class Splits:
@@ -38,15 +41,20 @@ class Splits:
     def rows(self, split: str, n: int = -1, seed: int | None = None) -> Rows:
         """The rows of a split, in the order of `seed` where one is given, the first `n` of them where n > 0."""
         if split not in self._rows:
-            self._rows[split] = self._read(self._sources[split])
+            self._rows[split] = self._read(split, self._sources[split])
         rows = self._rows[split]
         if seed is not None:
             rows = rows.shuffle(seed=seed)
         return rows.take(n) if n > 0 else rows
 
-    def _read(self, source: Any) -> Rows:
+    def _read(self, split: str, source: Any) -> Rows:
         if callable(source):
-            source = source()
+            try:
+                source = source()
+            except MettleError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise EnvironmentLoadError(f"the {split} rows cannot be made: {described_fault(error)}") from error
         rows = Rows(rows_source(source), transform=self._format_row)
         if len(rows):
             _ = rows[0]

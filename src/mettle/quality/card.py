@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mettle.envs.keys import MissingKeyError
 from mettle.envs.packages.loading import load_environment, resolve_environment
 from mettle.envs.packages.registry import EnvironmentEntry
 from mettle.errors import MettleError, UserError
@@ -98,7 +97,7 @@ def make_card(
     on_step("loading")
     try:
         env = load_environment(name, **(env_args or {}))
-    except (MettleError, MissingKeyError, RuntimeError, ValueError) as error:
+    except (MettleError, RuntimeError, ValueError) as error:
         return _unloaded(card, entry, error)
     on_step("package")
     card.sections["package"] = [Check("loads", "pass", type(env).__name__)]

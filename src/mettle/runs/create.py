@@ -78,6 +78,8 @@ def _check_place(path: Path) -> None:
     place = path.resolve()
     while not place.exists():
         place = place.parent
+    if not place.is_dir():
+        raise UserError(f"cannot make a run in {path}: {place} is a file; choose another place with --dir")
     if not os.access(place, os.W_OK):
         raise UserError(f"cannot make a run in {path}: {place} is not writable; choose another place with --dir")
     free = shutil.disk_usage(place).free

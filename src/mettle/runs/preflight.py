@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mettle.extras import CHECKOUT, install_line, missing_by_extra, missing_requirements
+
 Level = Literal["ok", "warn", "fail"]
 
 GIB = 2**30
@@ -69,7 +71,7 @@ def run_check(name: str, before: Finding | None = None) -> Finding:
 def _python() -> Finding:
     version = f"{platform.python_version()} at {sys.executable}"
     if sys.prefix == sys.base_prefix:
-        return Finding("python", "warn", f"{version}, no virtual environment", "`make install` makes one in .venv")
+        return Finding("python", "warn", f"{version}, no virtual environment", _venv_advice())
     return Finding("python", "ok", version)
 
 
@@ -147,16 +149,16 @@ def _extras() -> Finding:
     try:
         missing = missing_by_extra()
     except importlib.metadata.PackageNotFoundError:
-        return Finding("packages", "warn", "Mettle runs from its source and is not installed", "`make install`")
+        return Finding("packages", "warn", "Mettle runs from its source and is not installed", _install_advice())
     command = (_pip_command(missing_requirements()),) if any(missing.values()) else ()
     absent = {extra: names for extra, names in missing.items() if names}
     core = absent.pop("", None)
     if core:
-        return Finding("packages", "fail", f"missing: {', '.join(core)}", "`make install`", command)
+        return Finding("packages", "fail", f"missing: {', '.join(core)}", _install_advice(), command)
     if absent:
         detail = "; ".join(f"[{extra}] lacks {', '.join(names)}" for extra, names in absent.items())
-        is_needed = bool({"train", "hub"} & set(absent))
-        advice = "`make install`" if is_needed else "needed for some environments and commands; each names its extra"
+        is_needed = bool({"serve", "train", "hub"} & set(absent))
+        advice = _install_advice() if is_needed else "needed for some environments and commands; each names its extra"
         return Finding("packages", "warn", detail, advice, command)
     return Finding("packages", "ok", "the core and " + ", ".join(f"[{extra}]" for extra in missing if extra))
 
@@ -175,7 +177,7 @@ def _torch() -> Finding:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Finding(
-            "torch", "fail", last, "`make install`; without it environments and evals work, training does not"
+            "torch", "fail", last, f"{_install_advice()}; without it environments and evals work, training does not"
         )
     found = json.loads(done.stdout)
     where = ", ".join(found["gpus"]) or f"CPU, {found['threads']} threads"
@@ -289,8 +291,18 @@ def _environments() -> Finding:
 
     names = [env.name for env in list_environments()]
     if not names:
-        return Finding("environments", "warn", "none installed", "`make install`, or `mettle env install PATH`")
+        return Finding(
+            "environments", "warn", "none found", "`mettle env init NAME` makes one; `mettle env install NAME`"
+        )
     return Finding("environments", "ok", ", ".join(names))
+
+
+def _install_advice() -> str:
+    return "`make install`" if CHECKOUT is not None else f"`{install_line('train', 'hub')}`"
+
+
+def _venv_advice() -> str:
+    return "`make install` makes one in .venv" if CHECKOUT is not None else "`python3 -m venv .venv` makes one"
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -323,34 +335,6 @@ def available_memory_bytes() -> int | None:
     available = int(found[1]) * 1024 if found else None
     left = _cgroup_memory_left()
     return left if available is None else available if left is None else min(available, left)
-
-
-def missing_by_extra() -> dict[str, list[str]]:
-    """For each extra of Mettle ("" is the core), its packages that are not installed."""
-    return {
-        extra: [re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in requirements]
-        for extra, requirements in missing_requirements().items()
-    }
-
-
-def missing_requirements() -> dict[str, list[str]]:
-    """For each extra of Mettle ("" is the core), what of it is not installed, as pip takes it.
-
-    Raises: PackageNotFoundError when Mettle itself is not installed.
-    """
-    missing: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("mettle-lab") or []:
-        requirement, _, marker = line.partition(";")
-        name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
-        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
-        if name is None:
-            continue
-        lacking = missing.setdefault(extra[1] if extra else "", [])
-        try:
-            importlib.metadata.version(name[0])
-        except importlib.metadata.PackageNotFoundError:
-            lacking.append(requirement.strip())
-    return missing
 
 
 def _pip_command(missing: Mapping[str, Sequence[str]]) -> str:

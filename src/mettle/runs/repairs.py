@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mettle.extras import CHECKOUT, missing_requirements
 from mettle.runs import leftovers
-from mettle.runs.preflight import CHECKS, Finding, missing_requirements, run_check, state_folder
+from mettle.runs.preflight import CHECKS, Finding, run_check, state_folder
 
 Status = Literal["fixed", "better", "not fixed", "needs yes", "by hand"]
 
@@ -71,8 +72,7 @@ def _install() -> Repair | None:
     try:
         missing = missing_requirements()
     except importlib.metadata.PackageNotFoundError:
-        source = Path(__file__).resolve().parents[3]
-        return _pip(["-e", str(source)]) if (source / "pyproject.toml").is_file() else None
+        return _pip(["-e", str(CHECKOUT)]) if CHECKOUT is not None else None
     wanted = dict.fromkeys(requirement for requirements in missing.values() for requirement in requirements)
     return _pip(list(wanted)) if wanted else None
 

@@ -1,7 +1,8 @@
 """From a name to an environment.
 
-Parts: `load_environment`, `parse_environment_id`. Invariants: `verifiers` resolves to this library before the
-environment's module is imported; what is wrong with the name, the version or the arguments is a `UserError`.
+Parts: `load_environment`, `resolve_environment`, `parse_environment_id`. Invariants: `verifiers` resolves to this
+library before the environment's module is imported; what is wrong with the name, the version, the arguments or the
+environment's own code is a `UserError`, which says where.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mettle.envs.keys import MissingKeyError
+from mettle.envs.environment import Environment
+from mettle.envs.errors import EnvironmentLoadError, described_fault
 from mettle.envs.legacy.adaptation import adapt_functions
 from mettle.envs.legacy.aliases import install_verifiers_alias
 from mettle.envs.legacy.prime_sandboxes import install_prime_sandboxes_alias
 from mettle.envs.packages.registry import EnvironmentEntry, find_environment
 from mettle.errors import MettleError, UserError
+from mettle.extras import extra_of, install_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
     """The environment that `env_id` names, made with `env_args`.
 
     Raises: UserError when there is none, when another version is here, or when an argument is unknown; MissingKeyError
-    from the environment itself; RuntimeError for anything else that it raises while it is made.
+    from the environment itself; EnvironmentLoadError for anything else that it raises, `sys.exit` included, and when
+    what it makes is no environment.
     """
     entry = resolve_environment(env_id)
     install_verifiers_alias()
@@ -59,10 +63,17 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
     _check_arguments(env_id, loader, env_args)
     try:
         env = loader(**env_args)
-    except (MettleError, MissingKeyError):
+    except MettleError:
         raise
-    except Exception as error:
-        raise RuntimeError(f"failed to load environment {env_id!r}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentLoadError(
+            f"failed to load environment {env_id!r}: {described_fault(error, _root(entry, module))}"
+        ) from error
+    if not isinstance(env, Environment):
+        raise EnvironmentLoadError(
+            f"load_environment of {env_id!r} ({entry.origin}) returned {_kind(env)} and no environment;"
+            " it has to end with `return` and the environment that it made"
+        )
     env.env_id = env.env_id or parse_environment_id(env_id).name
     env.env_args = env.env_args or dict(env_args)
     env.env_version = entry.version
@@ -94,13 +105,26 @@ def _import(entry: EnvironmentEntry) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name == entry.module:
             raise UserError(f"{entry.name}: {entry.origin} has no module {entry.module}") from error
+        extra = extra_of(error.name or "")
+        how = install_line(extra) if extra else f"mettle env install {entry.name}"
         raise UserError(
-            f"{entry.name} needs the module {error.name!r}, which is not installed; install its dependencies"
+            f"{entry.name} needs the module {error.name!r}, which is not installed; `{how}` brings it"
         ) from error
-    except Exception as error:
-        raise RuntimeError(
-            f"failed to import {entry.name} ({entry.origin}): {type(error).__name__}: {error}"
+    except MettleError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentLoadError(
+            f"failed to import {entry.name} ({entry.origin}): {described_fault(error, entry.folder)}"
         ) from error
+
+
+def _root(entry: EnvironmentEntry, module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return entry.folder or (Path(file).resolve().parent if file else None)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _put_on_path(folder: Path, module: str) -> None:

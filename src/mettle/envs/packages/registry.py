@@ -2,8 +2,8 @@
 
 Parts: `EnvironmentEntry`, `list_environments`, `find_environment`, `search_path`. Searched in this order: installed
 packages (the entry point group `mettle.envs`, then a distribution of that name), the folder that one is in,
-`./environments`, the folders in METTLE_ENVIRONMENTS, the `environments` folder of a source checkout (whether those are
-installed from there or not), any module that can be imported.
+`./environments`, the folders in METTLE_ENVIRONMENTS, those that ship with Mettle (in its wheel, or in the folder
+`environments` of a source checkout, whether they are installed from there or not), any module that can be imported.
 Invariant: reading an entry runs no code of it.
 """
 
@@ -23,10 +23,11 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from mettle.errors import UserError
+from mettle.extras import CHECKOUT
 
 ENTRY_POINT_GROUP = "mettle.envs"
-SHIPPED = Path(__file__).resolve().parents[4] / "environments"
-"""The environments of a source checkout."""
+SHIPPED = (CHECKOUT or Path(__file__).resolve().parents[2]) / "environments"
+"""The environments that ship with Mettle: the folder of a source checkout, which a wheel has inside the package."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from mettle.envs.keys import MissingKeyError
 from mettle.envs.packages.loading import load_environment
 from mettle.envs.workers.endpoints import ClientCache
 from mettle.envs.workers.states import wired_state
@@ -154,7 +153,7 @@ def load(hello: Mapping[str, Any]) -> tuple[Any, Frame]:
         env = load_environment(hello["env_id"], **hello["env_args"])
         env.set_kwargs(**hello["settings"])
         return env, described(env)
-    except (MettleError, MissingKeyError, RuntimeError, ValueError) as error:
+    except (MettleError, RuntimeError, ValueError) as error:
         return None, {"error": str(error), "is_users": not isinstance(error, RuntimeError)}
 
 
