@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -129,20 +130,35 @@ async def test_an_agent_that_fails_is_an_error_of_its_rollout_and_no_reward(scri
 
 
 async def test_an_agent_that_hangs_is_stopped_in_time_and_scored_by_what_it_left(scripted):
-    env = make_env("echo started; echo 5 | tr -d '\\n' > /work/answer.txt; sleep 100", timeout_seconds=1.0)
+    env = make_env("echo started; python3 /work/agent.py >/dev/null; sleep 100", timeout_seconds=2.0)
     started = time.monotonic()
-    state = await run(env, scripted("yes"))
-    assert time.monotonic() - started < 8
+    state = await run(env, scripted(adds))
+    assert time.monotonic() - started < 10
     assert (state["stop_condition"], state["timed_out"], state["error"]) == ("timeout_reached", True, None)
     assert state["metrics"]["agent_timeout"] == 1.0
     assert state["agent_stdout"] == "started\n"
     assert state["reward"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "words"),
+    [
+        ("echo -n 5 > /work/answer.txt", {}, r"agent_completed\) without one answer of the model"),
+        ("echo -n 5 > /work/answer.txt; sleep 100", {"timeout_seconds": 0.5}, r"timeout_reached\) without one answer"),
+        ("python3 /work/agent.py; echo -n 5 > /work/answer.txt", {"model": "full"}, "does not fit the model's context"),
+    ],
+)
+async def test_what_a_program_does_without_the_model_earns_the_model_nothing(scripted, command, options, words):
+    said = vf.OverlongPromptError("9 > 8") if options.pop("model", None) == "full" else "yes"
+    state = await run(make_env(command, **options), scripted(lambda _: said))
+    assert state["artifacts"] == {"/work/answer.txt": "5"}
+    assert state["reward"] is None
+    assert re.search(words, str(state["error"]))
+    assert state["agent_calls"]["answered"] == 0
+
+
 async def test_an_agent_that_floods_its_output_is_cut_and_not_kept_in_memory(scripted):
-    state = await run(
-        make_env("head -c 30000000 /dev/zero | tr '\\0' x; echo -n 5 > /work/answer.txt"), scripted("yes")
-    )
+    state = await run(make_env("python3 /work/agent.py; head -c 30000000 /dev/zero | tr '\\0' x"), scripted("yes"))
     assert state["error"] is None
     assert len(state["agent_stdout"]) < 3 << 20
 
@@ -150,7 +166,7 @@ async def test_an_agent_that_floods_its_output_is_cut_and_not_kept_in_memory(scr
 async def test_a_model_that_fails_is_the_providers_error_and_not_the_agents(scripted):
     state = await run(make_env(), scripted(lambda _: vf.ModelError("it is down")))
     assert type(state["error"]) is vf.ModelError
-    assert state["agent_calls"]["refused"] == 1
+    assert (state["agent_calls"]["answered"], state["agent_calls"]["refused"]) == (0, 1)
     assert "it is down" in state["agent_stderr"]
 
 
@@ -263,7 +279,10 @@ async def test_hooks_written_for_the_hosted_sandbox_reach_it_by_its_id(scripted)
             state["seen"] = await self.read_file(state["sandbox_id"], "/work/seen")
 
     env = Older(
-        "cat /data/number > seen", dataset=[{"question": "q"}], rubric=vf.Rubric([lambda state: float(state["seen"])])
+        "cat /data/number > seen; python3 agent.py",
+        dataset=[{"question": "q"}],
+        rubric=vf.Rubric([lambda state: float(state["seen"])]),
+        files={"/work/agent.py": AGENT.read_bytes()},
     )
     state = await run(env, scripted("yes"))
     assert (state["reward"], state["error"]) == (41.0, None)

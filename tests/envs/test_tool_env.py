@@ -9,6 +9,7 @@ import pytest
 
 import mettle.envs as vf
 from mettle.envs.tool_schema import docstring_parts
+from mettle.errors import EnvironmentFault
 
 ROWS = [{"question": "q", "answer": "5"}]
 
@@ -158,6 +159,58 @@ async def test_hidden_arguments_are_filled_from_the_state(scripted):
     assert list(env.tool_defs[0]["parameters"]["properties"]) == ["amount"]
     state, _ = await converse(env, scripted, calls(("pay", '{"amount": 3}')), "ok")
     assert state["completion"][1]["content"] == "5 pays 3"
+
+
+class Safe(vf.StatefulToolEnv):
+    """Its hidden argument cannot always be filled."""
+
+    def __init__(self, failure, **kwargs):
+        super().__init__(**kwargs)
+        self.failure = failure
+        self.add_tool(self.open, args_to_skip=["key"])
+
+    def open(self, drawer: int, key: str) -> str:
+        """Open a drawer."""
+        return f"drawer {drawer} opens with {key}"
+
+    def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+        if self.failure is not None:
+            raise self.failure
+        return {"key": "the state's", **tool_args}
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "says"),
+    [
+        (KeyError("vault"), EnvironmentFault, "update_tool_args of open: KeyError: 'vault'"),
+        (vf.SandboxError("it is gone"), vf.SandboxError, "it is gone"),
+    ],
+)
+async def test_hidden_arguments_that_cannot_be_filled_are_the_rollouts_error_and_no_tools_word(
+    scripted, failure, kind, says
+):
+    env = Safe(failure, dataset=ROWS, rubric=vf.Rubric([lambda: 1.0]))
+    state, _ = await converse(env, scripted, calls(("open", '{"drawer": 1}')), "ok")
+    assert type(state["error"]) is kind
+    assert says in str(state["error"])
+    assert state["reward"] is None
+    assert [message["role"] for message in state["completion"]] == ["assistant"]
+
+
+async def test_a_tool_that_the_model_made_up_is_told_to_it_whatever_its_arguments_would_need(scripted):
+    env = Safe(KeyError("vault"), dataset=ROWS)
+    state, _ = await converse(env, scripted, calls(("burn", "{}")), "ok")
+    assert state["error"] is None
+    assert "no tool 'burn'" in state["completion"][1]["content"]
+
+
+async def test_a_model_cannot_choose_what_is_hidden_from_it(scripted):
+    env = Safe(None, dataset=ROWS)
+    assert env.skipped_args == {"open": ["key"]}
+    state, _ = await converse(env, scripted, calls(("open", '{"drawer": 1, "key": "mine"}')), "ok")
+    assert state["completion"][1]["content"] == "drawer 1 opens with the state's"
+    env.remove_tool(env.open)
+    assert (env.skipped_args, env.tool_defs) == ({}, [])
 
 
 def test_tools_come_and_go():

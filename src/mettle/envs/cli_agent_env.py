@@ -4,7 +4,7 @@ Parts: `CliAgentEnv`, `AgentError`, `SandboxTimeouts`, `CliAgentMonitorRubric`. 
 `/task/instruction.md` and `/task/prompt.json`, and the API at `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`; each of its
 calls is one step of the rollout. Invariants: the proxy is the only thing that the agent can reach; its secret and its
 machine end with the rollout, however it ends; an agent that fails is an error of its rollout, one that was told to stop
-is not.
+is not; a rollout in which the model said nothing has no reward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mettle.envs.decorators import cleanup, stop, teardown
-from mettle.envs.errors import InfraError, SandboxError, attributed
+from mettle.envs.errors import InfraError, OverlongPromptError, SandboxError, attributed
 from mettle.envs.multiturn_env import MultiTurnEnv
 from mettle.envs.proxy.agent import AgentAtWork
 from mettle.envs.proxy.machines import AgentMachine
@@ -30,7 +30,7 @@ from mettle.envs.proxy.recorder import AGENT_SAMPLING, AgentSampling, Recorder
 from mettle.envs.sandbox_mixin import SandboxCreationError, SandboxMixin, SandboxTimeouts
 from mettle.envs.sandboxes.models import CreateSandboxRequest
 from mettle.envs.state import State
-from mettle.errors import UserError
+from mettle.errors import RolloutError, UserError
 from mettle.records.messages import Messages, Response, messages_from
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class CliAgentEnv(SandboxMixin, MultiTurnEnv):
             state["agent_stdout"], state["agent_stderr"] = written
         session = agent.session
         state["agent_calls"] = {
-            "answered": session.num_calls,
+            "answered": session.num_answered,
             "repeated": session.num_repeated,
             "refused": session.num_refused,
             "refusals": session.refusals,
@@ -416,8 +416,20 @@ class CliAgentEnv(SandboxMixin, MultiTurnEnv):
         except Exception as error:
             state["error"] = state.get("error") or attributed(error, SandboxError, "post_rollout")
         finally:
+            if agent is not None and not state["trajectory"]:
+                state["error"] = state.get("error") or self._unanswered(state, agent)
             if not (self.keep_sandbox_for_scoring and is_ended):
                 await self._delete_sandbox(state)
+
+    @staticmethod
+    def _unanswered(state: State, agent: AgentAtWork) -> RolloutError:
+        """What a program left is not the model's doing where the model has said nothing."""
+        if agent.recorder.is_context_full:
+            return OverlongPromptError("the agent's first prompt does not fit the model's context")
+        return AgentError(
+            f"the agent ended ({state.get('stop_condition') or 'cut off'}) without one answer of the model,"
+            f" so nothing it left is the model's work (sandbox {state.get('sandbox_id')})"
+        )
 
     async def post_rollout(self, state: State) -> None:
         """Override to look at the sandbox before it is deleted, and leave in `state` what a reward function wants."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from mettle.envs.environment import Environment
 from mettle.envs.errors import EnvironmentFault
-from mettle.envs.rubrics.rubric import Rubric
+from mettle.envs.rubrics.rubric import Rubric, score_alone
 from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.state import State
 
@@ -36,7 +36,7 @@ class EnvGroupRubric(Rubric):
 
     async def score_rollout(self, state: State, **_: Any) -> None:
         """Score one rollout by its own rubric."""
-        await self._routed(state).rubric.score_rollout(state)
+        await score_alone(self._routed(state).rubric, state)
         self._pad(state)
 
     async def score_group(self, states: list[State], **_: Any) -> None:

@@ -32,7 +32,7 @@ from mettle.envs.many_rollouts import ManyRollouts
 from mettle.envs.pacing import pacer
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rows import format_row
-from mettle.envs.rubrics.rubric import Rubric
+from mettle.envs.rubrics.rubric import Rubric, score_alone
 from mettle.envs.rubrics.rubric_group import RubricGroup
 from mettle.envs.rubrics.scoring import score_states
 from mettle.envs.signatures import SignatureCache, call_by_name
@@ -251,7 +251,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         if (pace := pacer()).is_spent:
             await pace.turn()
         state = await self._attempt(input, client_from(client), model, sampling_args, max_retries)
-        await self._score([state], partial(self.rubric.score_rollout, state))
+        await self._score([state], partial(score_alone, self.rubric, state))
         return state
 
     async def run_group(

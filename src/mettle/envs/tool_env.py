@@ -2,7 +2,8 @@
 
 Parts: `ToolEnv`; `ToolMonitorRubric`, which counts the calls; `UnknownToolError`. Invariants: what a call gets wrong
 (an unknown tool, bad JSON, a function that raises or takes too long) is told to the model as the tool's answer, unless
-its type is among `stop_errors`: then it ends the rollout. Tools may be added and removed while rollouts run, from any
+its type is among `stop_errors`: then it ends the rollout. What goes wrong in preparing a call (`prepare_tool_args`) is
+the environment's fault and the rollout's error. Tools may be added and removed while rollouts run, from any
 thread; a rollout keeps the tools that it began with.
 """
 
@@ -155,9 +156,9 @@ class ToolEnv(MultiTurnEnv):
         call_id = call["id"] or ""
         try:
             name, arguments = call["name"], self._read_arguments(call)
-            arguments = await self.prepare_tool_args(name, arguments, messages, state)
         except Exception as error:
             return self._refuse(error, ToolParseError, call_id)
+        arguments = await self.prepare_tool_args(name, arguments, messages, state)
         try:
             answered = await self.call_tool(name, arguments, call_id)
         except Exception as error:

@@ -10,6 +10,7 @@ import pytest
 import mettle.envs as vf
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "train-an-agent-program.md"
+AGENT = Path(__file__).resolve().parents[1] / "agents" / "tool_agent.py"
 TEXT = GUIDE.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
@@ -29,7 +30,10 @@ async def test_the_subclass_of_the_guide_counts_the_agents_files(scripted):
     names: dict = {}
     exec(compile(EXAMPLES[1], str(GUIDE), "exec"), names)
     env = names["Counted"](
-        "touch a b c", dataset=[{"question": "q"}], rubric=vf.Rubric([lambda state: state["num_files"]])
+        "python3 /data/agent.py && touch a b",
+        dataset=[{"question": "q"}],
+        rubric=vf.Rubric([lambda state: state["num_files"]]),
+        files={"/data/agent.py": AGENT.read_bytes()},
     )
     state = await env.run_rollout(env.get_dataset()[0], scripted("x"), "m")
     await env.teardown()

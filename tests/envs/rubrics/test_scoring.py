@@ -155,6 +155,49 @@ async def test_scored_independently_a_group_function_says_what_it_sees(caplog):
     ]
 
 
+class Ranked(vf.Rubric):
+    """The best of a group gets 1: what a group is worth is said by the class and by no function."""
+
+    async def score_group(self, states, **kwargs):
+        best = max(len(state["completion"][-1]["content"]) for state in states)
+        for state in states:
+            state["reward"] = float(len(state["completion"][-1]["content"]) == best)
+            state["metrics"] = {"group": float(len(states))}
+
+
+class RankedSince018(vf.Rubric):
+    async def score_group(self, states, score_sem):
+        async with score_sem:
+            await Ranked.score_group(self, states)
+
+
+@pytest.mark.parametrize("kind", [Ranked, RankedSince018])
+@pytest.mark.parametrize("make", [vf.SingleTurnEnv, vf.ToolEnv], ids=["alone", "in a rubric group"])
+@pytest.mark.parametrize("is_grouped", [False, True])
+async def test_a_class_that_says_how_groups_are_scored_is_asked(scripted, make, kind, is_grouped):
+    env = make(dataset=[{"question": "q"}], rubric=kind())
+    env = vf.EnvGroup([env]) if is_grouped else env
+    said = iter(["a", "abc", "ab"])
+    assert env.requires_group_rollouts
+    results = await env.evaluate(scripted(lambda _: next(said)), "m", rollouts_per_example=3)
+    assert sorted(results.reward) == [0.0, 0.0, 1.0]
+    assert [row["metrics"]["group"] for row in results.outputs] == [3.0, 3.0, 3.0]
+    alone = await env.evaluate(scripted("a"), "m", rollouts_per_example=2, independent_scoring=True)
+    assert alone.reward == [1.0, 1.0]
+    assert [row["metrics"]["group"] for row in alone.outputs] == [1.0, 1.0]
+
+
+async def test_a_class_that_scores_rollouts_and_groups_is_asked_for_what_is_scored(scripted):
+    class Both(Ranked):
+        async def score_rollout(self, state, **kwargs):
+            state["reward"], state["metrics"] = 0.25, {}
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=Both())
+    alone = await env.evaluate(scripted("a"), "m", rollouts_per_example=2, independent_scoring=True)
+    assert alone.reward == [0.25, 0.25]
+    assert (await env.evaluate(scripted("a"), "m", rollouts_per_example=2)).reward == [1.0, 1.0]
+
+
 async def test_an_environment_without_a_rubric_is_scored_independently_too(scripted):
     env = vf.SingleTurnEnv(dataset=[{"question": "q"}])
     results = await env.evaluate(scripted("a"), "m", rollouts_per_example=2, independent_scoring=True)

@@ -78,7 +78,7 @@ def _replace(kind: type, name: str, adapter: Callable[[Method], Method]) -> None
     adapted = adapter(method)
     for mark, value in vars(method).items():
         setattr(adapted, mark, value)
-    adapted.__name__, adapted.__doc__ = name, method.__doc__
+    adapted.__name__, adapted.__doc__, adapted.__module__ = name, method.__doc__, method.__module__
     setattr(kind, name, adapted)
 
 

@@ -74,6 +74,7 @@ class AgentSession:
         self.model = model
         self.max_calls = max_calls
         self.num_calls = 0
+        self.num_answered = 0
         self.num_requests = 0
         self.num_refused = 0
         self.num_repeated = 0
@@ -140,6 +141,7 @@ class AgentSession:
         if not exchange.is_kept:
             exchange.is_kept = True
             await self.answerer.keep(exchange.call, exchange.task.result())
+            self.num_answered += 1
 
     def remember_response(self, exchange: Exchange, response_id: str) -> None:
         """Let a later call continue this answer by its id, as the Responses API has it."""
@@ -157,6 +159,7 @@ class AgentSession:
                 exchange.task.cancel()
             elif exchange.is_kept and exchange.delivered_at is None:
                 self.answerer.drop(exchange.call, exchange.task.result())
+                self.num_answered -= 1
             elif not exchange.task.cancelled():
                 exchange.task.exception()  # looked at, so that nobody reports it as forgotten
         self._exchanges.clear()

@@ -1,7 +1,7 @@
 """Rubrics: functions that look at finished rollouts, and their weighted sum, which is the reward.
 
-Parts: `Rubric`. A function asks for what it wants by parameter name (`completion`, `answer`, `state`, `parser`, ...,
-any column of the row, any class object). One with `completions`, `states`, ... or a list as its return type looks at
+Parts: `Rubric`; `score_alone`. A function asks for what it wants by parameter name (`completion`, `answer`, `state`,
+`parser`, ..., any column of the row, any class object). One with `completions`, `states`, ... or a list as its return type looks at
 the whole group. Functions run one after the other, each for all rollouts of a group side by side; with
 `parallelize_scoring` the functions run side by side too, and must not rely on each other. How one function is run is in
 `function`, what it may return in `values`. Invariants: a function that raises, hangs or returns no finite number leaves
@@ -120,14 +120,14 @@ class Rubric:
         }
 
     def has_group_funcs(self) -> bool:
-        """True when some function must see a whole group."""
-        return any(self._function(func).is_group for func in self.funcs)
+        """True when some function must see a whole group, or a subclass scores groups in a way of its own."""
+        return scores_groups_itself(self) or any(self._function(func).is_group for func in self.funcs)
 
     async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
         """Set reward and metrics of one rollout. A function of the group sees a group of one, which is said once."""
-        if not self._has_warned and self.has_group_funcs():
+        names = [] if self._has_warned else [func_name(f) for f in self.funcs if self._function(f).is_group]
+        if names:
             self._has_warned = True
-            names = [func_name(func) for func in self.funcs if self._function(func).is_group]
             self.logger.warning("%s compare a group's rollouts; scored independently they see groups of one", names)
         await self._score([state])
 
@@ -233,6 +233,23 @@ class Rubric:
 
 
 defined(Rubric, "rubric")
+
+
+def scores_groups_itself(rubric: Rubric) -> bool:
+    """True when an author overrides `score_group`."""
+    return _is_authors(rubric.score_group)
+
+
+def _is_authors(method: Any) -> bool:
+    return not str(method.__module__).startswith("mettle.")
+
+
+async def score_alone(rubric: Rubric, state: State) -> None:
+    """Score one rollout by itself: as a group of one where the rubric's class says only how groups are scored."""
+    if scores_groups_itself(rubric) and not _is_authors(rubric.score_rollout):
+        await rubric.score_group([state])
+    else:
+        await rubric.score_rollout(state)
 
 
 def metric_names(funcs: Sequence[RewardFunc]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mettle.envs.rubrics.rubric import RewardFunc, Rubric
+from mettle.envs.rubrics.rubric import RewardFunc, Rubric, score_alone, scores_groups_itself
 from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.state import State
 
@@ -55,11 +55,11 @@ class RubricGroup(Rubric):
 
     def has_group_funcs(self) -> bool:
         """True when some rubric must see a whole group."""
-        return any(rubric.has_group_funcs() for rubric in self.rubrics)
+        return scores_groups_itself(self) or any(rubric.has_group_funcs() for rubric in self.rubrics)
 
     async def score_rollout(self, state: State, **_: Any) -> None:
         """Sum over the rubrics, for one rollout."""
-        await self._sum([state], lambda rubric: rubric.score_rollout(state))
+        await self._sum([state], lambda rubric: score_alone(rubric, state))
 
     async def score_group(self, states: list[State], **_: Any) -> None:
         """Sum over the rubrics, for a group."""
@@ -84,7 +84,7 @@ class RubricGroup(Rubric):
         before = [[(step.get("reward"), step.get("advantage")) for step in s.get("trajectory") or []] for s in states]
         for rubric in self.rubrics:
             for state in states:
-                state["metrics"] = None
+                state["metrics"] = state["reward"] = None
             await score(rubric)
             for index, state in enumerate(states):
                 rewards[index] += state["reward"] or 0.0
