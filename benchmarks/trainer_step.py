@@ -111,7 +111,7 @@ def check_gradients(plain: PlainLoop, learners: list[Learner], batch: Batch) -> 
     plain.model.zero_grad()
     worst = 0.0
     for learner in learners:
-        learner._accumulate(Sequences.of(batch))
+        learner._accumulate(Sequences.of(batch), learner.recipe.loss)
         found = torch.cat([p.grad.flatten() for p in learner.policy.parameters()])
         learner.policy.zero_grad()
         worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))

@@ -96,7 +96,7 @@ def make_learner(folder, **changes):
 def gradients(learner, batch):
     """The gradient of a batch and its sums, without a step."""
     learner.policy.zero_grad()
-    sums, _ = learner._accumulate(Sequences.of(batch))
+    sums, _ = learner._accumulate(Sequences.of(batch), learner.recipe.loss)
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters()]).clone(), sums
 
 

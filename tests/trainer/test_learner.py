@@ -83,6 +83,24 @@ def test_a_batch_without_any_signal_takes_a_step_of_nothing(mini_model):
     assert metrics["optim/skipped"] == 0
 
 
+def test_the_entropy_bonus_spreads_the_policy_and_fades_with_the_learning_rate(mini_model):
+    samples = groups()
+    for sample in samples:
+        sample["advantages"][:] = 0  # nothing but the bonus trains
+
+    def trained(rate):
+        schedule = SchedulerConfig(type="linear", warmup_steps=0, min_lr_ratio=rate)
+        optim = OptimConfig(weight_decay=0.0, max_grad_norm=1e9)
+        loss = DefaultLoss(kl_tau=0, entropy_tau=0.5)
+        return make_learner(mini_model, optim=optim, scheduler=schedule, loss=loss, max_steps=2)
+
+    full, half = trained(1.0).train(make_batch(samples), 2), trained(0.5).train(make_batch(samples), 2)
+    assert full["loss/rl"] == pytest.approx(-0.5 * full["entropy/mean"], rel=1e-4)
+    assert half["optim/grad_norm"] == pytest.approx(full["optim/grad_norm"] / 2, rel=1e-4)
+    learner = trained(1.0)
+    assert learner.train(make_batch(samples), 1)["entropy/mean"] < learner.train(make_batch(samples), 2)["entropy/mean"]
+
+
 def test_three_steps_give_the_numbers_that_they_gave_when_the_loss_was_one_file(mini_model):
     pinned = json.loads((Path(__file__).parent / "pinned.json").read_text())["steps"]
     learner, rng = make_learner(mini_model), np.random.default_rng(5)

@@ -284,3 +284,25 @@ def test_logprobs_and_entropy_are_those_at_the_sampling_temperature(temperature)
     found, entropy = token_logprobs(torch.from_numpy(logits), torch.from_numpy(labels), torch.full((6,), temperature))
     np.testing.assert_allclose(found.numpy(), np.log(probabilities[np.arange(6), labels]), rtol=1e-5)
     np.testing.assert_allclose(entropy.numpy(), -(probabilities * np.log(probabilities)).sum(-1), rtol=1e-5)
+
+
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_and_only_where_it_is_asked_for():
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(0, 2, (6, 11))).requires_grad_()
+    labels, ones = torch.from_numpy(rng.integers(0, 11, 6)), torch.ones(6)
+    _, silent = token_logprobs(logits, labels, ones)
+    assert not silent.requires_grad
+    _, targets = random_targets(rng, 6)
+    targets |= {"rl_weights": np.array([1.0, 2, 0, 0, 1, 1]), "advantages": np.zeros(6), "ref_kl_weights": np.zeros(6)}
+    targets |= {"ce_weights": np.zeros(6)}
+    own, entropy = token_logprobs(logits, labels, ones, has_entropy_gradient=True)
+    form = DefaultLoss(kl_tau=0, entropy_tau=0.3)
+    output = total_loss(own, entropy, tensors(targets), ComponentCounts(4, 0, 0), form)
+    weights = torch.from_numpy(targets["rl_weights"])
+    assert output.loss.item() == pytest.approx(-0.3 * (weights * entropy).sum().item() / 4)
+    output.loss.backward()
+    # d H / d z_v = -p_v (log p_v + H)
+    p = torch.softmax(logits.detach().float(), -1)
+    entropy = entropy.detach()
+    expected = 0.3 / 4 * weights[:, None] * p * (p.log() + entropy[:, None])
+    torch.testing.assert_close(logits.grad, expected.double(), rtol=1e-4, atol=1e-6)

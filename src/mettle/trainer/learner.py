@@ -50,8 +50,8 @@ class Learner:
         """Take step `step` on `batch` and return its metrics, alike on every rank."""
         started = time.perf_counter()
         sequences = Sequences.of(batch)
-        sums, max_mismatch = self._accumulate(sequences)
         rate = learning_rate(step, self.recipe.scheduler, peak=self.recipe.optim.lr, max_steps=self.recipe.max_steps)
+        sums, max_mismatch = self._accumulate(sequences, self._loss_at(rate))
         grad_norm = clip_gradients(self.policy, self.recipe.optim.max_grad_norm)
         is_finite = math.isfinite(grad_norm)
         if is_finite:
@@ -82,13 +82,22 @@ class Learner:
         missing = max(most, 1) - len(layouts)
         return layouts + [empty_layout()] * missing if missing else layouts
 
-    def _accumulate(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    def _loss_at(self, rate: float) -> PolicyLoss:
+        """The configured loss; exploration fades with the learning rate, so that the last steps can be sure."""
+        form = self.recipe.loss
+        if not form.entropy_tau:
+            return form
+        return form.model_copy(update={"entropy_tau": form.entropy_tau * rate / self.recipe.optim.lr})
+
+    def _accumulate(self, sequences: Sequences, form: PolicyLoss) -> tuple[Tensor, Tensor]:
         sums = torch.zeros(len(SUM_NAMES), dtype=torch.float64, device=self.world.device)
         max_mismatch = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for layout in self.plan(sequences):
             targets = TargetTensors.of(layout.targets, self.world.device)
-            logprobs_K, entropy_K = self.policy(layout, targets.token_ids, targets.temperatures)
-            output = total_loss(logprobs_K, entropy_K, targets, sequences.counts, self.recipe.loss)
+            logprobs_K, entropy_K = self.policy(
+                layout, targets.token_ids, targets.temperatures, has_entropy_gradient=form.entropy_tau > 0
+            )
+            output = total_loss(logprobs_K, entropy_K, targets, sequences.counts, form)
             # Sharding averages gradients over the ranks; the loss is a sum over them.
             (output.loss * self.world.size).backward()  # type: ignore[no-untyped-call]
             sums += output.sums

@@ -3,7 +3,8 @@
 For a trained token: l is its log-probability under the policy being trained, m under the sampler (as recorded), A the
 advantage, w the component's weight, k = l - m cut to +-`log_ratio_clamp`, r = exp(k), D = exp(l) - exp(m).
 
-    rl      w [ kl_tau k^2 - adv_tau surrogate ]      the surrogate is that of the configured loss (`losses/`)
+    rl      w [ kl_tau k^2 - adv_tau surrogate - entropy_tau H ]   H the entropy of the token's distribution; the
+                                                      surrogate is that of the configured loss (`losses/`)
     ref_kl  w [ ref_kl_tau k^2 - keep sg(ref - l) r ] keep unless D < -mask_low
     ce      -w l
 
@@ -51,14 +52,16 @@ class LossOutput:
     max_mismatch_kl: Tensor
 
 
-def token_logprobs(logits_KV: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    logits_KV: Tensor, labels_K: Tensor, temperatures_K: Tensor, *, has_entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of its distribution, both at the temperature it was sampled with.
 
-    In float32 whatever the logits are. The entropy carries no gradient.
+    In float32 whatever the logits are. The entropy carries a gradient only where it is asked for: it costs memory.
     """
     logprobs_KV = torch.log_softmax(logits_KV.float() / temperatures_K[:, None], dim=-1)
     logprobs_K = logprobs_KV.gather(-1, labels_K[:, None]).squeeze(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
         entropy_K = -(logprobs_KV.exp() * logprobs_KV).sum(-1)
     return logprobs_K, entropy_K
 
@@ -81,6 +84,8 @@ def total_loss(
     seen = SeenByLoss(logprobs_K, own_K, moved_K, is_rl_K, targets.sequences, targets)
     surrogate_K, is_masked_K = form.surrogate(seen)
     rl_K = form.kl_tau * log_ratio_K.square() - form.adv_tau * surrogate_K
+    if form.entropy_tau:
+        rl_K = rl_K - form.entropy_tau * entropy_K
     rl_K = torch.where(is_rl_K, targets.rl_weights * rl_K, 0.0)
     # On-policy distillation: the reference's surprise is the advantage. Source: arXiv 2306.13649.
     pull_K = (targets.ref_logprobs - logprobs_K).detach() * log_ratio_K.exp()

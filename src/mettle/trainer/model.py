@@ -42,14 +42,20 @@ class Policy(nn.Module):
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
 
     def forward(
-        self, layout: Layout, labels_K: Tensor, temperatures_K: Tensor, *, is_exact: bool = False
+        self,
+        layout: Layout,
+        labels_K: Tensor,
+        temperatures_K: Tensor,
+        *,
+        is_exact: bool = False,
+        has_entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the K targets; `is_exact` computes in float32 whatever the config says."""
         with self._precision(labels_K.device, is_exact):
             hidden_BTH = self._hidden(layout, labels_K.device)
             sources_K = torch.from_numpy(layout.sources).to(labels_K.device)
             hidden_KH = hidden_BTH.flatten(0, 1).index_select(0, sources_K)
-            return self._logprobs(hidden_KH, labels_K, temperatures_K)
+            return self._logprobs(hidden_KH, labels_K, temperatures_K, has_entropy_gradient)
 
     def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
         token_ids_BT = torch.from_numpy(layout.token_ids).to(device)
@@ -62,16 +68,19 @@ class Policy(nn.Module):
         hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
         return hidden_BTH
 
-    def _logprobs(self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
+    def _logprobs(
+        self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, has_entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        def head_logprobs(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
+            logits_KV = self._head(hidden_KH)
+            return token_logprobs(logits_KV, labels_K, temperatures_K, has_entropy_gradient=has_entropy_gradient)
+
         chunk = max(1, LOGITS_AT_ONCE // self.vocab_size)
         if len(hidden_KH) <= chunk:
-            return self._head_logprobs(hidden_KH, labels_K, temperatures_K)
+            return head_logprobs(hidden_KH, labels_K, temperatures_K)
         cut = (torch.split(tensor, chunk) for tensor in (hidden_KH, labels_K, temperatures_K))
-        pieces = [checkpoint(self._head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
+        pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
         return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
-
-    def _head_logprobs(self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs(self._head(hidden_KH), labels_K, temperatures_K)
 
     def _head(self, hidden: Tensor) -> Tensor:
         head: Any = self.network.get_output_embeddings()  # type: ignore[operator]

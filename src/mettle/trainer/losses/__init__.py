@@ -63,7 +63,10 @@ class SeenByLoss:
 
 
 class PolicyLoss(BaseModel):
-    """What all losses have in common. A token's term is w (kl_tau k^2 - adv_tau surrogate), k the log-ratio."""
+    """What all losses have in common.
+
+    A token's term is w (kl_tau k^2 - adv_tau surrogate - entropy_tau H), k the log-ratio, H the entropy.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,6 +76,9 @@ class PolicyLoss(BaseModel):
     """Weight of the advantage term."""
     kl_tau: float = Field(default=1e-3, ge=0)
     """Weight of the squared log-ratio, which holds the policy near the sampler. The tiny recipe uses 0."""
+    entropy_tau: float = Field(default=0.0, ge=0)
+    """Weight of the entropy of a trained token's distribution: keeps alternatives alive that noise would close. It
+    fades with the learning rate; at half the peak rate it is half of this."""
     mask_low: float = Field(default=0.2, gt=0)
     """ref_kl and default: drop a token whose probability fell by more than this (where its advantage is not > 0)."""
     ref_kl_tau: float = Field(default=1e-3, ge=0)
