@@ -3,6 +3,11 @@
 Legend: N prompts, P padded prompt length, M = N * P, B running sequences, T longest of them, D hidden, H heads, K kv
 heads, G = H / K queries of a kv head, E head size, V vocabulary. Queries of one kv head share keys, so decoding groups
 them as [B, K, G, E] and attention needs no repeated keys. Agreement with transformers is tested to 1e-5.
+
+Invariant, on a CPU: what a sequence gets does not depend on who else is in the batch, to the last bit. The order in
+which a matrix product adds up changes with its shape at a few places only, and these are kept away from: fewer than
+`MIN_ROWS` rows (another kernel), lengths that are no multiple of `LENGTH_STEP` (a remainder loop), more than
+`MAX_QUERIES` queries of one kv head (the keys are summed in blocks).
 """
 
 from __future__ import annotations
@@ -18,8 +23,17 @@ from mettle.inference.engine.architecture import ModelShape, Rope
 from mettle.inference.engine.slots import SlotCache
 from mettle.inference.engine.weights import FusedWeights, LayerWeights
 
+MIN_ROWS = 8
+LENGTH_STEP = 16
+MAX_QUERIES = 3
+
 StorePrompt = Callable[[int, Tensor], None]
 """Takes a layer's number and the prompts' keys and values, [N, 2K, P, E]."""
+
+
+def padded_length(length: int) -> int:
+    """The length at which `length` tokens are computed."""
+    return -(-length // LENGTH_STEP) * LENGTH_STEP
 
 
 class Decoder:
@@ -30,7 +44,8 @@ class Decoder:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._cos_TE, self._sin_TE = (t.to(self.device, self.dtype) for t in rope_tables(shape, max_length))
+        tables = rope_tables(shape, padded_length(max_length))
+        self._cos_TE, self._sin_TE = (t.to(self.device, self.dtype) for t in tables)
 
     def with_weights(self, weights: FusedWeights) -> Decoder:
         """A decoder of the same shape with other weights; it shares nothing that either would change."""
@@ -42,9 +57,11 @@ class Decoder:
     def prefill(self, token_ids_NP: Tensor, store: StorePrompt | None = None) -> Tensor:
         """Hidden states [N, P, D] of right-padded prompts; `store` is handed each layer's keys and values.
 
-        What stands at the padding is meaningless and attended to by nothing before it.
+        What stands at the padding is meaningless and attended to by nothing before it. P is rounded up here; prompts
+        that round up to different lengths belong into different calls (attention is computed in blocks of P).
         """
         shape = self.shape
+        token_ids_NP = F.pad(token_ids_NP, (0, padded_length(token_ids_NP.shape[1]) - token_ids_NP.shape[1]))
         num_prompts, length = token_ids_NP.shape
         hidden_MD = F.embedding(token_ids_NP.reshape(-1), self.weights.embedding)
         cos_M1E = self._cos_TE[:length].repeat(num_prompts, 1)[:, None]
@@ -65,24 +82,25 @@ class Decoder:
         """Hidden states [B, D] of one more token of each of the first B slots, which is added to the cache."""
         shape = self.shape
         batch = len(token_ids_B)
-        cos_B1E, sin_B1E = self._cos_TE[positions_B][:, None], self._sin_TE[positions_B][:, None]
         mask = span.mask(positions_B, self.dtype)
         group = shape.num_heads // shape.num_kv_heads
-        hidden_BD = F.embedding(token_ids_B, self.weights.embedding)
+        positions_R = _with_rows(positions_B)
+        cos_R1E, sin_R1E = self._cos_TE[positions_R][:, None], self._sin_TE[positions_R][:, None]
+        hidden_RD = F.embedding(_with_rows(token_ids_B), self.weights.embedding)
         for number, layer in enumerate(self.weights.layers):
-            heads = self._project(layer, hidden_BD, cos_B1E, sin_B1E)
+            heads = self._project(layer, hidden_RD, cos_R1E, sin_R1E)[:batch]
             cache.append(number, heads[:, shape.num_heads :], slots_B, positions_B)
             key, value = cache.views(number, batch, span.longest)
             query = heads[:, : shape.num_heads].view(batch, shape.num_kv_heads, group, shape.head_size)
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-            hidden_BD = self._finish_layer(layer, hidden_BD, attended.reshape(batch, -1))
-        return hidden_BD
+            attended = _attend(query, key, value, mask)
+            hidden_RD = self._finish_layer(layer, hidden_RD, _with_rows(attended.reshape(batch, -1)))
+        return hidden_RD[:batch]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] in float32 of hidden states [..., D]."""
+        """Logits [R, V] in float32 of hidden states [R, D]."""
         shape = self.shape
         normed = F.rms_norm(hidden, (shape.hidden_size,), self.weights.norm, shape.norm_eps)
-        return F.linear(normed, self.weights.head).float()
+        return F.linear(_with_rows(normed), self.weights.head)[: len(hidden)].float()
 
     def _project(self, layer: LayerWeights, hidden_RD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         # Rows R to heads [R, H + 2K, E]: queries and keys normed and rotated in place, values as they are.
@@ -112,15 +130,28 @@ class Decoder:
         return heads_NKPE if group == 1 else heads_NKPE.repeat_interleave(group, 1)
 
 
+def _with_rows(rows_B: Tensor) -> Tensor:
+    """At least `MIN_ROWS` rows; the added ones are zeros and nobody reads what becomes of them."""
+    missing = MIN_ROWS - len(rows_B)
+    return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
+
+
+def _attend(query_BKGE: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    parts = [
+        F.scaled_dot_product_attention(part, key, value, attn_mask=mask) for part in query_BKGE.split(MAX_QUERIES, 2)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
 class Span:
     """The lengths of the running sequences after the token at hand: what of the cache a step reads."""
 
     def __init__(self, shortest: int, longest: int) -> None:
-        self.longest = longest
-        self._is_even = shortest == longest
+        self.longest = padded_length(longest)
+        self._is_even = shortest == self.longest
 
     def mask(self, positions_B: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [B, 1, 1, T]; None when all sequences are equally long, as in a group that starts together."""
+        """Additive mask [B, 1, 1, T]; None when no sequence is shorter than what is read."""
         if self._is_even:
             return None
         places = torch.arange(self.longest, device=positions_B.device)

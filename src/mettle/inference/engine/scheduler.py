@@ -1,7 +1,7 @@
 """Continuous batching: who waits, who runs in which slot, and one step of it all.
 
-A step admits what fits, computes the new prompts in one padded pass (equal prompts once, whoever sent them), samples
-their first tokens, then decodes one token of every running sequence. There is no thread here: whoever calls `step`
+A step admits what fits, computes the new prompts of about one length in one padded pass (equal prompts once, whoever
+sent them), samples their first tokens, then decodes one token of every running sequence. There is no thread here: whoever calls `step`
 owns the scheduler. Invariant: sequence i of `_running` has slot i; a slot that falls free is filled by the last one.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
-from mettle.inference.engine.decoder import Decoder, Span
+from mettle.inference.engine.decoder import Decoder, Span, padded_length
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused, TokenListener, TokenLogprob
 from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
@@ -58,7 +58,8 @@ class Scheduler:
         self._decode_text = decode_text
         self._device = decoder.device
         self._sampler = BatchSampler(self._device, seed)
-        self._cache = SlotCache(decoder.shape, limits.max_slots, limits.max_model_len, self._device, decoder.dtype)
+        longest = padded_length(limits.max_model_len)
+        self._cache = SlotCache(decoder.shape, limits.max_slots, longest, self._device, decoder.dtype)
         self._waiting: deque[RunningRequest] = deque()
         self._running: list[RunningSequence] = []
         self._requests: dict[str, RunningRequest] = {}
@@ -138,8 +139,8 @@ class Scheduler:
     def step(self, *, is_admitting: bool = True) -> bool:
         """Do one step; False when nothing is left to do (while not admitting, what waits does not count)."""
         admitted = self._admit() if is_admitting else []
-        if admitted:
-            self._prefill(admitted)
+        for alike in _by_length(admitted):
+            self._prefill(alike)
         if self._running:
             self._decode()
         self.totals.steps += 1
@@ -211,7 +212,7 @@ class Scheduler:
         ]
 
     def _compute_prompts(self, prompts: list[tuple[int, ...]], prompt_of: list[int], first_slot: int) -> Tensor:
-        width = max(len(prompt) for prompt in prompts)
+        width = padded_length(max(len(prompt) for prompt in prompts))
         padded = torch.tensor([[*prompt, *([0] * (width - len(prompt)))] for prompt in prompts], device=self._device)
         if not prompt_of:
             return self._decoder.prefill(padded)
@@ -292,6 +293,14 @@ class Scheduler:
 
     def _forget_batch(self) -> None:
         self._plan = self._token_ids = self._positions = None
+
+
+def _by_length(requests: Sequence[RunningRequest]) -> list[list[RunningRequest]]:
+    """Requests whose prompts are computed at one length together, so that a prompt's numbers depend on it alone."""
+    found: dict[int, list[RunningRequest]] = {}
+    for request in requests:
+        found.setdefault(padded_length(len(request.request.prompt_ids)), []).append(request)
+    return list(found.values())
 
 
 def score_tokens(decoder: Decoder, token_ids_P: Tensor, hidden_PD: Tensor) -> Tensor:
