@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from mettle.sandbox.zygote import frames, jail, watch
 from mettle.sandbox.zygote.counter import Counter
+from mettle.sandbox.zygote.processor import ProcessorTime
 from mettle.sandbox.zygote.settings import Settings
 from mettle.sandbox.zygote.unshared import UnsharedBuffer
-from mettle.sandbox.zygote.watch import ProcessUsage
 
 WALL_FACTOR: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
 _POLL_S: Final = 0.02
@@ -79,7 +79,7 @@ class RunAttempt:
             buffer.length = 0
         self._written = dict(zip(child.streams[1:], outputs, strict=True))
         # A program shares nothing with the template once it has taken the child's place.
-        self._inherited_bytes = 0 if self._is_program else child.resident_bytes
+        self._inherited_bytes = 0 if self._is_program or child.counter else child.resident_bytes
         self._number: int = header["run"]
         # What it reads comes from the owner as it runs, and what it prints goes there.
         self._is_live: bool = header["is_live"]
@@ -87,6 +87,7 @@ class RunAttempt:
         self._used_s, self._asleep_s = 0.0, 0.0
         self.ended = ""
         self.started = self._looked = time.monotonic()
+        self.processor = ProcessorTime(child.spent_s, self.started)
 
     @property
     def is_flooded(self) -> bool:
@@ -115,7 +116,7 @@ class RunAttempt:
                     self._attend(poller, descriptor, channel)
             if not self.ended and time.monotonic() >= next_look:
                 self._check_limits()
-                next_look = time.monotonic() + _POLL_S
+                next_look = time.monotonic() + _POLL_S * (0.5 + os.urandom(1)[0] / 255)  # not to be timed by the code
 
     def drain(self) -> None:
         """Everything is dead: read what is left in the pipes, up to the limit."""
@@ -191,26 +192,22 @@ class RunAttempt:
         return num_bytes
 
     def _check_limits(self) -> None:
-        usage = self._usage()
-        if usage.cpu_s - self.child.spent_s > self._cpu_s:
+        pids, now = self._pids(), time.monotonic()
+        used_s = self.processor.look(pids, now)
+        resident_bytes = watch.resident_bytes(pids, self._inherited_bytes)
+        if used_s > self._cpu_s:
             self.ended = "cpu"
-        elif usage.resident_bytes > self._memory_bytes and self._is_over_memory():
+        elif resident_bytes > self._memory_bytes and self._is_over_memory(pids):
             self.ended = "memory"
-        elif self._has_slept_too_long(usage.cpu_s - self.child.spent_s):
+        elif self._has_slept_too_long(used_s, pids, now):
             self.ended = "wall"
         elif self._scratch and watch.tree_bytes(self._scratch, self.child.pid) > self._disk_bytes:
             self.ended = "disk"
 
-    def _usage(self) -> ProcessUsage:
-        if self.child.counter is None:
-            return watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
-        return watch.measure_one(self.child.pid)
-
-    def _has_slept_too_long(self, cpu_s: float) -> bool:
+    def _has_slept_too_long(self, cpu_s: float, pids: list[int], now: float) -> bool:
         """The wall limit counts what the test has used and slept, and not that a busy host let it wait for its turn."""
-        now = time.monotonic()
         lacked_s = now - self._looked - max(0.0, cpu_s - self._used_s)
-        if lacked_s > 0 and not watch.is_runnable(self._pids()):
+        if lacked_s > 0 and not watch.is_runnable(pids):
             self._asleep_s += lacked_s
         self._looked, self._used_s = now, max(cpu_s, self._used_s)
         return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_FACTOR * self._wall_s
@@ -218,11 +215,11 @@ class RunAttempt:
     def _pids(self) -> list[int]:
         if self.child.counter is not None:
             return [self.child.pid]
-        return watch.cell_processes() if self._is_jailed else [self.child.pid, *watch.descendants(self.child.pid)]
+        # Orphans come to this process.
+        return (watch.cell_processes() if self._is_jailed else watch.descendants(os.getpid())) or [self.child.pid]
 
-    def _is_over_memory(self) -> bool:
+    def _is_over_memory(self, pids: list[int]) -> bool:
         """The exact sum, for programs: their processes share pages, which the quick sum counts each time."""
         if not self._is_program:
             return True
-        pids = self._pids()
         return sum(watch.proportional_bytes(pids).values()) + watch.hidden_bytes(pids) > self._memory_bytes

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, rootfs, watch
+from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, processor, rootfs, watch
 from mettle.sandbox.zygote.attempt import Child, RunAttempt
 from mettle.sandbox.zygote.counter import Counter, take_over
 from mettle.sandbox.zygote.program import ProgramDirectory
@@ -72,8 +72,10 @@ def _enter(settings: Settings) -> None:
     if not settings.is_jailed:
         # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
+        processor.keep_load()
         return
     jail.own_user()
+    processor.keep_load()
     rootfs.mount_proc("/proc")
     rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
     os.chdir(_WORK)
@@ -210,7 +212,7 @@ class CellProcess:
             "ended": "output" if attempt.is_flooded else attempt.ended,
             "status": spent.status,
             "wall_s": time.monotonic() - attempt.started,
-            "cpu_s": max(0.0, spent.cpu_s - attempt.child.spent_s),
+            "cpu_s": attempt.processor.total(spent.cpu_s),
             "memory_bytes": spent.peak_bytes,
             "lengths": [len(piece) for piece in pieces],
         }
