@@ -13,7 +13,9 @@ from mettle.sandbox import SandboxPool, StdioTest, Verdict
 from mettle.sandbox.zygote import attempt as attempts
 from mettle.sandbox.zygote import watch
 from mettle.sandbox.zygote.attempt import WALL_FACTOR, Child, RunAttempt
+from mettle.sandbox.zygote.processor import ProcessorTime
 from mettle.sandbox.zygote.settings import Settings
+from mettle.sandbox.zygote.unshared import UnsharedBuffer
 
 LOOK_S = 0.02
 SETTINGS = Settings(
@@ -42,11 +44,14 @@ class Host:
         monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(RunAttempt, "_pids", lambda _: [])
         monkeypatch.setattr(watch, "is_runnable", lambda pids: self.is_runnable)
-        monkeypatch.setattr(watch, "measure", lambda *a, **k: watch.ProcessUsage(self.cpu_s, 0))
+        monkeypatch.setattr(watch, "resident_bytes", lambda *a: 0)
+        monkeypatch.setattr(ProcessorTime, "look", lambda *a: self.cpu_s)
         header = {"mode": "stdio", "run": 0, "is_live": False, "wall_s": 3.0, "cpu_s": 1.0}
         child = Child(os.getpid(), -1, job, -1, -2, -3, -4, 0.0, 0)
         limits = {"memory_bytes": 1 << 30, "output_bytes": 1 << 10}
-        self.attempt = RunAttempt(child, {**header, **limits}, b"", SETTINGS)
+        self.attempt = RunAttempt(
+            child, {**header, **limits}, memoryview(b""), [UnsharedBuffer() for _ in range(3)], SETTINGS
+        )
 
     def run(self, wall_s: float, *, share: float, is_runnable: bool) -> str:
         """Let time pass in which the test gets this share of a processor; how it has ended, if it has."""

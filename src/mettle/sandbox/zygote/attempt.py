@@ -12,12 +12,14 @@ import os
 import select
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from mettle.sandbox.zygote import frames, jail, watch
 from mettle.sandbox.zygote.counter import Counter
+from mettle.sandbox.zygote.processor import ProcessorTime
 from mettle.sandbox.zygote.settings import Settings
-from mettle.sandbox.zygote.watch import ProcessUsage
+from mettle.sandbox.zygote.unshared import UnsharedBuffer
 
 WALL_FACTOR: Final = 10.0  # times the wall limit that a test may take on a host that gives it no processor
 _POLL_S: Final = 0.02
@@ -55,10 +57,16 @@ class RunAttempt:
     """The clocks start when it is made. `ended` is why it is over: "exit", or the limit that it passed."""
 
     def __init__(
-        self, child: Child, header: dict[str, Any], stdin: bytes, settings: Settings, scratch: str = ""
+        self,
+        child: Child,
+        header: dict[str, Any],
+        stdin: memoryview,
+        outputs: Sequence[UnsharedBuffer],
+        settings: Settings,
+        scratch: str = "",
     ) -> None:
         self.child = child
-        self._stdin = memoryview(stdin)
+        self._stdin = stdin
         self._is_jailed = settings.is_jailed
         self._scratch = scratch if child.counter else ""
         self._disk_bytes = settings.max_file_bytes
@@ -67,9 +75,11 @@ class RunAttempt:
         self._cpu_s: float = header["cpu_s"]
         self._memory_bytes: int = header["memory_bytes"]
         self._output_bytes: int = header["output_bytes"]
-        self._written = {descriptor: bytearray() for descriptor in child.streams[1:]}
+        for buffer in outputs:
+            buffer.length = 0
+        self._written = dict(zip(child.streams[1:], outputs, strict=True))
         # A program shares nothing with the template once it has taken the child's place.
-        self._inherited_bytes = 0 if self._is_program else child.resident_bytes
+        self._inherited_bytes = 0 if self._is_program or child.counter else child.resident_bytes
         self._number: int = header["run"]
         # What it reads comes from the owner as it runs, and what it prints goes there.
         self._is_live: bool = header["is_live"]
@@ -77,14 +87,15 @@ class RunAttempt:
         self._used_s, self._asleep_s = 0.0, 0.0
         self.ended = ""
         self.started = self._looked = time.monotonic()
+        self.processor = ProcessorTime(child.spent_s, self.started)
 
     @property
     def is_flooded(self) -> bool:
-        return sum(len(data) for data in self._written.values()) > self._output_bytes
+        return sum(written.length for written in self._written.values()) > self._output_bytes
 
-    def pieces(self) -> list[bytes]:
+    def pieces(self) -> list[memoryview]:
         """What was written to each stream, as far as it is allowed."""
-        return [bytes(data)[: self._output_bytes] for data in self._written.values()]
+        return [written.view(0, self._output_bytes) for written in self._written.values()]
 
     def watch(self, channel: socket.socket) -> None:
         """Feed and read the child until it ends or passes a limit; ConnectionError when the owner hangs up."""
@@ -105,19 +116,17 @@ class RunAttempt:
                     self._attend(poller, descriptor, channel)
             if not self.ended and time.monotonic() >= next_look:
                 self._check_limits()
-                next_look = time.monotonic() + _POLL_S
+                next_look = time.monotonic() + _POLL_S * (0.5 + os.urandom(1)[0] / 255)  # not to be timed by the code
 
     def drain(self) -> None:
         """Everything is dead: read what is left in the pipes, up to the limit."""
-        for descriptor, data in self._written.items():
-            while len(data) <= self._output_bytes:
+        for descriptor, written in self._written.items():
+            while written.length <= self._output_bytes:
                 try:
-                    piece = os.read(descriptor, _READ_BYTES)
+                    if not written.read(descriptor, _READ_BYTES):
+                        break
                 except BlockingIOError:
                     break
-                if not piece:
-                    break
-                data += piece
 
     def _hear(self, poller: select.poll, channel: socket.socket) -> None:
         """More input for a test that is fed as it runs; of any other the owner can only hang up."""
@@ -126,14 +135,16 @@ class RunAttempt:
             raise ConnectionResetError("the owner hung up")
         if not self._is_input_open:
             return
-        self._stdin = memoryview(bytes(self._stdin) + frame.payload)
+        self._stdin = memoryview(bytes(self._stdin) + frame.payload)  # a cell that is fed serves no other test
         self._is_input_open = not frame.header["is_end"]
         self._asleep_s = 0.0  # it may have waited for this; all in all it is bounded by the last limit
         poller.register(self.child.stdin, select.POLLOUT)
         self._write_stdin(poller)
 
-    def _tell(self, channel: socket.socket, data: bytes) -> None:
-        """What has been printed, to the owner; nothing when it is closed."""
+    def _tell(self, channel: socket.socket, num_bytes: int) -> None:
+        """What has just been printed, to the owner; nothing when it is closed."""
+        written = self._written[self.child.stdout]
+        data = bytes(written.view(written.length - num_bytes))
         channel.sendall(frames.encode({"out": self._number, "is_end": not data}, data))
 
     def _attend(self, poller: select.poll, descriptor: int, channel: socket.socket) -> None:
@@ -144,16 +155,16 @@ class RunAttempt:
         elif self.child.counter is not None and descriptor == self.child.counter.listener:
             if not self.child.counter.attend():
                 poller.unregister(descriptor)
-        elif (data := self._read(descriptor)) is not None:
-            if not data:
+        elif (num_bytes := self._read(descriptor)) is not None:
+            if not num_bytes:
                 poller.unregister(descriptor)
             if self._is_live and descriptor == self.child.stdout:
-                self._tell(channel, data)
+                self._tell(channel, num_bytes)
 
     def _write_stdin(self, poller: select.poll) -> None:
         """Write what the pipe takes; close it at the end of the input or when nobody reads."""
         try:
-            while self._stdin:
+            while len(self._stdin):
                 self._stdin = self._stdin[os.write(self.child.stdin, self._stdin[:_READ_BYTES]) :]
         except BlockingIOError:
             return
@@ -167,38 +178,36 @@ class RunAttempt:
         # Replaced rather than closed: the number stays taken until the test is over.
         os.dup2(jail.NOTHING_FD, self.child.stdin, inheritable=False)
 
-    def _read(self, descriptor: int) -> bytes | None:
-        """Take what is there: nothing at the end of the stream, None if it is not there yet. Too much ends the test."""
+    def _read(self, descriptor: int) -> int | None:
+        """Take what is there, and say how much: 0 at the end of the stream, None if it is not there yet.
+
+        Too much ends the test.
+        """
         try:
-            data = os.read(descriptor, _READ_BYTES)
+            num_bytes = self._written[descriptor].read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return None
-        self._written[descriptor] += data
         if self.is_flooded:
             self.ended = "output"
-        return data
+        return num_bytes
 
     def _check_limits(self) -> None:
-        usage = self._usage()
-        if usage.cpu_s - self.child.spent_s > self._cpu_s:
+        pids, now = self._pids(), time.monotonic()
+        used_s = self.processor.look(pids, now)
+        resident_bytes = watch.resident_bytes(pids, self._inherited_bytes)
+        if used_s > self._cpu_s:
             self.ended = "cpu"
-        elif usage.resident_bytes > self._memory_bytes and self._is_over_memory():
+        elif resident_bytes > self._memory_bytes and self._is_over_memory(pids):
             self.ended = "memory"
-        elif self._has_slept_too_long(usage.cpu_s - self.child.spent_s):
+        elif self._has_slept_too_long(used_s, pids, now):
             self.ended = "wall"
         elif self._scratch and watch.tree_bytes(self._scratch, self.child.pid) > self._disk_bytes:
             self.ended = "disk"
 
-    def _usage(self) -> ProcessUsage:
-        if self.child.counter is None:
-            return watch.measure(self.child.pid, self._inherited_bytes, is_jailed=self._is_jailed)
-        return watch.measure_one(self.child.pid)
-
-    def _has_slept_too_long(self, cpu_s: float) -> bool:
+    def _has_slept_too_long(self, cpu_s: float, pids: list[int], now: float) -> bool:
         """The wall limit counts what the test has used and slept, and not that a busy host let it wait for its turn."""
-        now = time.monotonic()
         lacked_s = now - self._looked - max(0.0, cpu_s - self._used_s)
-        if lacked_s > 0 and not watch.is_runnable(self._pids()):
+        if lacked_s > 0 and not watch.is_runnable(pids):
             self._asleep_s += lacked_s
         self._looked, self._used_s = now, max(cpu_s, self._used_s)
         return self._used_s + self._asleep_s > self._wall_s or now - self.started > WALL_FACTOR * self._wall_s
@@ -206,11 +215,11 @@ class RunAttempt:
     def _pids(self) -> list[int]:
         if self.child.counter is not None:
             return [self.child.pid]
-        return watch.cell_processes() if self._is_jailed else [self.child.pid, *watch.descendants(self.child.pid)]
+        # Orphans come to this process.
+        return (watch.cell_processes() if self._is_jailed else watch.descendants(os.getpid())) or [self.child.pid]
 
-    def _is_over_memory(self) -> bool:
+    def _is_over_memory(self, pids: list[int]) -> bool:
         """The exact sum, for programs: their processes share pages, which the quick sum counts each time."""
         if not self._is_program:
             return True
-        pids = self._pids()
         return sum(watch.proportional_bytes(pids).values()) + watch.hidden_bytes(pids) > self._memory_bytes

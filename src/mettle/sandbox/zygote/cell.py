@@ -5,7 +5,8 @@ cell. Messages: `load` (the source, or files), `run` (one test: limits, input) a
 connection ends the cell. The next child is forked while the owner looks at the last answer. Process 1 itself holds no
 capability and is behind the filter before the first untrusted byte arrives.
 Invariant: when `done` is sent, no process of that test is alive; a cell whose files a test has touched says that it is
-worn and ends, so that no test finds what another has written.
+worn and ends, so that no test finds what another has written; and no test's process is forked from a frame, or with
+memory or descriptors, that hold anything of another test (`unshared.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import sys
 import time
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, rootfs, watch
+from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, processor, rootfs, watch
 from mettle.sandbox.zygote.attempt import Child, RunAttempt
 from mettle.sandbox.zygote.counter import Counter, take_over
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
+from mettle.sandbox.zygote.unshared import UnsharedBuffer, send
 
 _MAX_HELLO_BYTES: Final = 1 << 16
 _WORK: Final = "/work"
@@ -70,8 +72,10 @@ def _enter(settings: Settings) -> None:
     if not settings.is_jailed:
         # It ends when the owner hangs up, and not sooner: no kernel ends the test's processes here, so it must.
         kernel.adopt_orphans()
+        processor.keep_load()
         return
     jail.own_user()
+    processor.keep_load()
     rootfs.mount_proc("/proc")
     rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)
     os.chdir(_WORK)
@@ -113,34 +117,43 @@ class CellProcess:
         self._source = b""
         self._scratch = "" if settings.is_jailed else f"{settings.scratch}/{os.getpid()}"
         self._child: Child | None = None
+        # What goes into a test and what comes out of it: of this process alone, whatever it forks.
+        self._input = UnsharedBuffer()
+        self._outputs = (UnsharedBuffer(), UnsharedBuffer(), UnsharedBuffer())
 
     def serve(self) -> None:
         """Answer messages until the owner goes away."""
-        while (frame := frames.receive(self._channel)) is not None:
-            if "feed" in frame.header:
-                continue  # for a test that was over before it came
-            if "load" in frame.header:
-                self._load(frame)
-                continue
-            done, payload = self._run(frame)
-            is_last = frame.header["is_last"]
-            is_worn = not is_last and self.is_worn()
-            self._channel.sendall(frames.encode({**done, "is_worn": is_worn}, payload))
-            if is_worn or is_last:
-                return
+        while self._serve_test():
+            # Forked from here, where no frame holds anything of a test.
             self.prepare_child()
+
+    def _serve_test(self) -> bool:
+        """Answer the next order to run a test, and those before it; whether there may be another."""
+        while (order := frames.receive_order(self._channel, self._input)) is not None:
+            if "feed" in order.header:
+                continue  # for a test that was over before it came
+            if "load" in order.header:
+                self._load(order)
+                continue
+            done, pieces = self._run(order)
+            is_last = order.header["is_last"]
+            is_worn = not is_last and self.is_worn()
+            num_bytes = sum(map(len, pieces))
+            send(self._channel, [frames.encode_header({**done, "is_worn": is_worn}, num_bytes), *pieces])
+            return not (is_worn or is_last)
+        return False
 
     def is_worn(self) -> bool:
         """Whether the test that is over has left something that the next one could find."""
         return self._settings.is_jailed and not rootfs.are_private_directories_untouched()
 
-    def _load(self, frame: frames.Frame) -> None:
+    def _load(self, order: frames.Order) -> None:
         """Keep the source, or write the files that the next tests run."""
-        if "files" not in frame.header:
-            self._source = frame.payload
+        if "files" not in order.header:
+            self._source = bytes(order.payload)
             return
         assert self._files is not None, "the owner makes cells for programs with a directory for them"
-        self._files.write([(name, size) for name, size in frame.header["files"]], frame.payload)
+        self._files.write([(name, size) for name, size in order.header["files"]], order.payload)
 
     def prepare_child(self) -> None:
         """Fork the next child and wait until its doors are shut; OSError if one did not shut."""
@@ -158,10 +171,9 @@ class CellProcess:
         counted = None
         if self._program is not None:
             counted = Counter(take_over(ours), pid, self._settings.max_processes, landlock_only.MAX_FILES)
-        frame = frames.receive(ours, _MAX_HELLO_BYTES)
-        if frame is None or "failed" in frame.header:
-            reason = "it ended" if frame is None else str(frame.header["failed"])
-            raise OSError(5, f"a test's process could not be prepared: {reason}")
+        word = ours.recv(_MAX_HELLO_BYTES)
+        if word != child.READY:
+            raise OSError(5, f"a test's process could not be prepared: {word.decode() or 'it ended'}")
         kept = (pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0])
         for descriptor in kept:
             os.set_blocking(descriptor, False)
@@ -182,9 +194,9 @@ class CellProcess:
             except OSError:
                 jail.remove_tree(self._scratch)
 
-    def _run(self, frame: frames.Frame) -> frames.Frame:
-        """Run one test in the waiting child, and describe how it went."""
-        header, attempt = frame.header, self._start(frame)
+    def _run(self, order: frames.Order) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+        """Run one test in the waiting child; how it went, and what it has written."""
+        header, attempt = order.header, self._start(order)
         try:
             attempt.watch(self._channel)
             spent = self._reap(attempt.child.pid)
@@ -192,7 +204,7 @@ class CellProcess:
         finally:
             attempt.child.close()
             self._child = None
-        pieces = attempt.pieces()
+        pieces: list[bytes | memoryview] = [*attempt.pieces()]
         if header.get("artifact"):
             pieces[-1] = _read_artifact(f"{self._scratch or _WORK}/{header['artifact']}", header["max_artifact_bytes"])
         done: dict[str, Any] = {
@@ -200,25 +212,24 @@ class CellProcess:
             "ended": "output" if attempt.is_flooded else attempt.ended,
             "status": spent.status,
             "wall_s": time.monotonic() - attempt.started,
-            "cpu_s": max(0.0, spent.cpu_s - attempt.child.spent_s),
+            "cpu_s": attempt.processor.total(spent.cpu_s),
             "memory_bytes": spent.peak_bytes,
             "lengths": [len(piece) for piece in pieces],
         }
-        return frames.Frame(done, b"".join(pieces))
+        return done, pieces
 
-    def _start(self, frame: frames.Frame) -> RunAttempt:
+    def _start(self, order: frames.Order) -> RunAttempt:
         """Hand the job over; the clocks start here."""
-        header, waiting = frame.header, self._child
+        header, waiting = order.header, self._child
         assert waiting is not None, "a child waits between tests"
         is_call, is_program = header["mode"] == "call", header["mode"] == "program"
-        stdin = b"" if is_call else frame.payload
-        attempt = RunAttempt(waiting, header, stdin, self._settings, self._scratch)
+        stdin = order.payload[:0] if is_call else order.payload
+        attempt = RunAttempt(waiting, header, stdin, self._outputs, self._settings, self._scratch)
         source = b"" if is_program else self._source
-        job = {**header, "code_bytes": len(source)}
-        if is_program:
-            job["argv"] = self._fill_in(header["argv"])
+        text = frames.encode_text({**header, "argv": self._fill_in(header["argv"])}) if is_program else order.text
+        arguments = order.payload if is_call else order.payload[:0]
         with contextlib.suppress(BrokenPipeError):  # it died while it waited; its exit status tells
-            waiting.job.sendall(frames.encode(job, source + (frame.payload if is_call else b"")))
+            send(waiting.job, [child.JOB.pack(len(text), len(source), len(arguments)), text, source, arguments])
         return attempt
 
     def _fill_in(self, argv: list[str]) -> list[str]:

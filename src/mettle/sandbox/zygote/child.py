@@ -18,14 +18,17 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import traceback
 import types
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from mettle.sandbox.zygote import frames, kernel, landlock_only, values
 
 RESULT_FD: Final = 3
+JOB: Final = struct.Struct(">III")  # lengths of what follows: how to run (JSON), the source, a call's arguments
+READY: Final = b"ready"
 _JOB_FD: Final = 4
 _HARNESS_FAILED: Final = 70
 _harness: list[str] = []
@@ -40,6 +43,14 @@ _RESERVED_FACTOR: Final = 4
 _RESERVED_BYTES: Final = 1 << 30
 _RESERVED_STACKS: Final = 16
 _CANNOT_EXECUTE: Final = 126
+
+
+class Job(NamedTuple):
+    """What a waiting process is told to become."""
+
+    header: dict[str, Any]
+    source: bytes
+    arguments: bytes
 
 
 def live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes | None, scratch: str) -> NoReturn:
@@ -62,20 +73,32 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
         space_bytes = _address_space_bytes()
         _forget_the_harness()
         _rehearse()
-        job.sendall(frames.encode({"ready": True}))
+        job.sendall(READY)
     except OSError as error:
-        job.sendall(frames.encode({"failed": str(error)}))
+        job.sendall(str(error).encode())
         return
-    frame = frames.receive(job)
-    if frame is None:
+    order = _receive_job(job)
+    if order is None:
         return
     job.close()
-    _limit(frame.header, space_bytes)
+    _limit(order.header, space_bytes)
     if program is not None:
         landlock_only.finish(program)
-    if frame.header["mode"] == "program":
-        _become_program(frame.header)
-    _become(frame.header, frame.payload)
+    if order.header["mode"] == "program":
+        _become_program(order.header)
+    _become(order)
+
+
+def _receive_job(job: socket.socket) -> Job | None:
+    """What to do, or None when process 1 has gone."""
+    prefix = frames.receive_exactly(job, JOB.size)
+    if prefix is None:
+        return None
+    pieces = [frames.receive_exactly(job, num_bytes) for num_bytes in JOB.unpack(prefix)]
+    text, source, arguments = pieces
+    if text is None or source is None or arguments is None:
+        return None
+    return Job(frames.decode_header(text), source, arguments)
 
 
 def _arrange_descriptors(job: socket.socket, streams: tuple[int, int, int, int]) -> socket.socket:
@@ -153,14 +176,14 @@ def _rehearse() -> None:
     exec(compile(_REHEARSAL, _SOURCE_NAME, "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
 
 
-def _become(header: dict[str, Any], payload: bytes) -> NoReturn:
-    source = payload[: header["code_bytes"]].decode()
+def _become(job: Job) -> NoReturn:
+    header, source = job.header, job.source.decode()
     linecache.cache[_SOURCE_NAME] = (len(source), None, source.splitlines(keepends=True), _SOURCE_NAME)
     status = 1
     try:
         if header["mode"] == "call":
             os.set_inheritable(RESULT_FD, False)
-            _call(source, header["function"], payload[header["code_bytes"] :])
+            _call(source, header["function"], job.arguments)
         else:
             os.close(RESULT_FD)
             _execute(source, "__main__")

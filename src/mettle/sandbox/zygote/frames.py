@@ -10,8 +10,21 @@ import socket
 import struct
 from typing import Any, Final, NamedTuple
 
+from mettle.sandbox.zygote.unshared import UnsharedBuffer, fill
+
 PREFIX: Final = struct.Struct(">II")
 MAX_HEADER_BYTES: Final = 1 << 20
+_MAX_ORDER_BYTES: Final = 1 << 30
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_scan: Final = json.JSONDecoder().scan_once
+
+
+class Order(NamedTuple):
+    """A frame whose payload lies in a buffer, and the header's text."""
+
+    header: dict[str, Any]
+    text: bytes
+    payload: memoryview
 
 
 class Frame(NamedTuple):
@@ -23,16 +36,31 @@ class Frame(NamedTuple):
 
 def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
     """The bytes of one frame."""
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return PREFIX.pack(len(text), len(payload)) + text + payload
+    return encode_header(header, len(payload)) + payload
+
+
+def encode_header(header: dict[str, Any], payload_bytes: int) -> bytes:
+    """The bytes of a frame up to its payload."""
+    text = encode_text(header)
+    return PREFIX.pack(len(text), payload_bytes) + text
+
+
+def encode_text(header: dict[str, Any]) -> bytes:
+    """A header without its length."""
+    return _encode(header).encode()
 
 
 def decode_header(text: bytes) -> dict[str, Any]:
     """The header of a frame; ValueError if it is not a JSON object."""
     try:
-        header = json.loads(text)
+        decoded = text.decode()
+        header, end = _scan(decoded, 0)
     except RecursionError:
         raise ValueError("a frame's header nests too deep") from None
+    except StopIteration:
+        raise ValueError("a frame's header is not JSON") from None
+    if end != len(decoded):
+        raise ValueError("a frame's header goes on behind its end")
     if not isinstance(header, dict):
         raise ValueError(f"a frame's header must be an object, not {type(header).__name__}")
     return header
@@ -48,31 +76,46 @@ def check_lengths(prefix: bytes, max_payload_bytes: int) -> tuple[int, int]:
 
 def receive(channel: socket.socket, max_payload_bytes: int = 1 << 30) -> Frame | None:
     """The next frame, or None when the other side has gone."""
-    prefix = _receive_exactly(channel, PREFIX.size)
+    prefix = receive_exactly(channel, PREFIX.size)
     if prefix is None:
         return None
     header_bytes, payload_bytes = check_lengths(prefix, max_payload_bytes)
-    body = _receive_exactly(channel, header_bytes + payload_bytes)
+    body = receive_exactly(channel, header_bytes + payload_bytes)
     if body is None:
         return None
     return Frame(decode_header(body[:header_bytes]), body[header_bytes:])
+
+
+def receive_order(channel: socket.socket, buffer: UnsharedBuffer) -> Order | None:
+    """The next frame, its payload in place of what the buffer held, or None when the other side has gone."""
+    prefix = receive_exactly(channel, PREFIX.size)
+    if prefix is None:
+        return None
+    header_bytes, payload_bytes = check_lengths(prefix, _MAX_ORDER_BYTES)
+    text = receive_exactly(channel, header_bytes)
+    buffer.length = 0
+    payload = buffer.extend(payload_bytes)
+    if text is None or not fill(channel, payload):
+        return None
+    return Order(decode_header(text), text, payload)
 
 
 def receive_with_descriptors(channel: socket.socket, max_descriptors: int) -> tuple[Frame, list[int]] | None:
     """The next frame and the descriptors that came with it, or None when the other side has gone."""
     prefix, descriptors, _, _ = socket.recv_fds(channel, PREFIX.size, max_descriptors)
     if 0 < len(prefix) < PREFIX.size:
-        prefix += _receive_exactly(channel, PREFIX.size - len(prefix)) or b""
+        prefix += receive_exactly(channel, PREFIX.size - len(prefix)) or b""
     if len(prefix) < PREFIX.size:
         return None
-    body = _receive_exactly(channel, sum(check_lengths(prefix, MAX_HEADER_BYTES)))
+    body = receive_exactly(channel, sum(check_lengths(prefix, MAX_HEADER_BYTES)))
     if body is None:
         return None
     header_bytes = PREFIX.unpack(prefix)[0]
     return Frame(decode_header(body[:header_bytes]), body[header_bytes:]), descriptors
 
 
-def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+def receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    """So many bytes, or None when the other side has gone."""
     pieces = bytearray()
     while len(pieces) < num_bytes:
         piece = channel.recv(min(num_bytes - len(pieces), 1 << 20))

@@ -44,17 +44,22 @@ class ProgramDirectory:
         os.mkdir(path, 0o700)
         return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    def write(self, files: Sequence[tuple[str, int]], contents: bytes) -> None:
+    def write(self, files: Sequence[tuple[str, int]], contents: memoryview) -> None:
         """Replace all files by these (name and length), whose contents follow one another."""
         for name in os.listdir(self._descriptor):
             os.unlink(name, dir_fd=self._descriptor)
-        rest = memoryview(contents)
+        rest = contents
         for name, num_bytes in files:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(name, flags, _MODE, dir_fd=self._descriptor), "wb") as file:
-                file.write(rest[:num_bytes])
-                os.fchmod(file.fileno(), _MODE)  # whatever the umask is
-            rest = rest[num_bytes:]
+            # Without a file object, whose buffer the next test's process would inherit.
+            file = os.open(name, flags, _MODE, dir_fd=self._descriptor)
+            try:
+                data, rest = rest[:num_bytes], rest[num_bytes:]
+                while data:
+                    data = data[os.write(file, data) :]
+                os.fchmod(file, _MODE)  # whatever the umask is
+            finally:
+                os.close(file)
 
     def remove(self) -> None:
         """Delete a directory that no end of a mount namespace takes away."""

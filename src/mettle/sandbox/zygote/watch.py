@@ -23,13 +23,6 @@ _NUM_LOOKS: Final = 3
 _sizes: Final = ProportionalSizes()  # of the one cell or machine that this process is process 1 of
 
 
-class ProcessUsage(NamedTuple):
-    """Processor seconds of live processes, and resident bytes of all of them together."""
-
-    cpu_s: float
-    resident_bytes: int
-
-
 def process_cpu_s(pid: int) -> float:
     """Processor time of one live process, all its threads; 0 if it is gone."""
     try:
@@ -46,17 +39,10 @@ def process_resident_bytes(pid: int) -> int:
         return 0
 
 
-def measure(first_pid: int, inherited_bytes: int, *, is_jailed: bool) -> ProcessUsage:
-    """Add up the test's live processes; `inherited_bytes` is what each fork of the template starts with."""
-    pids = cell_processes() if is_jailed else descendants(os.getpid())  # orphans come to this process
-    cpu_s = sum(process_cpu_s(pid) for pid in pids or [first_pid])
+def resident_bytes(pids: list[int], inherited_bytes: int) -> int:
+    """Of all processes of a test together; `inherited_bytes` is what each fork of the template starts with."""
     own_bytes = [max(0, process_resident_bytes(pid) - inherited_bytes) for pid in pids]
-    return ProcessUsage(cpu_s, inherited_bytes + sum(own_bytes) + hidden_bytes(pids))
-
-
-def measure_one(pid: int) -> ProcessUsage:
-    """Of a test that can only be one process."""
-    return ProcessUsage(process_cpu_s(pid), process_resident_bytes(pid) + hidden_bytes([pid]))
+    return inherited_bytes + sum(own_bytes) + hidden_bytes(pids)
 
 
 def tree_bytes(directory: str, pid: int) -> int:
@@ -112,6 +98,11 @@ def descendants(ancestor: int) -> list[int]:
 def is_runnable(pids: list[int]) -> bool:
     """Whether a thread of these runs, or would if it were given a processor."""
     return any(_state_of_task(pid, task) == b"R" for pid in pids for task in procfs.tasks(pid))
+
+
+def num_runnable(pid: int) -> int:
+    """How many threads of this one run, or would."""
+    return sum(_state_of_task(pid, task) == b"R" for task in procfs.tasks(pid))
 
 
 def _state_of_task(pid: int, task: str) -> bytes:

@@ -49,8 +49,8 @@ class ContainerCell(cell.CellProcess):
             return True
         return _state_of(_PRIVATE) != self._at_start
 
-    def _load(self, frame: frames.Frame) -> None:
-        super()._load(frame)
+    def _load(self, order: frames.Order) -> None:
+        super()._load(order)
         self.renew_scratch()
 
 
