@@ -1,6 +1,7 @@
 """The JSON API: what it says is what the ledger says, and it is described."""
 
 import math
+import re
 
 import httpx
 import pytest
@@ -188,6 +189,25 @@ async def test_openapi_describes_every_call_and_no_call_changes_anything(browse,
         answer = calls["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         assert answer, path
         assert calls["get"].get("description"), path
+
+
+async def test_no_number_in_an_address_is_too_large_for_an_answer(browse, runs):
+    """Every number of every call, and those of the pages."""
+    client = browse(runs)
+    document = await get(client, "/openapi.json")
+    pages = {"/runs/done/rollouts": ("step", "draw", "eval", "page", "min_reward"), "/runs/done/live.json": ("change",)}
+    asked = [(path, name, {}) for path, names in pages.items() for name in names]
+    for path, calls in document["paths"].items():
+        numbers = [one for one in calls["get"].get("parameters", []) if "string" not in str(one["schema"])]
+        needed = {one["name"]: "loss" for one in calls["get"].get("parameters", []) if one["name"] == "metric"}
+        asked += [(path, one["name"], needed) for one in numbers]
+    assert len(asked) > 20
+    for path, name, needed in asked:
+        for value in ("9" * 23, "-" + "9" * 23, "9" * 5000, "1e999", "nan"):
+            filled = path.replace("{name}", "done")
+            filled = re.sub(r"\{\w+\}", value if f"{{{name}}}" in path else "1", filled)
+            answer = await client.get(filled, params={**needed, name: value})
+            assert answer.status_code < 500, (path, name, value, answer.text[:200])
 
 
 async def test_health(browse, runs):

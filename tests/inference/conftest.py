@@ -21,7 +21,10 @@ from mettle.inference.engine.embedded import start_engine
 from mettle.inference.engine.mock import MockEngine
 from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
+from mettle.web.keys import Keys
 from mettle.web.server import bind
+
+KEYS = Keys(admin="of the tests")
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +54,7 @@ async def server(policy_folder: Path, renderer: Renderer) -> AsyncIterator[Infer
     """The embedded engine behind HTTP."""
     config = InferenceConfig(model=policy_folder, max_slots=8, max_queue=16, seed=0)
     engine = start_engine(config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text)
-    running = InferenceServer(ModelService(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
+    running = InferenceServer(ModelService(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0), keys=KEYS)
     await running.start()
     yield running
     await running.stop(0)
@@ -65,7 +68,7 @@ def mock_engine() -> MockEngine:
 @pytest.fixture
 async def mock_server(mock_engine: MockEngine, renderer: Renderer) -> AsyncIterator[InferenceServer]:
     """The mock engine behind HTTP."""
-    running = InferenceServer(ModelService(Bridge(mock_engine), renderer, "policy"), bind("127.0.0.1", 0))
+    running = InferenceServer(ModelService(Bridge(mock_engine), renderer, "policy"), bind("127.0.0.1", 0), keys=KEYS)
     await running.start()
     yield running
     await running.stop(0)
@@ -73,5 +76,6 @@ async def mock_server(mock_engine: MockEngine, renderer: Renderer) -> AsyncItera
 
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as session:
+    """With the admin key of those servers."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEYS.admin}"}) as session:
         yield session

@@ -245,7 +245,7 @@ async def test_pausing_keeps_requests_and_draining_finishes_them(
 
 def test_the_documentation_names_every_route() -> None:
     page = (Path(__file__).parents[2] / "docs" / "explanation" / "inference.md").read_text()
-    named = {f"`{method} {path.replace(':path', '')}`" for method, path, _ in ROUTES}
+    named = {f"`{method} {path.replace(':path', '')}`" for method, path, *_ in ROUTES}
     assert {line.split("|")[1].strip() for line in page.splitlines() if line.startswith(("| `POST", "| `GET"))} == named
 
 

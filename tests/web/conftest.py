@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from mettle.web.app import WebApp, routed
-from mettle.web.doors import allowed_hosts
+from mettle.web.doors import Door, allowed_hosts
 from mettle.web.server import HttpServer, bind
 
 Serve = Callable[..., Awaitable[str]]
@@ -21,7 +21,7 @@ async def serve() -> AsyncIterator[Serve]:
     servers: list[HttpServer] = []
 
     async def start(table: Any, *, options: Any = None, **app_options: Any) -> str:
-        app_options.setdefault("allowed_hosts", allowed_hosts("127.0.0.1"))
+        app_options.setdefault("door", Door(allowed_hosts("127.0.0.1")))
         listener = bind("127.0.0.1", 0)
         server = HttpServer(WebApp(routed(table), **app_options), listener, **(options or {}))
         start.last = server

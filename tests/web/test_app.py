@@ -9,6 +9,7 @@ import pytest
 from starlette.responses import Response
 
 from mettle.errors import UserError
+from mettle.web.doors import Door
 from mettle.web.problems import HttpError, json_response, openai_body
 from mettle.web.streams import StreamedAnswer, sse
 
@@ -41,7 +42,7 @@ async def test_a_page_of_another_origin_is_refused_and_one_of_ours_is_not(serve,
 
 
 async def test_a_server_for_others_answers_to_any_name(serve, http):
-    url = await serve([("GET", "/", hello)], allowed_hosts=None)
+    url = await serve([("GET", "/", hello)], door=Door(None))
     async with http.get(url, headers={"Host": "lab.example"}) as answer:
         assert answer.status == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ def serve(words: list[str], given: Given, is_dry_run: bool) -> None:
     from mettle.cli.local_server import local_server
     from mettle.config import load_config
     from mettle.inference.config import ServeConfig
+    from mettle.web.doors import is_loopback
+    from mettle.web.keys import API_KEY_ENV, Keys
 
     files, names = split_words(words)
     model = one_word(names, "MODEL_DIR")
@@ -37,13 +40,18 @@ def serve(words: list[str], given: Given, is_dry_run: bool) -> None:
     if is_dry_run:
         print_config(loaded, is_json=False)
         return
-    settings = loaded.config.model_dump(mode="json", exclude={"model"})
+    settings = loaded.config.model_dump(mode="json", exclude={"model", "api_key"})
+    given_key = loaded.config.api_key
+    keys = Keys.from_environment()
+    keys = replace(keys, api=given_key.get_secret_value()) if given_key is not None else keys
+    if not keys.api and not is_loopback(loaded.config.host):
+        click.echo(f"whoever reaches {loaded.config.host} may use the model; --api-key asks for a key", err=True)
     with (
         going_on(f"`mettle inference serve {model}` starts it again"),
-        local_server(Path(model), **settings) as server,
+        local_server(Path(model), keys, **settings) as server,
     ):
         click.echo(f"serving {loaded.config.served_model_name} at {server.base_url} until Ctrl-C")
-        print_next(f"mettle inference chat -b {server.base_url}")
+        print_next(f"mettle inference chat -b {server.base_url}" + (f" -k {API_KEY_ENV}" if keys.api else ""))
         code = server.process.wait()
         raise ServiceError(f"the inference server ended with exit code {code}")
 

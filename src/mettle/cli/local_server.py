@@ -24,6 +24,7 @@ from mettle.cli.terminal import find_run
 from mettle.errors import ServiceError, UserError
 from mettle.processes.child import THREAD_ENVIRONMENT
 from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
+from mettle.web.keys import Keys
 
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 10.0
@@ -41,7 +42,7 @@ class LocalServer:
 
 
 @contextmanager
-def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
+def local_server(model_dir: Path, keys: Keys | None = None, **settings: Any) -> Iterator[LocalServer]:
     """Serve `model_dir` while the block runs. `settings` are fields of `InferenceConfig`.
 
     Raises: UserError when there is no model or the server refuses its settings, ServiceError when it does not come up.
@@ -51,7 +52,7 @@ def local_server(model_dir: Path, **settings: Any) -> Iterator[LocalServer]:
         folder = Path(name)
         config = {"model": str(directory), **{k: v for k, v in settings.items() if v is not None}}
         (folder / "inference.json").write_text(json.dumps(config, default=str))
-        process = ManagedProcess(_server_spec(folder), folder / "out")
+        process = ManagedProcess(_server_spec(folder, keys or Keys()), folder / "out")
         with _exit_on_terminate():
             if sys.stderr.isatty():
                 click.echo(f"loading {model_dir}", err=True)
@@ -112,7 +113,7 @@ def _exit_on_terminate() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _server_spec(folder: Path) -> ProcessSpec:
+def _server_spec(folder: Path, keys: Keys) -> ProcessSpec:
     ready = folder / "ready.json"
     return ProcessSpec(
         "the inference server",
@@ -120,7 +121,10 @@ def _server_spec(folder: Path) -> ProcessSpec:
         ("--config", str(folder / "inference.json"), "--ready-file", str(ready)),
         ready_file=ready,
         ready_timeout_s=START_TIMEOUT_S,
-        environment={name: os.environ[name] for name in THREAD_ENVIRONMENT if name in os.environ},
+        environment={
+            **{name: os.environ[name] for name in THREAD_ENVIRONMENT if name in os.environ},
+            **keys.environment(),
+        },
     )
 
 

@@ -20,12 +20,14 @@ from mettle.hub import api, evaluation_pages, pages
 from mettle.hub.catalog import RunCatalog
 from mettle.hub.security import SecurityMiddleware
 from mettle.web.bodies import first_fault
-from mettle.web.doors import LOOPBACK_NAMES
+from mettle.web.doors import LOOPBACK_NAMES, Door
 from mettle.web.problems import HttpError, problem_body
 
 logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
+MAX_BODY_BYTES = 1 << 20
+"""Nothing here reads a body."""
 
 
 class CachedStatic(StaticFiles):
@@ -60,11 +62,12 @@ def create_app(
     app.include_router(pages.router)
     app.include_router(evaluation_pages.router)
     app.mount("/static", CachedStatic(directory=STATIC), name="static")
-    app.add_middleware(SecurityMiddleware, allowed_hosts=allowed_hosts)
+    app.add_middleware(SecurityMiddleware, door=Door(allowed_hosts, max_body_bytes=MAX_BODY_BYTES))
     app.add_exception_handler(UserError, _not_found)
     app.add_exception_handler(StorageError, _unreadable)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(OverflowError, _too_large)
     app.add_exception_handler(Exception, _crashed)
     return app
 
@@ -87,13 +90,20 @@ def _unreadable(request: Request, error: Exception) -> Response:
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for HTTPException"
     detail = "There is no such page." if error.detail == "Not Found" else str(error.detail)
-    return _answer(request, error.status_code, "Not here" if error.status_code == 404 else "Not possible", detail)
+    answer = _answer(request, error.status_code, "Not here" if error.status_code == 404 else "Not possible", detail)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for RequestValidationError"
     place, message = first_fault(error.errors())
     return _answer(request, 422, "Not possible", f"{place.partition('.')[2]}: {message}")
+
+
+def _too_large(request: Request, error: Exception) -> Response:
+    """SQLite holds 64 bits, and an address may hold any number."""
+    return _answer(request, 422, "Not possible", "A number in the address is larger than any that is kept.")
 
 
 def _crashed(request: Request, error: Exception) -> Response:

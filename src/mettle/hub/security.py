@@ -7,11 +7,11 @@ cannot read runs by pointing its own name at 127.0.0.1.
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mettle.web.doors import refused_host
+from mettle.web.doors import Door
 
 HEADERS = {
     "content-security-policy": (
@@ -28,11 +28,11 @@ HEADERS = {
 
 
 class SecurityMiddleware:
-    """Adds `HEADERS` to every answer; refuses a Host outside `allowed_hosts` (None allows all) and other origins."""
+    """Adds `HEADERS` to every answer, refuses what the door does not let in, and answers HEAD as GET without a body."""
 
-    def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str] | None) -> None:
+    def __init__(self, app: ASGIApp, door: Door) -> None:
         self.app = app
-        self.allowed_hosts = allowed_hosts
+        self.door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,12 +46,16 @@ class SecurityMiddleware:
                     headers.setdefault(name, value)
                 if "cache-control" not in headers:
                     headers["cache-control"] = "no-store"
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
-        headers = Headers(scope=scope)
-        refused = refused_host(headers.get("host", ""), headers.get("origin"), self.allowed_hosts)
+        is_head = scope["method"] == "HEAD"
+        refused = self.door.refusal(scope)
         if refused is not None:
             answer = PlainTextResponse(str(refused), status_code=refused.status)
             await answer(scope, receive, send_with_headers)
             return
+        if is_head:  # FastAPI's routes know GET alone
+            scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send_with_headers)

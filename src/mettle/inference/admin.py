@@ -1,7 +1,7 @@
 """Weights, pausing, health and metrics: what a run's supervisor and orchestrator ask of a server.
 
-These routes have no password: whoever can reach the server may change its weights. It listens on 127.0.0.1 by default,
-and pages in a browser are kept out by the names and origins that are checked on every route.
+Whoever may change weights or pause the engine has the admin key, which a run makes for itself; a server that was
+started without one does neither. Health and figures are for anybody on the machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,15 +18,18 @@ from mettle.inference.bodies import PauseBody, WeightsBody
 from mettle.inference.engine.protocol import WeightsRejected
 from mettle.inference.service import service_of
 from mettle.records.versions import CanaryCheck
+from mettle.web.app import Row
 from mettle.web.bodies import checked, read_body, read_model
 from mettle.web.figures import metrics_page
 from mettle.web.problems import HttpError, json_response, openai_body
+
+_MAX_BYTES: Final = 64 << 10
 
 
 async def update_weights(request: Request) -> Response:
     """200 once the version is served and proven; 409, and the old weights stay, when it is refused."""
     engine = service_of(request).engine
-    body = await read_model(request, WeightsBody)
+    body = await read_model(request, WeightsBody, max_bytes=_MAX_BYTES)
     try:
         update = await asyncio.to_thread(engine.update_weights, Path(body.path), body.version)
     except WeightsRejected as error:
@@ -44,7 +47,7 @@ async def update_weights(request: Request) -> Response:
 
 async def pause(request: Request) -> Response:
     """200 once nothing is sampled any more."""
-    asked = checked(PauseBody, await read_body(request) or b"{}").mode
+    asked = checked(PauseBody, await read_body(request, max_bytes=_MAX_BYTES) or b"{}").mode
     mode = request.query_params.get("mode") or asked or "keep"
     if mode not in ("keep", "drain"):
         raise HttpError(400, f"mode must be 'keep' or 'drain', not {mode!r}", param="mode")
@@ -88,10 +91,10 @@ def _canary(check: CanaryCheck | None) -> dict[str, Any] | None:
     return {key: value if value == value else None for key, value in fields.items()}
 
 
-ROUTES = [
-    ("POST", "/admin/weights", update_weights),
-    ("POST", "/admin/pause", pause),
-    ("POST", "/admin/resume", resume),
-    ("GET", "/health", health),
-    ("GET", "/metrics", metrics),
+ROUTES: list[Row] = [
+    ("POST", "/admin/weights", update_weights, "admin"),
+    ("POST", "/admin/pause", pause, "admin"),
+    ("POST", "/admin/resume", resume, "admin"),
+    ("GET", "/health", health, "anybody"),
+    ("GET", "/metrics", metrics, "anybody"),
 ]

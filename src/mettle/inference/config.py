@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from mettle.config.options import Option
 
@@ -22,7 +22,7 @@ class InferenceConfig(BaseModel):
     """The name that requests put in `model`, and that /v1/models lists."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. The admin routes have no password: keep the server on this machine or a private network."""
+    """Address to listen on."""
 
     allowed_hosts: tuple[str, ...] = ()
     """Further names that requests may put in `Host`. A server on 127.0.0.1 answers to the loopback's names alone, so
@@ -76,3 +76,7 @@ class ServeConfig(InferenceConfig):
 
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+
+    api_key: SecretStr | None = None
+    """The key that requests must bring as `Authorization: Bearer KEY`; METTLE_API_KEY by default, and anybody who
+    reaches the server if there is none. The admin routes want METTLE_ADMIN_KEY, and are closed without it."""

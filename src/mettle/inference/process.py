@@ -27,6 +27,7 @@ from mettle.inference.service import ModelService
 from mettle.log import setup_logging
 from mettle.storage.files import write_json
 from mettle.web.bodies import first_fault
+from mettle.web.keys import Keys
 from mettle.web.server import bind, on_signals
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("MKL_NUM_THREADS", str(config.num_threads))
         renderer = Renderer.from_directory(config.model)
         listener = bind(config.host, config.port)
-        return asyncio.run(serve(config, renderer, listener, arguments.ready_file))
+        keys = Keys.from_environment()
+        return asyncio.run(serve(config, renderer, listener, arguments.ready_file, keys))
     except MettleError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -63,7 +65,13 @@ def read_config(path: Path) -> InferenceConfig:
         raise UserError(f"{path}: {field or 'the file'}: {message}") from error
 
 
-async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.socket, ready_file: Path | None) -> int:
+async def serve(
+    config: InferenceConfig,
+    renderer: Renderer,
+    listener: socket.socket,
+    ready_file: Path | None,
+    keys: Keys,
+) -> int:
     """Serve until a signal or the engine's end."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[MettleError | None] = loop.create_future()
@@ -87,7 +95,7 @@ async def serve(config: InferenceConfig, renderer: Renderer, listener: socket.so
             on_death=die,
         )
         service = ModelService(Bridge(engine), renderer, config.served_model_name)
-        server = InferenceServer(service, listener, config.allowed_hosts)
+        server = InferenceServer(service, listener, config.allowed_hosts, keys)
         await server.start()
         about = {"model": config.served_model_name, "version": config.version, "url": server.base_url}
         logger.info("serving", extra=about)

@@ -6,30 +6,36 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from mettle.inference import admin, chat, completions, generate, tokens
 from mettle.inference.service import ModelService, as_http_error
 from mettle.web.app import WebApp, routed
-from mettle.web.doors import allowed_hosts
+from mettle.web.doors import Door, allowed_hosts
+from mettle.web.keys import Keys
 from mettle.web.problems import openai_body
 from mettle.web.server import HttpServer, url_of
 
 ROUTES = [*generate.ROUTES, *chat.ROUTES, *completions.ROUTES, *tokens.ROUTES, *admin.ROUTES]
-_HANDLERS_S = 1.0
+NO_KEYS: Final = Keys()
+_HANDLERS_S: Final = 1.0
 
 
 class InferenceServer:
     """A service on a socket. Handlers of clients that go away are cancelled, which aborts their requests.
 
-    `names` are those that the server is called by, besides the loopback's, where it listens there.
+    `names` are those that the server is called by, besides the loopback's, where it listens there. `keys` open its
+    routes: the admin routes never without one.
     """
 
-    def __init__(self, service: ModelService, listener: socket.socket, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, service: ModelService, listener: socket.socket, names: Iterable[str] = (), keys: Keys = NO_KEYS
+    ) -> None:
         self.service = service
         self.host, self.port = listener.getsockname()[:2]
         app = WebApp(
             routed(ROUTES),
-            allowed_hosts=allowed_hosts(self.host, names),
+            door=Door(allowed_hosts(self.host, names), keys),
             error_body=openai_body,
             as_error=as_http_error,
             service=service,

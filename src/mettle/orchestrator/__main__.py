@@ -23,6 +23,7 @@ from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.services import HttpModel, HttpServices
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.web.keys import Keys
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: python -m mettle.orchestrator RUN_DIR", file=sys.stderr)
         return EXIT_USER
     run_dir = RunDir(Path(given[0]).resolve())
+    keys = Keys.from_environment()
     try:
         config = read_config(run_dir)
         setup_logging(run_dir.logs / "orchestrator.log")
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         ledger = Ledger(run_dir.ledger)
         try:
-            asyncio.run(orchestrate(config, run_dir, ledger))
+            asyncio.run(orchestrate(config, run_dir, ledger, keys))
         finally:
             ledger.close()
     except (MettleError, BaseExceptionGroup) as raised:
@@ -69,7 +71,7 @@ def read_config(run_dir: RunDir) -> OrchestratorConfig:
         raise UserError(f"{path}: {where}: {first['msg']}") from error
 
 
-async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledger) -> None:
+async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledger, keys: Keys) -> None:
     """Until the run is finished, or SIGTERM or SIGINT asks for the end."""
     last = ledger.last_batch()
     if ledger.journal.fact("state") == "finished" and (last.step if last else 0) >= config.max_steps:
@@ -78,7 +80,7 @@ async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledge
     from mettle.orchestrator.environments import EnvironmentSource
 
     endpoint = EndpointFile(run_dir.endpoint("inference"))
-    engine = HttpEngine(endpoint)
+    engine = HttpEngine(endpoint, keys.admin)
     source = EnvironmentSource(config, endpoint, Path(config.model) if config.model else run_dir.model)
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:

@@ -91,10 +91,11 @@ class EndpointFile:
 
 
 class HttpEngine:
-    """The inference server's /health and /admin/weights."""
+    """The inference server's /health and /admin/weights, which wants the run's admin key."""
 
-    def __init__(self, endpoint: EndpointFile) -> None:
+    def __init__(self, endpoint: EndpointFile, admin_key: str = "") -> None:
         self._endpoint = endpoint
+        self._headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def health(self) -> EngineHealth:
@@ -133,7 +134,7 @@ class HttpEngine:
         self, method: str, path: str, json_body: dict[str, Any] | None, timeout_s: float
     ) -> tuple[int, dict[str, Any]]:
         if self._session is None:
-            self._session = aiohttp.ClientSession()
+            self._session = aiohttp.ClientSession(headers=self._headers)
         url = self._endpoint.base_url.removesuffix("/v1") + path
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)

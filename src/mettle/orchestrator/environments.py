@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mettle.clients.config import ClientConfig
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs import load_environment
@@ -28,6 +29,7 @@ from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.engine import EndpointFile
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import UNSCORED, RolloutRecord
+from mettle.web.keys import API_KEY_ENV
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -113,7 +115,7 @@ class EnvironmentSource:
 
     def _described(self) -> dict[str, Any]:
         """The engine as a worker process connects to it."""
-        return token_spec(self._endpoint.base_url, str(self._model_dir))
+        return token_spec(self._endpoint.base_url, str(self._model_dir), API_KEY_ENV)
 
     def _connect(self) -> TokenClient:
         url = self._endpoint.base_url
@@ -121,7 +123,8 @@ class EnvironmentSource:
             if self._client is not None:
                 # Groups in flight still hold it; they fail by themselves, and it is closed at the end.
                 self._old_clients.append(self._client)
-            self._client = TokenClient(url, self._renderer)
+            endpoint = ClientConfig(api_base_url=url, api_key_var=API_KEY_ENV)
+            self._client = TokenClient(endpoint, self._renderer)
             self._client_url = url
         return self._client
 

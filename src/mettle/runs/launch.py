@@ -18,6 +18,7 @@ from mettle.processes.managed import ProcessSpec
 from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
+from mettle.runs.keys import run_keys
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
@@ -136,13 +137,14 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         "--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")),
         "--log-file", str(run_dir.logs / "inference.log"),
     )  # fmt: skip
+    keys = run_keys(run_dir).environment()
     specs += [
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,
-            after=prepared,
+            after=prepared, environment=keys,
         ),
         _trainer_spec(path, config, prepared),
-        ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared),
+        ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment=keys),
     ]  # fmt: skip
     return specs
 

@@ -15,6 +15,7 @@ class RunDir:
     config/{trainer,orchestrator,inference}.json   resolved configs, one a process
     run.toml, sources.json                         the whole resolved config, and where each value came from
     run.db                                         the ledger
+    keys.json                                      the secrets of the run's inference server, for its own user (0600)
     model/                                         the initial policy v0 in the Hugging Face layout, with its tokenizer
     weights/v{n}/                                  published versions
     batches/{digest}.npz                           batches, content-addressed
@@ -33,6 +34,10 @@ class RunDir:
     @property
     def ledger(self) -> Path:
         return self.path / "run.db"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys.json"
 
     @property
     def model(self) -> Path:

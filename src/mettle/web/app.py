@@ -1,9 +1,9 @@
 """Routes, and what stands around each of them: the door, the error as an answer, the end of a request nobody waits for.
 
 Parts: `WebApp` (put it around a `routed` table, or around middleware of your own that is around one), `routed`;
-`begin`, `undisturbed`, `is_gone` and `is_delivered` (for a route that writes its own ASGI messages). Invariants: what a
-handler raises is one answer, or, once an answer has begun, the end of the connection; a handler whose client has gone
-is cancelled, and so is one that still works when the server stops.
+`route_error` and `wrong_method`; `begin`, `undisturbed`, `is_gone` and `is_delivered` (for a route that writes its own
+ASGI messages). Invariants: what a handler raises is one answer, or, once an answer has begun, the end of the
+connection; a handler whose client has gone is cancelled, and so is one that still works when the server stops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mettle.web.doors import refused_host
+from mettle.web.doors import Access, Door
 from mettle.web.problems import ErrorBody, HttpError, error_response, problem_body
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ class WebApp:
         self,
         app: ASGIApp,
         *,
-        allowed_hosts: frozenset[str] | None,
+        door: Door,
         error_body: ErrorBody = problem_body,
         as_error: Callable[[Exception], HttpError | None] = lambda _: None,
         **state: Any,
     ) -> None:
         self.state = SimpleNamespace(**state)
-        self._app, self._allowed_hosts = app, allowed_hosts
+        self.door, self._app = door, app
         self._error_body, self._as_error = error_body, as_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,13 +57,7 @@ class WebApp:
         if connection is not None:
             connection.task = asyncio.current_task()
         try:
-            host, origin = "", None
-            for name, value in scope["headers"]:
-                if name == b"host":
-                    host = value.decode("latin-1")
-                elif name == b"origin":
-                    origin = value.decode("latin-1")
-            refused = refused_host(host, origin, self._allowed_hosts)
+            refused = self.door.refusal(scope)
             if refused is not None:
                 raise refused
             await self._app(scope, receive, send)
@@ -88,7 +82,7 @@ class WebApp:
         if isinstance(error, HttpError):
             return error
         if isinstance(error, HTTPException):
-            return HttpError(error.status_code, str(error.detail), code="no_route", headers=error.headers)
+            return route_error(error)
         known = self._as_error(error)
         if known is not None:
             return known
@@ -103,22 +97,56 @@ class WebApp:
         await error_response(error, self._error_body)(scope, receive, send)
 
 
-class _Endpoint:
-    """A handler as an ASGI application."""
+def route_error(error: HTTPException) -> HttpError:
+    """What the router says of a path that nothing serves, or not by this method."""
+    if error.status_code != 405:
+        return HttpError(error.status_code, str(error.detail), code="no_route", headers=error.headers)
+    return wrong_method(", ".join(sorted((error.headers or {}).get("Allow", "").split(", "))))
 
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
+
+def wrong_method(allowed: str) -> HttpError:
+    return HttpError(405, f"this route takes {allowed}", code="wrong_method", headers={"Allow": allowed})
+
+
+class Endpoint:
+    """The handlers of one path, by method, as an ASGI application. Each is behind the server's door."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.handlers: dict[str, tuple[Handler, Access]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.handler(Request(scope, receive))
+        method = scope["method"]
+        handler, access = self.handlers["GET" if method == "HEAD" else method]
+        scope["app"].door.admit(access, scope)
+        response = await handler(Request(scope, receive))
         scope[_BEGUN] = True
         await response(scope, receive, send)
 
 
-def routed(table: Iterable[tuple[str, str, Handler] | BaseRoute]) -> Router:
-    """The routes of a table of method, path and handler; the first that fits is taken."""
+Row = tuple[str, str, Handler] | tuple[str, str, Handler, Access]
+
+
+def routed(table: Iterable[Row | BaseRoute]) -> Router:
+    """The routes of a table of method, path and handler, and whom it is for: holders of the key, if it does not say.
+
+    The first path that fits is taken. A path that is asked for with GET answers HEAD, too: the server leaves the body
+    out.
+    """
+    places: list[Endpoint | BaseRoute] = []
+    endpoints: dict[str, Endpoint] = {}
+    for row in table:
+        if isinstance(row, BaseRoute):
+            places.append(row)
+            continue
+        method, path, handler = row[:3]
+        if path not in endpoints:
+            endpoints[path] = Endpoint(path)
+            places.append(endpoints[path])
+        endpoints[path].handlers[method] = (handler, row[3] if len(row) == 4 else "key")
     routes = [
-        row if isinstance(row, BaseRoute) else Route(row[1], _Endpoint(row[2]), methods=[row[0]]) for row in table
+        place if isinstance(place, BaseRoute) else Route(place.path, place, methods=[*place.handlers])
+        for place in places
     ]
     return Router(routes, redirect_slashes=False)
 

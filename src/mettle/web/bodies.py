@@ -15,11 +15,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
+from mettle.web.doors import MAX_BODY_BYTES, body_too_long
 from mettle.web.problems import HttpError
 
 M = TypeVar("M", bound=BaseModel)
 
-MAX_BODY_BYTES: Final = 64 << 20
 STALL_S: Final = 60.0
 
 
@@ -32,7 +32,7 @@ async def body_chunks(
     one, and starlette's ClientDisconnect when it has gone.
     """
     if int(request.headers.get("content-length") or 0) > max_bytes:
-        raise _too_long(max_bytes)
+        raise body_too_long(max_bytes)
     async for chunk in _rest(request, await _received(request, stall_s), max_bytes, stall_s):
         yield chunk
 
@@ -45,7 +45,7 @@ async def _rest(request: Request, message: Message, max_bytes: int, stall_s: flo
         chunk: bytes = message.get("body", b"")
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
-            raise _too_long(max_bytes)
+            raise body_too_long(max_bytes)
         if chunk:
             yield chunk
         if not message.get("more_body"):
@@ -69,7 +69,7 @@ async def read_body(request: Request, *, max_bytes: int = MAX_BODY_BYTES, stall_
     if message["type"] == "http.request" and not message.get("more_body"):
         whole: bytes = message.get("body", b"")
         if len(whole) > max_bytes:
-            raise _too_long(max_bytes)
+            raise body_too_long(max_bytes)
         return whole
     return b"".join([chunk async for chunk in _rest(request, message, max_bytes, stall_s)])
 
@@ -119,7 +119,3 @@ def first_fault(errors: Any) -> tuple[str, str]:
     first = errors[0]
     place = ".".join(str(part) for part in first["loc"])
     return place, str(first["msg"]).removeprefix("Value error, ")
-
-
-def _too_long(max_bytes: int) -> HttpError:
-    return HttpError(413, f"the body is longer than the {max_bytes:,} bytes that are taken", code="too_large")

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures(
         ("DELETE", "/machines", {"json": {}}, 400, "nothing was chosen"),
         ("GET", "/machines/m-0", {}, 404, "no machine"),
         ("GET", "/nothing", {}, 404, "docs/reference"),
-        ("PATCH", "/machines", {}, 404, "docs/reference"),
+        ("PATCH", "/machines", {}, 405, "takes DELETE, GET, HEAD, POST"),
         ("POST", "/lease", {}, 400, "Mettle-Client"),
         ("POST", "/judge", {"data": io.BytesIO(bytes(5 << 20))}, 413, "4,194,304 bytes"),
     ],

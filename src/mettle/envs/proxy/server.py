@@ -33,9 +33,9 @@ from mettle.clients.dialects.call import (
 )
 from mettle.envs.proxy.calls import DIALECTS, AgentCall
 from mettle.envs.proxy.sessions import AgentSession, Answerer, Exchange, SessionTable, is_secret_of
-from mettle.web.app import WebApp, begin, is_delivered, is_gone, undisturbed
+from mettle.web.app import WebApp, begin, is_delivered, is_gone, undisturbed, wrong_method
 from mettle.web.bodies import body_chunks
-from mettle.web.doors import allowed_hosts, bearer
+from mettle.web.doors import Door, allowed_hosts, bearer
 from mettle.web.problems import HttpError, json_response, openai_body
 from mettle.web.server import HttpServer
 from mettle.web.streams import StreamedAnswer, sse
@@ -95,7 +95,9 @@ class ProxyServer:
         sock.setblocking(False)
         # A machine's loopback is a loopback, too: its agent has no other name for us than those that we were given.
         names = allowed_hosts("127.0.0.1", self._names)
-        app = WebApp(partial(self._handle, only), allowed_hosts=names, error_body=openai_body)
+        # How long a body is, is looked at where it is read, so that the answer is in the caller's dialect.
+        door = Door(names, max_body_bytes=None)
+        app = WebApp(partial(self._handle, only), door=door, error_body=openai_body)
         port = int(sock.getsockname()[1])
         server = HttpServer(app, sock)
         await server.start()
@@ -149,10 +151,14 @@ class ProxyServer:
         self, request: Request, session: AgentSession, dialect: ServedDialect, path: str, send: Send
     ) -> None:
         scope = request.scope
-        if path == "/models" or path.startswith("/models/"):
+        is_list = path == "/models" or path.startswith("/models/")
+        if not is_list and path not in DIALECTS:
+            raise HttpError(404, f"{request.method} {request.url.path} is not served here", code="no_route")
+        allowed = ("GET", "HEAD") if is_list else ("POST",)
+        if request.method not in allowed:
+            raise wrong_method(", ".join(allowed))
+        if is_list:
             answer: HttpResponse = json_response(_models(session.model))
-        elif path not in DIALECTS or request.method != "POST":
-            raise HttpError(404, f"{request.method} {request.url.path} is not served here")
         else:
             call = await self._read(request, session, dialect)
             if path != "/messages/count_tokens":

@@ -19,9 +19,9 @@ from mettle.errors import UserError
 Spec = dict[str, Any]
 
 
-def token_spec(base_url: str, model_dir: str) -> Spec:
+def token_spec(base_url: str, model_dir: str, api_key_var: str | None = None) -> Spec:
     """Token in, token out at `base_url`, rendered by the tokenizer and template in `model_dir`."""
-    return {"tokens": base_url, "model_dir": model_dir}
+    return {"tokens": {"api_base_url": base_url, "api_key_var": api_key_var}, "model_dir": model_dir}
 
 
 def client_spec(client: Any) -> Spec:
@@ -72,4 +72,4 @@ class ClientCache:
         model_dir = spec["model_dir"]
         if model_dir not in self._renderers:
             self._renderers[model_dir] = Renderer.from_directory(model_dir)
-        return TokenClient(spec["tokens"], self._renderers[model_dir])
+        return TokenClient(ClientConfig(**spec["tokens"]), self._renderers[model_dir])

@@ -23,7 +23,13 @@ from mettle.web.streams import JSON_LINES, StreamedAnswer
 _PIECE_BYTES: Final = 1 << 20
 # What the doors and readers of `mettle.web` say, in the words of this service.
 _TYPES: Final = {
-    **{"no_route": "no_route", "too_large": "too_large", "stalled": "stalled", "stopping": "closing"},
+    **{
+        "no_route": "no_route",
+        "wrong_method": "wrong_method",
+        "too_large": "too_large",
+        "stalled": "stalled",
+        "stopping": "closing",
+    },
     **{"host_refused": "refused", "origin_refused": "refused", "internal": "internal"},
 }
 
@@ -117,12 +123,17 @@ class ServiceProblem(HttpError):
 def problem_of(error: Exception, request: HTTPConnection) -> ServiceProblem:
     """An exception as an answer."""
     described = described_error(error)
-    status, headers = faults.status_of(described), {}
+    status, headers = faults.status_of(described), headers_of(error)
     if request.scope["type"] == "websocket":
         headers[ERROR_HEADER] = json.dumps({"error": described})
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return ServiceProblem(status, described["type"], {"error": described}, headers)
+
+
+def headers_of(error: Exception) -> dict[str, str]:
+    """What an error of `mettle.web` says in its answer's head."""
+    return dict(error.headers) if isinstance(error, HttpError) else {}
 
 
 def described_error(error: Exception) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from mettle.sandbox.service.routes import (
 )
 from mettle.sandbox.service.state import SandboxService, client_of
 from mettle.sandbox.service.tokens import LOCAL, Holder
-from mettle.web.app import WebApp, routed
-from mettle.web.doors import allowed_hosts
+from mettle.web.app import Endpoint, Row, WebApp, route_error, routed
+from mettle.web.doors import Door, allowed_hosts
 from mettle.web.problems import HttpError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _GONE: Final = 499
 _ON_THE_SOCKET: Final = "sandbox"
 """What clients call a service on a Unix socket."""
 
-ROUTES: Final[list[tuple[str, str, Handler]]] = [
+ROUTES: Final[list[Row]] = [
     ("GET", "/health", status.health),
     ("GET", "/metrics", status.metrics),
     ("GET", f"{PREFIX}/status", status.status),
@@ -91,7 +91,8 @@ def make_app(service: SandboxService) -> WebApp:
     allowed = None if config.unix is not None else allowed_hosts(config.host, [_ON_THE_SOCKET])
     websockets = [WebSocketRoute(path, ports.Endpoint(handler)) for path, handler in WEBSOCKETS]
     around = Around(service, routed([*ROUTES, *websockets]))
-    return WebApp(around, allowed_hosts=allowed, error_body=body_of, service=service)
+    door = Door(allowed, max_body_bytes=max(config.max_body_mb, config.max_json_mb) << 20)
+    return WebApp(around, door=door, error_body=body_of, service=service)
 
 
 class Around:
@@ -152,7 +153,7 @@ class Around:
 
     def _problem(self, error: Exception, request: HTTPConnection, holder: Holder | None) -> ServiceProblem:
         if isinstance(error, HTTPException):
-            error = HttpError(error.status_code, str(error.detail), code="no_route")
+            error = route_error(error)
         problem = prime.problem_of(error, request) or problem_of(error, request)
         metrics = self._service.metrics
         metrics.count("errors_total", cause=problem.kind)
@@ -197,10 +198,12 @@ async def sweeping(service: SandboxService) -> AsyncIterator[None]:
 
 
 def _route(scope: Scope) -> str:
-    return _NAMES.get(getattr(scope.get("endpoint"), "handler", None), "unknown")
+    """What the figures call the route of a request."""
+    found = scope.get("endpoint")
+    if isinstance(found, Endpoint):
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        return f"{method} {found.path}" if method in found.handlers else "unknown"
+    return _WEBSOCKETS.get(getattr(found, "handler", None), "unknown")
 
 
-_NAMES: Final[dict[object, str]] = {
-    **{handler: f"{method} {path}" for method, path, handler in ROUTES},
-    **{handler: f"GET {path}" for path, handler in WEBSOCKETS},
-}
+_WEBSOCKETS: Final[dict[object, str]] = {handler: f"GET {path}" for path, handler in WEBSOCKETS}

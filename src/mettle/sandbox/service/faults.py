@@ -6,6 +6,7 @@
     no_machine     404     SandboxError: there is no such machine, and this service remembers none
     no_job         404     SandboxError: the machine has no such job
     no_route       404     UserError
+    wrong_method   405     UserError
     machine_ended  410     MachineLost, with `why` (words) and `cause` (deleted, lifetime, idle, lease, ..., failure)
     stalled        408     SandboxError: the client sent nothing for too long in the middle of a body
     refused        403     UserError: the name in Host, or the page in Origin, is not one that is answered
@@ -79,6 +80,7 @@ KINDS: Final[dict[str, type[Exception]]] = {
     "no_machine": NoMachine,
     "no_job": NoJob,
     "no_route": UserError,
+    "wrong_method": UserError,
     "machine_ended": MachineLost,
     "too_large": TooLarge,
     "os": OSError,
@@ -92,7 +94,7 @@ KINDS: Final[dict[str, type[Exception]]] = {
     "closing": ServiceBusy,
     "no_space": NoSpace,
 }
-_OF_THE_SERVER: Final = ("no_route", "internal", "closing", "stalled", "refused")
+_OF_THE_SERVER: Final = ("no_route", "wrong_method", "internal", "closing", "stalled", "refused")
 _TYPES: Final = [(kind, name) for name, kind in KINDS.items() if name not in _OF_THE_SERVER]
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 

@@ -22,6 +22,7 @@ STATUSES: Final = {
     "no_machine": 404,
     "no_job": 404,
     "no_route": 404,
+    "wrong_method": 405,
     "machine_ended": 410,
     "too_large": 413,
     "os": 422,

@@ -20,7 +20,7 @@ from mettle.errors import UserError
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, MachineLost, cause_of
 from mettle.sandbox.service import faults
-from mettle.sandbox.service.answers import ServiceProblem, described_error, json_answer
+from mettle.sandbox.service.answers import ServiceProblem, described_error, headers_of, json_answer
 from mettle.sandbox.service.bodies import PrimeSandboxBody, PrimeSelectionBody, Query, read_body
 from mettle.sandbox.service.machines import MachineRecord
 from mettle.sandbox.service.routes import prime_gateway
@@ -187,7 +187,7 @@ def problem_of(error: Exception, request: HTTPConnection) -> ServiceProblem | No
         return ServiceProblem(502, kind, {"error": "sandbox_not_found", "detail": message}, {})
     is_missing = isinstance(error, FileNotFoundError | MachineLost)
     status = 404 if is_missing else faults.status_of(described)
-    return ServiceProblem(status, kind, {"detail": message, "error": kind}, {})
+    return ServiceProblem(status, kind, {"detail": message, "error": kind}, headers_of(error))
 
 
 def _config(body: PrimeSandboxBody) -> MachineConfig:
