@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mettle.sandbox import SandboxPool, StdioTest, Verdict
-from mettle.sandbox.zygote import processor, watch
+from mettle.sandbox.zygote import processor
 from mettle.sandbox.zygote.processor import ProcessorTime
 
 LOOK_S = 0.02

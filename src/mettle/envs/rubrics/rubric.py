@@ -1,12 +1,12 @@
 """Rubrics: functions that look at finished rollouts, and their weighted sum, which is the reward.
 
 Parts: `Rubric`; `score_alone`. A function asks for what it wants by parameter name (`completion`, `answer`, `state`,
-`parser`, ..., any column of the row, any class object). One with `completions`, `states`, ... or a list as its return type looks at
-the whole group. Functions run one after the other, each for all rollouts of a group side by side; with
+`parser`, ..., any column of the row, any class object). One with `completions`, `states`, ... or a list as its return
+type looks at the whole group. Functions run one after the other, each for all rollouts of a group side by side; with
 `parallelize_scoring` the functions run side by side too, and must not rely on each other. How one function is run is in
 `function`, what it may return in `values`. Invariants: a function that raises, hangs or returns no finite number leaves
-its rollout without a reward (`state["error"]` names it), never with 0; a rollout that failed
-before is not scored; each function has its own metric, whatever its name.
+its rollout without a reward (`state["error"]` names it), never with 0; a rollout that failed before is not scored; each
+function has its own metric, whatever its name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Continuous batching: who waits, who runs in which slot, and one step of it all.
 
 A step admits what fits, computes the new prompts of about one length in one padded pass (equal prompts once, whoever
-sent them), samples their first tokens, then decodes one token of every running sequence. There is no thread here: whoever calls `step`
-owns the scheduler. Invariant: sequence i of `_running` has slot i; a slot that falls free is filled by the last one.
+sent them), samples their first tokens, then decodes one token of every running sequence. There is no thread here:
+whoever calls `step` owns the scheduler. Invariant: sequence i of `_running` has slot i; a slot that falls free is filled by the last one.
 """
 
 from __future__ import annotations

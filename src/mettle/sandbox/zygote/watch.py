@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from mettle.sandbox.zygote import kernel_memory, procfs
 from mettle.sandbox.zygote.pss import ProportionalSizes
