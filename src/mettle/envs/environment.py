@@ -105,6 +105,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         self.max_workers = max_workers
         self.env_id = env_id or ""
         self.env_args = dict(env_args or {})
+        self.env_version: str | None = None  # the version of its package, set by who loads it
         self.map_kwargs = dict(map_kwargs or {})
         self.max_seq_len = max_seq_len
         self.max_total_completion_tokens = max_total_completion_tokens

@@ -137,9 +137,8 @@ def _with_rows(rows_B: Tensor) -> Tensor:
 
 
 def _attend(query_BKGE: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    parts = [
-        F.scaled_dot_product_attention(part, key, value, attn_mask=mask) for part in query_BKGE.split(MAX_QUERIES, 2)
-    ]
+    pieces = torch.split(query_BKGE, MAX_QUERIES, 2)
+    parts = [F.scaled_dot_product_attention(piece, key, value, attn_mask=mask) for piece in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 

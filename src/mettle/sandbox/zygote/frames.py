@@ -16,7 +16,7 @@ PREFIX: Final = struct.Struct(">II")
 MAX_HEADER_BYTES: Final = 1 << 20
 _MAX_ORDER_BYTES: Final = 1 << 30
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
-_scan: Final = json.JSONDecoder().scan_once
+_scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class Order(NamedTuple):
