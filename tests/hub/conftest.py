@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mettle.clients.byte_level import BYTE_OF_CHARACTER
 from mettle.evals.estimator import mean_over_tasks
 from mettle.hub.app import create_app
+from mettle.processes.beats import Beat, Wait
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.evals import EvalPlan, EvalStore
@@ -39,6 +41,8 @@ SYSTEM = "Reverse the text. Answer with the reversed text and nothing else."
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>"]
 END, USER, ASSISTANT, SYSTEM_ID = 257, 259, 260, 258
 GROUPS, GROUP_SIZE = 8, 8
+BEAT_AHEAD_S = 3600.0
+"""A beat that nobody renews is written for later, so that its process counts as alive while the tests run."""
 
 
 class Clock:
@@ -166,10 +170,17 @@ class RunWriter:
         self.wait("orchestrator", "rollouts", "12 groups in flight", 120)
 
     def wait(self, owner: str, edge: str, awaits: str, budget_s: float) -> None:
-        """A wait that does not end, as a killed process leaves it."""
-        with self.ledger.database.transaction() as connection:
-            row = (owner, edge, awaits, self.clock(), budget_s, self.pid)
-            connection.execute("INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)", row)
+        """A wait that began at the writer's time, in the beat of its process."""
+        now = time.monotonic()
+        target = "environments" if edge == "rollouts" else "orchestrator"
+        since = now - max(0.0, time.time() - self.clock())
+        wait = Wait(owner, edge, target, awaits, since, budget_s)
+        self.beat(Beat(owner.partition("/")[0], self.pid, now + BEAT_AHEAD_S, waits=(wait,)))
+
+    def beat(self, beat: Beat) -> None:
+        """The sign of life of a process, which stays as it is."""
+        self.dir.beats.mkdir(exist_ok=True)
+        (self.dir.beats / f"{beat.name}.beat").write_text(json.dumps(asdict(beat)))
 
     def _publish(self, version: int) -> None:
         weights = WeightVersion(version, str(self.dir.version(version)), f"{version:x}" * 8)
@@ -306,16 +317,15 @@ def go_live(path: Path, *, steps: int, done: int, seconds: float) -> None:
     draws = writer.ledger.draw_tasks([(ENV, f"flying-{i}", 1, 90_000 + i) for i in range(20)])
     for draw in draws[:12]:
         writer.ledger.dispatch(draw.draw_id)
-    journal = writer.ledger.journal
     while time.time() < end and step < steps:
         step += 1
-        with journal.waiting("trainer", "batch", f"orchestrator ships step {step}", budget_s=600):
-            time.sleep(0.6)
+        writer.wait("trainer", "batch", f"orchestrator ships step {step}", 600)
+        time.sleep(0.6)
         writer.clock.now = time.time() - 0.8
         writer.train_step(step)
         writer.clock.now = time.time()
-        with journal.waiting("orchestrator", "rollouts", "12 groups in flight", budget_s=120):
-            time.sleep(0.3)
+        writer.wait("orchestrator", "rollouts", "12 groups in flight", 120)
+        time.sleep(0.3)
 
 
 @pytest.fixture(scope="session")

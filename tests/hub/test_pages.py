@@ -4,9 +4,11 @@ import re
 import shutil
 import sqlite3
 import threading
+import time
 
 import pytest
 
+from mettle.processes.beats import Beat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
 
@@ -46,6 +48,24 @@ async def test_a_live_run_shows_who_waits_for_whom(browse, runs):
     assert "orchestrator ships step 7" in html
     assert "12 groups in flight" in html
     assert "so far" in html
+
+
+async def test_a_process_that_stands_still_is_named_on_the_page(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=4, groups=2)
+    writer.train_step(1)
+    writer.leave_running(2)
+    writer.beat(Beat("inference", writer.pid, time.monotonic() + 3600, paused_s=40.0))
+    client = browse(tmp_path)
+    html = await text(client, "/runs/run")
+    assert "was told to pause (POST /admin/pause) and has not sampled for 40 s" in html
+    assert re.search(
+        r'class="node tone-bad">\s*<p class="node-name">.*?inference</p>\s*<p class="node-state">paused', html
+    )
+    vitals = {v["process"]: v for v in (await client.get("/api/v1/runs/run/vitals")).json()["vitals"]}
+    assert {name: vital["fault"] for name, vital in vitals.items()} == {
+        "inference": "paused", "orchestrator": None, "trainer": None,
+    }  # fmt: skip
+    writer.ledger.close()
 
 
 async def test_a_wait_past_its_budget_is_told(browse, tmp_path, run_writer):

@@ -10,6 +10,7 @@ from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.simulator import SimulatedEngine, SimulatedWorld, run_virtually
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
+from mettle.processes.beats import Heartbeat
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.ledger import Ledger
 
@@ -39,7 +40,8 @@ class Bench:
         self.engine = engine or SimulatedEngine(world or SimulatedWorld())
         pulse = Pulse()
         self.policy = ServedPolicy(pulse)
-        self.waits = Waits(self.ledger.journal, pulse, clock=asyncio.get_running_loop().time)
+        self.heart = Heartbeat(name="orchestrator", clock=asyncio.get_running_loop().time)
+        self.waits = Waits(self.heart, pulse)
         self.updater = Updater(
             self.engine, self.ledger, self.policy, self.waits, order or Newest(),
             poll_s=0.05, health_s=2.0, canary_tolerance=1e-3, inference_budget_s=20.0,
@@ -159,13 +161,13 @@ def test_a_canary_that_is_not_a_number_is_a_refusal(tmp_path):
     played(tmp_path, scenario, engine=Broken(SimulatedWorld()))
 
 
-def test_a_lost_engine_stands_in_the_journal_as_a_wait_and_is_found_again(tmp_path):
+def test_a_lost_engine_is_waited_for_by_name_and_is_found_again(tmp_path):
     async def scenario(bench):
         bench.publish(0)
         await asyncio.sleep(1.0)
         bench.engine.is_up = False
         await asyncio.sleep(5.0)
-        (wait,) = bench.ledger.journal.waits()
+        (wait,) = bench.heart.waits
         assert (wait.owner, wait.edge, wait.awaits) == (
             "orchestrator/updater",
             "inference",
@@ -175,7 +177,7 @@ def test_a_lost_engine_stands_in_the_journal_as_a_wait_and_is_found_again(tmp_pa
         bench.engine.is_up = True
         await asyncio.sleep(1.0)
         assert bench.policy.is_serving
-        assert bench.ledger.journal.waits() == []
+        assert bench.heart.waits == []
 
     played(tmp_path, scenario)
 
@@ -185,14 +187,14 @@ def test_waiting_for_a_version_names_who_is_awaited(tmp_path):
         bench.publish(0)
         reaching = asyncio.create_task(bench.policy.reach(1, bench.waits, weights_s=50.0, inference_s=50.0))
         await asyncio.sleep(3.0)
-        (wait,) = bench.ledger.journal.waits()
+        (wait,) = bench.heart.waits
         assert (wait.owner, wait.edge, wait.awaits) == ("orchestrator", "weights", "trainer publishes v1")
         bench.publish(1)
         await asyncio.sleep(9.0)
-        (wait,) = bench.ledger.journal.waits()
+        (wait,) = bench.heart.waits
         assert (wait.edge, wait.awaits) == ("inference", "engine acknowledges v1")
         assert await reaching == pytest.approx(20.05, abs=0.2)
-        assert bench.ledger.journal.waits() == []
+        assert bench.heart.waits == []
 
     played(tmp_path, scenario, world=SimulatedWorld(update_s=10.0))
 

@@ -7,7 +7,9 @@ import time
 import pytest
 
 from mettle.errors import UserError
+from mettle.processes.beats import Heartbeat
 from mettle.processes.managed import ProcessSpec
+from mettle.runs.costs import settle, settle_last
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.supervisor import Supervisor
 from mettle.storage.ledger import Ledger
@@ -57,7 +59,7 @@ def test_the_run_ends_with_its_main_process_and_leaves_none_behind(run):
     assert supervisor.failure is None
     assert {p.name: p.state for p in ledger.journal.processes()} == {"main": "done", "side": "stopped"}
     assert not alive(supervisor.process("side").pid)
-    assert supervisor.peak_memory_bytes > 2**20
+    assert supervisor.costs.figures()["peak_memory_bytes"] > 2**20
 
 
 def test_a_process_killed_with_kill_9_is_started_again(run):
@@ -124,11 +126,11 @@ def test_a_service_that_ends_well_is_started_again_and_a_stalled_one_is_replaced
     run_dir, ledger, spec = run
     waiter = """
         import pathlib, sys, time
-        from mettle.storage.ledger import Ledger
-        ledger = Ledger(pathlib.Path(sys.argv[1]) / "run.db")
+        from mettle.processes.beats import Heartbeat
         mark = pathlib.Path(sys.argv[1]) / "answered"
-        with ledger.journal.waiting("trainer", "batch", "orchestrator ships step 1", budget_s=0.6):
-            while not mark.exists(): time.sleep(0.02)
+        with Heartbeat.of_run("trainer") as heart:
+            with heart.waiting("trainer", "batch", "orchestrator", "orchestrator ships step 1", budget_s=0.6):
+                while not mark.exists(): time.sleep(0.02)
     """
     # The first life hangs, the second answers: only a watchdog that ends the first gets the run to its end.
     orchestrator = """
@@ -146,6 +148,81 @@ def test_a_service_that_ends_well_is_started_again_and_a_stalled_one_is_replaced
     assert "stall" in kinds
     assert "recovery" in kinds
     assert {p.name: p.restarts for p in ledger.journal.processes()} == {"trainer": 0, "orchestrator": 1}
+
+
+def test_restarts_of_long_ago_do_not_count(run, monkeypatch):
+    run_dir, ledger, spec = run
+    monkeypatch.setattr("mettle.runs.supervisor.RESTART_WINDOW_S", 0.0)
+    monkeypatch.setattr("mettle.runs.supervisor.QUICK_CRASH_S", 0.0)
+    code = """
+        import pathlib, sys
+        marks = pathlib.Path(sys.argv[1]) / "lives"
+        with marks.open("a") as file: file.write("x")
+        sys.exit(1 if len(marks.read_text()) < 5 else 0)
+    """
+    supervisor = Supervisor(run_dir, ledger, [spec("main", code)], main="main", max_restarts=2)
+    drive(supervisor)
+    assert supervisor.failure is None
+    assert ledger.journal.processes()[0].restarts == 4
+
+
+def test_the_supervisor_does_not_wait_for_a_process_that_is_frozen_in_a_transaction(run, monkeypatch):
+    run_dir, ledger, spec = run
+    monkeypatch.setattr("mettle.processes.liveness.TOLD_S", 0.6)
+    monkeypatch.setattr("mettle.processes.liveness.STOPPED_RESTART_S", 1.5)
+    frozen = """
+        import os, pathlib, signal, sys, time
+        from mettle.processes.beats import Heartbeat
+        from mettle.storage.ledger import Ledger
+        run = pathlib.Path(sys.argv[1])
+        with Heartbeat.of_run("trainer"):
+            if not (run / "second-life").exists():
+                (run / "second-life").touch()
+                ledger = Ledger(run / "run.db")
+                with ledger.database.transaction():
+                    time.sleep(1.0)
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.5)
+    """
+    supervisor = Supervisor(run_dir, ledger, [spec("trainer", frozen)], main="trainer")
+    drive(supervisor)
+    assert supervisor.failure is None
+    assert "is stopped by a signal" in supervisor.notes[0]
+    told = [(event.kind, event.data.get("process")) for event in ledger.journal.events()]
+    assert told == [("stall", "trainer"), ("recovery", "trainer"), ("restart", "trainer")]
+
+
+def test_the_address_of_a_server_that_was_killed_goes_with_it(run):
+    run_dir, ledger, spec = run
+    ready, stale = run_dir.endpoint("server"), run_dir.endpoint("stale")
+    stale.parent.mkdir()
+    stale.write_text('{"port": 1, "pid": 1}')
+    server = f"""
+        import os, pathlib, signal
+        pathlib.Path({str(ready)!r}).write_text('{{"port": 1}}')
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    main = "import time; time.sleep(0.5)"
+    specs = [spec("server", server, ready_file=ready, is_service=True), spec("main", main)]
+    drive(Supervisor(run_dir, ledger, specs, main="main"))
+    assert not ready.exists()
+    assert not stale.exists()
+
+
+def test_the_figures_of_a_run_count_all_of_its_lives(run):
+    run_dir, ledger, _ = run
+    journal = ledger.journal
+    assert settle_last(run_dir, journal) == 1
+    figures = {"life": 1.0, "wall_s": 100.0, "cpu_s": 30.0, "peak_memory_bytes": 5.0}
+    heart = Heartbeat(run_dir.beats / "supervisor.beat")
+    heart.figures = lambda: figures
+    heart.__enter__()  # the supervisor is killed: its beat stays behind
+    assert settle_last(run_dir, journal) == 2
+    assert (journal.fact("wall_s"), journal.fact("cpu_s"), journal.fact("supervisor_deaths")) == (100.0, 30.0, 1)
+    settle(journal, {**figures, "life": 2.0})
+    assert settle_last(run_dir, journal) == 3  # the beat of a life that is settled counts no more
+    assert (journal.fact("wall_s"), journal.fact("supervisor_deaths")) == (200.0, 1)
+    heart.__exit__()
 
 
 def test_a_stubborn_process_is_ended_all_the_same(run, monkeypatch):

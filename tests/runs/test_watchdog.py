@@ -1,60 +1,82 @@
-"""The watchdog tells a stall once, restarts what is awaited once, and leaves time for recovery."""
+"""The watchdog tells a stall once, ends who stands still once, and counts no time in which it did not look."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mettle.processes.beats import Beat, Wait
 from mettle.runs.watchdog import Watchdog, wait_graph
-from mettle.storage.journal import Wait
 
 
-def wait(since: float = 0.0, edge: str = "batch", owner: str = "trainer", budget_s: float = 100.0) -> Wait:
-    return Wait(owner, edge, "orchestrator ships step 4", since, budget_s, 1)
+def at(now, *, trainer_at=None, pid=3, **fields):
+    """A run at a time, in which the trainer beat last at `trainer_at` and the orchestrator waits for it since 0."""
+    wait = Wait("orchestrator", "weights", "trainer", "trainer publishes v1", 0.0, 1800.0)
+    return {
+        "orchestrator": Beat("orchestrator", 2, now, waits=(wait,)),
+        "trainer": Beat("trainer", pid, now if trainer_at is None else trainer_at, **fields),
+    }
 
 
-def test_a_wait_well_within_its_budget_is_no_stall():
-    assert Watchdog().check([wait()], 25.0) == []
+def watch(watchdog, start, end, *, state="T", **fields):
+    """(seconds, report) of what is told when it looks once a second."""
+    found = []
+    for now in range(start, end + 1):
+        reports = watchdog.check(at(float(now), **fields), float(now), state_of=lambda pid: state)
+        found += [(now, report) for report in reports]
+    return found
 
 
-def test_a_stall_is_told_once_before_anything_is_restarted():
+def test_a_process_stopped_by_a_signal_is_named_after_10_s_and_ended_after_30():
+    found = watch(Watchdog(), 0, 60, trainer_at=0.0)
+    assert [(now, r.kind, r.fault.process) for now, r in found] == [
+        (10, "stall", "trainer"),
+        (30, "recovery", "trainer"),
+    ]
+    assert "trainer (pid 3) is stopped by a signal: no sign of life for 10 s" in found[0][1].text
+    assert "orchestrator waits 10 s for trainer (trainer publishes v1)" in found[0][1].text
+
+
+def test_a_process_that_beats_is_left_alone():
+    assert watch(Watchdog(), 0, 100) == []
+
+
+def test_one_that_goes_on_by_itself_is_told_as_well():
     watchdog = Watchdog()
-    (stall,) = watchdog.check([wait()], 26.0)
-    assert stall.restart is None
-    assert watchdog.check([wait()], 27.0) == []
+    watch(watchdog, 0, 15, trainer_at=0.0)
+    ((now, report),) = watch(watchdog, 16, 40)
+    assert (now, report.kind) == (16, "recovered")
+    assert report.text == "trainer (pid 3) goes on after 15 s (frozen)"
 
 
-def test_at_half_of_the_budget_the_awaited_process_is_restarted_once():
+def test_its_successor_is_another_process_which_may_freeze_too():
     watchdog = Watchdog()
-    watchdog.check([wait()], 26.0)
-    (stall,) = watchdog.check([wait()], 51.0)
-    assert stall.restart == "orchestrator"
-    assert watchdog.check([wait()], 99.0) == []
+    assert len(watch(watchdog, 0, 35, trainer_at=0.0)) == 2
+    assert [r.kind for _, r in watch(watchdog, 36, 100, trainer_at=36.0, pid=4)] == ["stall", "recovery"]
 
 
-def test_a_later_wait_of_the_same_owner_is_a_wait_of_its_own():
+def test_a_supervisor_that_was_stopped_itself_blames_nobody_for_that():
     watchdog = Watchdog()
-    watchdog.check([wait()], 51.0)
-    (stall,) = watchdog.check([wait(since=100.0)], 151.0)
-    assert stall.restart == "orchestrator"
+    watch(watchdog, 0, 5)
+    # Everybody was frozen for an hour and is awake again, the watchdog first.
+    assert watch(watchdog, 3600, 3603, trainer_at=5.0) == []
+    assert watch(watchdog, 3604, 3640) == []
 
 
-def test_a_wait_on_nothing_that_can_be_restarted_is_only_told():
-    watchdog = Watchdog()
-    (stall,) = watchdog.check([wait(edge="evaluation")], 99.0)
-    assert stall.restart is None
-    assert watchdog.check([wait(edge="evaluation")], 100.0) == []
-
-
-def test_the_wait_graph_names_both_ends_and_the_time():
-    lines = wait_graph([wait(), wait(since=-5.0, edge="weights", owner="orchestrator")], 2.0)
-    assert lines == [
-        "orchestrator --weights--> trainer: orchestrator ships step 4 (7 s of 100 s)",
-        "trainer --batch--> orchestrator: orchestrator ships step 4 (2 s of 100 s)",
+def test_the_wait_graph_names_the_whole_way_and_the_time():
+    beats = at(40.0)
+    beats["trainer"] = Beat(
+        "trainer", 3, 40.0, waits=(Wait("trainer", "batch", "orchestrator", "step 2", 30.0, 600.0),)
+    )
+    assert wait_graph(beats, 40.0) == [
+        "orchestrator waits 40 s for trainer -> orchestrator (trainer publishes v1)",
+        "trainer waits 10 s for orchestrator -> trainer (step 2)",
     ]
 
 
-@given(st.lists(st.floats(0, 200), min_size=1, max_size=30))
-def test_whenever_it_looks_a_wait_is_acted_on_at_most_once(times):
+@given(st.lists(st.integers(0, 300), min_size=2, max_size=40, unique=True))
+def test_whenever_it_looks_each_process_is_told_and_ended_at_most_once(times):
     watchdog = Watchdog()
-    stalls = [stall for now in sorted(times) for stall in watchdog.check([wait()], now)]
-    assert sum(stall.restart is not None for stall in stalls) == int(max(times) > 50.0)
-    assert len(stalls) <= 2
+    kinds = []
+    for now in sorted(times):
+        kinds += [r.kind for r in watchdog.check(at(float(now), trainer_at=0.0), float(now), state_of=lambda pid: "T")]
+    assert kinds.count("recovery") <= 1
+    assert "recovery" not in kinds or "stall" in kinds

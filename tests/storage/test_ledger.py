@@ -1,5 +1,7 @@
 """The ledger's accounts: transitions, replay, and what survives."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from mettle.errors import StorageError
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskState, Turn
 from mettle.records.versions import WeightVersion
+from mettle.storage.database import RETRY_S, DatabaseBusy, transaction_soon
 from mettle.storage.ledger import TRANSITIONS, Ledger
 from mettle.storage.shards import ShardWriter, read_group
 
@@ -124,15 +127,41 @@ def test_a_full_disk_is_one_clear_line(ledger):
     assert ledger.task_counts() == {}
 
 
-def test_waits_are_seen_by_another_reader_until_they_end(ledger, tmp_path):
-    reader = Ledger(tmp_path / "run.db", is_read_only=True)
-    with ledger.journal.waiting("trainer", "batch", "orchestrator ships step 3", budget_s=60):
-        (wait,) = reader.journal.waits()
-        assert (wait.owner, wait.edge) == ("trainer", "batch")
-        assert not wait.is_overdue(wait.since + 59)
-        assert wait.is_overdue(wait.since + 61)
-    assert reader.journal.waits() == []
-    reader.close()
+def test_a_connection_that_does_not_block_says_at_once_that_another_one_writes(ledger, tmp_path):
+    quick = Ledger(tmp_path / "run.db", is_blocking=False)
+    with ledger.database.transaction():
+        with pytest.raises(DatabaseBusy):
+            quick.journal.set_fact("key", 1)
+        assert quick.journal.fact("key") is None  # reading waits for nobody
+    quick.journal.set_fact("key", 2)
+    assert ledger.journal.fact("key") == 2
+    quick.close()
+
+
+async def test_a_coroutine_that_wants_to_write_lets_the_loop_go_on_while_another_process_does(ledger, tmp_path):
+    quick = Ledger(tmp_path / "run.db", is_blocking=False)
+
+    async def write():
+        async with transaction_soon(quick.database):
+            quick.journal.set_fact("key", 1)
+
+    with ledger.database.transaction():
+        writing = asyncio.create_task(write())
+        for _ in range(5):
+            await asyncio.sleep(RETRY_S)  # the loop comes round
+        assert not writing.done()
+    await writing
+    assert ledger.journal.fact("key") == 1
+
+    async def fail():
+        async with transaction_soon(quick.database):
+            quick.journal.set_fact("key", 2)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
+    assert ledger.journal.fact("key") == 1
+    quick.close()
 
 
 @settings(max_examples=40, deadline=None)

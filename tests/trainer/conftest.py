@@ -157,11 +157,11 @@ def make_run(tmp_path, mini_model):
 def train_here():
     """Runs a trainer to its end in this process; returns the last step."""
 
-    def run(run_dir, *, stop=None):
+    def run(run_dir, *, stop=None, heart=None):
         ledger = Ledger(run_dir.ledger)
         config = read_config(run_dir.config("trainer"), TrainerConfig)
         try:
-            return Trainer(run_dir, config, ALONE, ledger, stop or StopFlag()).run()
+            return Trainer(run_dir, config, ALONE, ledger, stop or StopFlag(), heart).run()
         finally:
             ledger.close()
 

@@ -15,6 +15,7 @@ from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.protocol import WeightsRejected
 from mettle.inference.engine.weights import fuse, read_state
+from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_canary, read_version
@@ -190,26 +191,29 @@ def test_a_wait_is_named_and_ends_when_the_run_does(make_run, train_here, ledger
     run_dir = make_run(shipped=0)
     ledger = ledger_of(run_dir)
     ended = []
-    thread = threading.Thread(target=lambda: ended.append(train_here(run_dir)))
+    heart = Heartbeat(name="trainer")
+    thread = threading.Thread(target=lambda: ended.append(train_here(run_dir, heart=heart)))
     thread.start()
     for _ in range(2000):
-        waits = ledger.journal.waits()
+        waits = heart.waits
         if waits:
             break
         thread.join(0.01)
-    assert (waits[0].owner, waits[0].edge, waits[0].awaits) == ("trainer", "batch", "orchestrator ships step 1")
+    assert (waits[0].owner, waits[0].edge, waits[0].target) == ("trainer", "batch", "orchestrator")
+    assert waits[0].awaits == "orchestrator ships step 1"
     ledger.journal.set_fact("state", "stopping")
     thread.join(30)
     assert ended == [0]
-    assert ledger.journal.waits() == []
+    assert heart.waits == []
 
 
 def test_a_batch_shipped_during_the_wait_is_trained(make_run, train_here, ledger_of):
     run_dir = make_run(shipped=0, max_steps=1)
     ledger = ledger_of(run_dir)
-    thread = threading.Thread(target=lambda: train_here(run_dir))
+    heart = Heartbeat(name="trainer")
+    thread = threading.Thread(target=lambda: train_here(run_dir, heart=heart))
     thread.start()
-    while not ledger.journal.waits():
+    while not heart.waits:
         thread.join(0.01)
     ship_batch(run_dir, ledger, 1)
     thread.join(30)

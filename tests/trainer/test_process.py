@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mettle.processes.beats import BEATS_FOLDER, read_beats, waits_of
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_version
 
@@ -17,7 +18,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 
 def start(run_dir):
     command = [sys.executable, "-m", "mettle.trainer", str(run_dir)]
-    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    environment = {**ENVIRONMENT, BEATS_FOLDER: str(run_dir / "beats")}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def finish(run_dir):
@@ -78,11 +80,11 @@ def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
     run_dir = make_run(shipped=1, max_steps=9, interval=50)
     process = start(run_dir.path)
     ledger = Ledger(run_dir.ledger)
-    wait_until(process, lambda: ledger.journal.waits())
+    wait_until(process, lambda: waits_of(read_beats(run_dir.beats)))
     process.send_signal(signal.SIGTERM)
     assert process.wait(90) == 0
     process.communicate()
-    assert ledger.journal.waits() == []
+    assert read_beats(run_dir.beats) == {}
     assert (run_dir.checkpoints / "step-1" / "manifest.json").exists()
     ledger.close()
 

@@ -20,6 +20,7 @@ from mettle.evals.slots import Slots
 from mettle.evals.source import GroupRequest, RolloutSource, failed_rollouts
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.database import RETRY_S, DatabaseBusy
 from mettle.storage.evals import EvalStore
 
 
@@ -80,6 +81,10 @@ class StoreKeeper:
             return
         try:
             self._store.add(self._eval_id, [group for group, _ in waiting])
+        except DatabaseBusy:
+            self._waiting = waiting
+            asyncio.get_running_loop().call_later(RETRY_S, self.flush)
+            return
         except StorageError as error:
             for _, written in waiting:
                 if not written.done():

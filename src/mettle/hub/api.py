@@ -15,7 +15,7 @@ from mettle.hub.logs import log_names, read_tail
 from mettle.hub.metrics import align
 from mettle.hub.reader import RunReader
 from mettle.hub.rollouts import PAGE_SIZE, RolloutFilter, SortKey, find_rollouts, open_rollout
-from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
+from mettle.hub.summary import evaluations_of, processes_of, summarise, vitals_of, waits_of
 
 router = APIRouter(
     prefix="/api/v1",
@@ -182,6 +182,12 @@ def list_events(
 def list_waits(run: Run) -> models.ShownWaits:
     """Who waits for whom now."""
     return models.ShownWaits(waits=waits_of(run))
+
+
+@router.get("/runs/{name}/vitals")
+def list_vitals(run: Run) -> models.Vitals:
+    """Which processes beat, what they have done, and which of them stands still."""
+    return models.Vitals(vitals=vitals_of(run))
 
 
 @router.get("/runs/{name}/processes")

@@ -59,10 +59,11 @@ class Processes(BaseModel):
 
 
 class ShownWait(BaseModel):
-    """`owner` waits on `edge` for `awaits`; past `budget_s` it is a stall."""
+    """`owner` waits on `edge` for `target` to do what `awaits` says; past `budget_s` the run ends."""
 
     owner: str
     edge: str
+    target: str
     awaits: str
     since: float
     waited_s: float
@@ -75,6 +76,27 @@ class ShownWaits(BaseModel):
     """Who waits for whom now, the longest wait first."""
 
     waits: list[ShownWait]
+
+
+class Vital(BaseModel):
+    """The newest sign of life of a process; `fault` is set while it stands still, and `text` says how."""
+
+    process: str
+    pid: int
+    beat_age_s: float
+    progress: int
+    unit: str
+    idle_s: float
+    late_s: float
+    paused_s: float
+    fault: str | None
+    text: str
+
+
+class Vitals(BaseModel):
+    """The signs of life of the processes that run, by name."""
+
+    vitals: list[Vital]
 
 
 class ShownEvent(BaseModel):

@@ -40,7 +40,7 @@ from mettle.hub.rollouts import (
     steps_with_rollouts,
 )
 from mettle.hub.series import REWARD, WARM_UP_LARGE, charts_of, columns_after, warm_up_columns, warm_up_now
-from mettle.hub.summary import evaluations_of, processes_of, summarise, waits_of
+from mettle.hub.summary import evaluations_of, processes_of, summarise, vitals_of, waits_of
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -197,14 +197,14 @@ def _logs(run: RunReader, log: str | None, level: str, words: str, *, is_part: b
 def overview(run: RunReader) -> dict[str, Any]:
     """What the fragments of the overview are rendered from."""
     summary = summarise(run)
-    processes, waits = processes_of(run), waits_of(run)
+    processes, waits, vitals = processes_of(run), waits_of(run), vitals_of(run)
     newest = run.database.value("SELECT max(event_id) FROM events") or 0
     events = run.journal.events(after_id=max(0, newest - SHOWN_EVENTS), limit=SHOWN_EVENTS)
     return {
         "run_name": summary.name,
         "s": summary,
         "pairs": [(b, next((f for f in summary.finals if f.env_id == b.env_id), None)) for b in summary.baselines],
-        "pipeline": pipeline_of(summary, processes, waits),
+        "pipeline": pipeline_of(summary, processes, waits, vitals),
         "warm_up": warm_up_now(run.metrics),
         "events": list(reversed(events)),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mettle.hub import filters
-from mettle.hub.models import Process, RunSummary, ShownWait
+from mettle.hub.models import Process, RunSummary, ShownWait, Vital
 
 MAIN = ("inference", "orchestrator", "trainer")
 
@@ -14,6 +14,7 @@ PURPOSES = {
     "orchestrator": "rollouts and batches",
     "trainer": "batches to weights",
     "hub": "this page",
+    "supervisor": "watches the others",
     "sft": "warms the policy up",
     "policy": "makes the policy",
 }
@@ -26,7 +27,10 @@ TONES = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A process. `tone` colours its light; `state` is 'gone' when its pid no longer exists."""
+    """A process. `tone` colours its light; `state` is 'gone' when its pid no longer exists.
+
+    A process that stands still has the word for that as its state: frozen, blocked, paused, stuck.
+    """
 
     name: str
     purpose: str
@@ -49,13 +53,14 @@ class Pipeline:
     is_moving: bool
 
 
-def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[ShownWait]) -> Pipeline:
+def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[ShownWait], vitals: list[Vital]) -> Pipeline:
     """The picture as it stands now."""
     known = {process.name: process for process in processes}
-    others = sorted(set(known) - set(MAIN)) if "hub" in known else [*sorted(set(known) - set(MAIN)), "hub"]
+    faults = {vital.process: vital for vital in vitals if vital.fault}
+    others = sorted({*known, *faults, "hub"} - set(MAIN))
     return Pipeline(
-        nodes=tuple(_node(name, known.get(name), waits, summary) for name in MAIN),
-        others=tuple(_node(name, known.get(name), waits, summary) for name in others),
+        nodes=tuple(_node(name, known.get(name), waits, summary, faults.get(name)) for name in MAIN),
+        others=tuple(_node(name, known.get(name), waits, summary, faults.get(name)) for name in others),
         tokens=_tokens(summary),
         batches=f"batch {summary.shipped_step}" if summary.shipped_step else "no batch yet",
         weights=_weights(summary),
@@ -63,13 +68,16 @@ def pipeline_of(summary: RunSummary, processes: list[Process], waits: list[Shown
     )
 
 
-def _node(name: str, process: Process | None, waits: list[ShownWait], summary: RunSummary) -> Node:
+def _node(name: str, process: Process | None, waits: list[ShownWait], summary: RunSummary, fault: Vital | None) -> Node:
     mine = tuple(wait for wait in waits if summary.is_live and owner_process(wait.owner) == name)
     purpose = PURPOSES.get(name, "")
     if name == "hub":
         # Whoever reads this is being served, whatever became of a hub that the run once had.
         is_same = process is not None and process.is_alive
         return Node(name, purpose, "serving", "good", process.pid if process and is_same else None, 0, mine)
+    if fault is not None:
+        restarts = process.restarts if process is not None else 0
+        return Node(name, purpose, str(fault.fault), "bad", fault.pid, restarts, mine)
     if process is None:
         return Node(name, purpose, "not started", "off", None, 0, mine)
     state = "gone" if process.is_alive is False else process.state

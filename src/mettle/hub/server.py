@@ -11,6 +11,7 @@ from mettle.errors import UserError
 from mettle.evals.reader import find_evaluations
 from mettle.hub.app import create_app
 from mettle.hub.config import HubConfig
+from mettle.processes.beats import Heartbeat
 from mettle.storage.files import write_json
 from mettle.web.doors import allowed_hosts
 from mettle.web.server import HttpServer, bind, on_signals, url_of
@@ -34,8 +35,9 @@ async def _serve(config: HubConfig, listener: socket.socket, on_ready: Callable[
     base_url = url_of(config.host, port)
     app = create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host))
     server = HttpServer(app, listener)
-    with on_signals(over.set):
+    with on_signals(over.set), Heartbeat.of_run("hub") as heart:
         await server.start()
+        heart.tick_with(asyncio.get_running_loop())
         try:
             if config.ready_file is not None:
                 address = {"base_url": base_url, "host": config.host, "port": port}

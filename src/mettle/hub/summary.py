@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -15,11 +16,15 @@ from mettle.hub.models import (
     ShownEvaluation,
     ShownWait,
     TaskAccounts,
+    Vital,
 )
 from mettle.hub.reader import QUIET_S, RunReader, is_alive
 from mettle.hub.series import METRICS
 from mettle.hub.steps import StepFigures
+from mettle.processes.child import process_state
+from mettle.processes.liveness import diagnose
 from mettle.records.tasks import TaskState
+from mettle.runs.costs import DEATHS
 from mettle.storage.evals import read_evals
 
 LIVE_STATES = frozenset({"preparing", "starting", "running", "restarting", "resuming", "stopping"})
@@ -75,7 +80,7 @@ def summarise(reader: RunReader) -> RunSummary:
         num_errors=reader.steps.errors.total(),
         errors_by_kind=dict(reader.steps.errors),
         tasks=task_accounts(reader),
-        restarts=sum(p.restarts for p in journal.processes()),
+        restarts=sum(p.restarts for p in journal.processes()) + (reader.fact(DEATHS) or 0),
         revision=reader.revision,
     )
 
@@ -113,12 +118,34 @@ def processes_of(reader: RunReader) -> list[Process]:
 
 
 def waits_of(reader: RunReader) -> list[ShownWait]:
-    """Who waits for whom now."""
-    now = reader.clock()
+    """Who waits for whom now, the longest wait first."""
+    now = time.monotonic()
+    found = [
+        ShownWait(
+            owner=wait.owner, edge=wait.edge, target=wait.target, awaits=wait.awaits, budget_s=wait.budget_s,
+            since=reader.clock() - (now - wait.since), waited_s=max(0.0, now - wait.since),
+            is_overdue=wait.is_overdue(now), pid=beat.pid,
+        )
+        for beat in reader.beats().values()
+        for wait in beat.waits
+    ]  # fmt: skip
+    return sorted(found, key=lambda wait: -wait.waited_s)
+
+
+def vitals_of(reader: RunReader) -> list[Vital]:
+    """The signs of life of the processes that run, and what is wrong with those that stand still."""
+    now = time.monotonic()
+    beats = reader.beats()
+    faults = {fault.process: fault for fault in diagnose(beats, now, state_of=process_state)}
     return [
-        ShownWait(**asdict(wait), waited_s=max(0.0, now - wait.since), is_overdue=wait.is_overdue(now))
-        for wait in reader.journal.waits()
-    ]
+        Vital(
+            process=beat.name, pid=beat.pid, beat_age_s=max(0.0, now - beat.at), progress=beat.progress,
+            unit=beat.unit, idle_s=beat.idle_s, late_s=beat.late_s, paused_s=beat.paused_s,
+            fault=faults[beat.name].kind if beat.name in faults else None,
+            text=faults[beat.name].text if beat.name in faults else "",
+        )
+        for beat in beats.values()
+    ]  # fmt: skip
 
 
 def evaluations_of(reader: RunReader) -> list[ShownEvaluation]:
@@ -149,6 +176,8 @@ def state_of(reader: RunReader, processes: list[Process]) -> tuple[str, str]:
             "interrupted",
             f"Its processes are gone. To go on where it stopped: mettle rl resume {reader.run_dir.name}",
         )
+    if state in LIVE_STATES:
+        return state, "; ".join(vital.text for vital in vitals_of(reader) if vital.fault)
     return state, ""
 
 

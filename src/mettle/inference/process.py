@@ -22,9 +22,11 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, UserError
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
+from mettle.inference.engine.protocol import EngineStatus
 from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.log import setup_logging
+from mettle.processes.beats import Gauge, Heartbeat
 from mettle.storage.files import write_json
 from mettle.web.bodies import first_fault
 from mettle.web.keys import Keys
@@ -45,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         renderer = Renderer.from_directory(config.model)
         listener = bind(config.host, config.port)
         keys = Keys.from_environment()
-        return asyncio.run(serve(config, renderer, listener, arguments.ready_file, keys))
+        with Heartbeat.of_run("inference", unit="steps") as heart:
+            return asyncio.run(serve(config, renderer, listener, arguments.ready_file, keys, heart))
     except MettleError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -71,6 +74,7 @@ async def serve(
     listener: socket.socket,
     ready_file: Path | None,
     keys: Keys,
+    heart: Heartbeat,
 ) -> int:
     """Serve until a signal or the engine's end."""
     loop = asyncio.get_running_loop()
@@ -97,6 +101,8 @@ async def serve(
         service = ModelService(Bridge(engine), renderer, config.served_model_name)
         server = InferenceServer(service, listener, config.allowed_hosts, keys)
         await server.start()
+        heart.gauge = lambda: _gauge(engine.status())
+        heart.tick_with(loop)
         about = {"model": config.served_model_name, "version": config.version, "url": server.base_url}
         logger.info("serving", extra=about)
         if ready_file is not None:
@@ -108,6 +114,13 @@ async def serve(
     if error is not None:
         raise error
     return 0
+
+
+def _gauge(status: EngineStatus) -> Gauge:
+    """Steps are its work: a prompt of many chunks is one sequence, and samples nothing for a while."""
+    return Gauge(
+        status.total_steps + status.total_updates, status.num_running + status.num_waiting > 0, status.is_paused
+    )
 
 
 def _write_ready_file(path: Path, server: InferenceServer) -> None:

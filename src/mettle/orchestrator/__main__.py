@@ -21,6 +21,8 @@ from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import EndpointFile, HttpEngine
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.services import HttpModel, HttpServices
+from mettle.orchestrator.telling import tell
+from mettle.processes.beats import Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.web.keys import Keys
@@ -43,9 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setup_logging(run_dir.logs / "orchestrator.log")
         # While environments load nothing is in flight, so there is nothing to put back.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        ledger = Ledger(run_dir.ledger)
+        ledger = Ledger(run_dir.ledger, is_blocking=False)
         try:
-            asyncio.run(orchestrate(config, run_dir, ledger, keys))
+            with Heartbeat.of_run("orchestrator", unit="rollouts") as heart:
+                asyncio.run(orchestrate(config, run_dir, ledger, keys, heart))
         finally:
             ledger.close()
     except (MettleError, BaseExceptionGroup) as raised:
@@ -71,7 +74,9 @@ def read_config(run_dir: RunDir) -> OrchestratorConfig:
         raise UserError(f"{path}: {where}: {first['msg']}") from error
 
 
-async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledger, keys: Keys) -> None:
+async def orchestrate(
+    config: OrchestratorConfig, run_dir: RunDir, ledger: Ledger, keys: Keys, heart: Heartbeat
+) -> None:
     """Until the run is finished, or SIGTERM or SIGINT asks for the end."""
     last = ledger.last_batch()
     if ledger.journal.fact("state") == "finished" and (last.step if last else 0) >= config.max_steps:
@@ -81,10 +86,18 @@ async def orchestrate(config: OrchestratorConfig, run_dir: RunDir, ledger: Ledge
 
     endpoint = EndpointFile(run_dir.endpoint("inference"))
     engine = HttpEngine(endpoint, keys.admin)
-    source = EnvironmentSource(config, endpoint, Path(config.model) if config.model else run_dir.model)
+    telling: set[asyncio.Task[None]] = set()
+
+    def tell_death(text: str) -> None:
+        task = asyncio.get_running_loop().create_task(tell(ledger, "worker_died", text))
+        telling.add(task)
+        task.add_done_callback(telling.discard)
+
+    model_dir = Path(config.model) if config.model else run_dir.model
+    source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death)
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:
-        orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services)
+        orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services, heart=heart)
         await run_until_signalled(orchestrator, ledger)
     finally:
         await source.close()
@@ -110,7 +123,7 @@ async def run_until_signalled(orchestrator: Orchestrator, ledger: Ledger) -> Non
         if not stopped:
             raise
         logger.info("stopped by %s", stopped[0])
-        ledger.journal.event("orchestrator", "stopped", f"stopped by {stopped[0]}; tasks in flight were put back")
+        await tell(ledger, "stopped", f"stopped by {stopped[0]}; tasks in flight were put back")
 
 
 def first_error(raised: BaseException) -> BaseException:

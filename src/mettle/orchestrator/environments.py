@@ -8,7 +8,7 @@ the client sends identical first turns as one request.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from mettle.web.keys import API_KEY_ENV
 
 Rows = Sequence[Mapping[str, Any]]
 
+DEFAULT_WORKERS = 1
 STRAGGLER_SHARE = 0.9
 """Share of a group's time that one rollout may take."""
 
@@ -40,7 +41,14 @@ STRAGGLER_SHARE = 0.9
 class EnvironmentSource:
     """The environments of a configuration, by name, for training and for evaluation."""
 
-    def __init__(self, config: OrchestratorConfig, endpoint: EndpointFile, model_dir: Path) -> None:
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        endpoint: EndpointFile,
+        model_dir: Path,
+        *,
+        on_death: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._model = config.served_model_name
         self._endpoint = endpoint
         self._model_dir = model_dir
@@ -49,10 +57,12 @@ class EnvironmentSource:
         self._client_url = ""
         self._old_clients: list[TokenClient] = []
         loaded: dict[str, Any] = {}
-        num_workers = config.env_workers
-        self._train = {env.name: _load(env, loaded, num_workers) for env in config.envs}
-        wants_eval = config.eval.num_examples != 0
-        self._eval = {env.name: _load(env, loaded, num_workers) for env in config.eval_envs} if wants_eval else {}
+
+        def load(envs: Iterable[EnvConfig]) -> dict[str, Any]:
+            return {env.name: _load(env, loaded, num_workers_of(env, config), on_death) for env in envs}
+
+        self._train = load(config.envs)
+        self._eval = load(config.eval_envs if config.eval.num_examples != 0 else ())
         self._limited = _limit_time(loaded.values(), config.rollout_timeout_s)
         self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in self._train.items()}
         self._eval_rows: dict[str, Rows] = {name: env.get_eval_dataset() for name, env in self._eval.items()}
@@ -154,14 +164,21 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
     return found | ({"extra_body": extra} if extra else {})
 
 
-def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int) -> Any:
+def num_workers_of(env: EnvConfig, config: OrchestratorConfig) -> int:
+    """Processes that an environment runs in: as it is configured, else one."""
+    asked = config.env_workers if env.workers is None else env.workers
+    return DEFAULT_WORKERS if asked is None else asked
+
+
+def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int, on_death: Callable[[str], None]) -> Any:
     """One instance, or one pool of workers, for equal ids and arguments, however many names it has."""
-    num_workers = num_workers if env.workers is None else env.workers
     key = f"{env.id}?{json.dumps(env.args, sort_keys=True, default=str)}#{num_workers}"
     if key not in loaded:
         try:
             if num_workers:
-                loaded[key] = WorkerEnvironment(WorkerPool(WorkerSpec(env.id, env.args), num_workers))
+                loaded[key] = WorkerEnvironment(
+                    WorkerPool(WorkerSpec(env.id, env.args), num_workers, on_death=on_death)
+                )
             else:
                 loaded[key] = load_environment(env.id, **env.args)
         except (RuntimeError, ValueError, InfraError) as error:

@@ -24,9 +24,11 @@ from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.source import TaskSource
+from mettle.orchestrator.telling import tell
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.tasks import RolloutRecord
+from mettle.storage.database import transaction_soon
 from mettle.storage.evals import EvalPlan, EvalStore, read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.rollouts import RolloutRow, rollout_rows
@@ -119,6 +121,7 @@ class Evaluator:
         self._pulse = pulse
         self._sampling = sampling_params(config.eval_sampling)
         self._num_waiting = 0
+        self.num_open = 0
         self.num_finished = 0
 
     @property
@@ -135,7 +138,7 @@ class Evaluator:
         """Until cancelled."""
         while True:
             version = self._policy.version
-            self._skip_before(version)
+            await self._skip_before(version)
             due = self._schedule.due(version)
             if due is None or not self._policy.is_serving:
                 await self._pulse.wait()
@@ -147,12 +150,12 @@ class Evaluator:
             self._schedule.finish(version)
             self._pulse.fire()
 
-    def _skip_before(self, version: int) -> None:
+    async def _skip_before(self, version: int) -> None:
         """Versions that the engine has gone past cannot be evaluated any more."""
         for missed in [v for v in self._schedule.versions if v < version]:
             text = f"v{missed} was replaced by v{version} before it could be evaluated"
             logger.warning("%s", text)
-            self._ledger.journal.event("orchestrator", "eval_missed", text, version=missed)
+            await tell(self._ledger, "eval_missed", text, version=missed)
             self._schedule.finish(missed)
 
     async def _evaluate(self, env: EnvConfig, kind: str, version: int) -> None:
@@ -161,13 +164,14 @@ class Evaluator:
         size = self._config.eval.rollouts_per_example
         uids = [self._source.uid(env.name, example, is_eval=True) for example in range(count)]
         tasks = [EvalTask(example, uid, size) for example, uid in enumerate(uids)]
-        eval_id, done = self._begin(env, kind, version, tasks)
+        async with transaction_soon(self._ledger.database):
+            eval_id, done = self._begin(env, kind, version, tasks)
+            text = f"{kind} evaluation of v{version} on {env.name}"
+            self._ledger.journal.event("orchestrator", "eval_started", text, tasks=count)
         requests = requests_for(
             tasks, env=env.name, prefix=f"e{version}-{kind}-{env.name}", done=done, is_whole_groups=True,
             sampling=self._sampling,
         )  # fmt: skip
-        journal = self._ledger.journal
-        journal.event("orchestrator", "eval_started", f"{kind} evaluation of v{version} on {env.name}", tasks=count)
         self._num_waiting = len(requests)
         retry = self._config.retry
         runner = EvalRunner(
@@ -180,12 +184,14 @@ class Evaluator:
         try:
             await runner.run(requests)
         except BaseException:
-            self._store.interrupt(eval_id)
+            async with transaction_soon(self._ledger.database):
+                self._store.interrupt(eval_id)
             raise
         finally:
             self._num_waiting = 0
             self._pulse.fire()
-        self._end(eval_id, env, kind, version)
+        async with transaction_soon(self._ledger.database):
+            self._end(eval_id, env, kind, version)
 
     def _begin(
         self, env: EnvConfig, kind: str, version: int, tasks: Sequence[EvalTask]
@@ -234,6 +240,7 @@ class Evaluator:
             if self._num_waiting == 0:
                 self._pulse.fire()
         incarnation = self._policy.incarnation
+        self.num_open += 1
         try:
             async with asyncio.timeout(self._config.rollout_timeout_s):
                 rollouts = await self._source.run_group(request)
@@ -242,6 +249,8 @@ class Evaluator:
             rollouts = failed_rollouts(request, late)
         except Exception as error:
             rollouts = failed_rollouts(request, error)
+        finally:
+            self.num_open -= 1
         self.num_finished += 1
         self._pulse.fire()
         return None if await self._is_void(rollouts, version, incarnation) else rollouts

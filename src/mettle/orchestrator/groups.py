@@ -22,10 +22,12 @@ from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.source import TaskSource
+from mettle.orchestrator.telling import tell
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
+from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
 from mettle.storage.shards import ShardWriter
 from mettle.web.backoff import Backoff
@@ -84,44 +86,53 @@ class GroupRunner:
         """Keep groups open while there is room, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                for group in self._open_groups():
+                for group in await self._open_groups():
                     tasks.create_task(self._run_group(group))
                 due = self._dispatcher.next_due
                 now = asyncio.get_running_loop().time()
                 await self._pulse.wait(None if due is None or due <= now else due - now)
 
-    def _open_groups(self) -> list[OpenGroup]:
+    async def _open_groups(self) -> list[OpenGroup]:
         """Take waiting tasks, then new ones, and commit all of them as in flight."""
+        if self._num_wanted() <= 0:
+            return []
+        async with transaction_soon(self._ledger.database):
+            # Asked again: other tasks may have run until this one could write.
+            num_wanted = self._num_wanted()
+            if num_wanted <= 0:
+                return []
+            now = asyncio.get_running_loop().time()
+            draws = self._dispatcher.take(num_wanted, now)
+            if len(draws) < num_wanted:
+                draws += self._ledger.draw_tasks(self._curriculum.draw(num_wanted - len(draws)))
+            for draw in draws:
+                self._ledger.dispatch(draw.draw_id)
+        return [self._dispatcher.open(draw, self._policy.version, now) for draw in draws]
+
+    def _num_wanted(self) -> int:
+        """Groups to open now."""
+        if not self._policy.is_serving or self._is_held():
+            return 0
         room = self._room.for_groups(
             step=self.next_step,
             version=self._policy.version,
             num_ready=self._batcher.num_ready,
             num_running=self._dispatcher.num_open,
         )
-        room = min(self._dispatcher.num_permits, room)
-        if room <= 0 or not self._policy.is_serving or self._is_held():
-            return []
-        now = asyncio.get_running_loop().time()
-        with self._ledger.database.transaction():
-            draws = self._dispatcher.take(room, now)
-            if len(draws) < room:
-                draws += self._ledger.draw_tasks(self._curriculum.draw(room - len(draws)))
-            for draw in draws:
-                self._ledger.dispatch(draw.draw_id)
-        return [self._dispatcher.open(draw, self._policy.version, now) for draw in draws]
+        return min(self._dispatcher.num_permits, room)
 
     async def _run_group(self, group: OpenGroup) -> None:
         incarnation = self._policy.incarnation
         rollouts = await self._roll_out(group)
         record = GroupRecord(group.draw, group.version, rollouts)
         if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
-            self._put_back(record, is_counted=False)
+            await self._put_back(record, is_counted=False)
             return
         verdict = await self._admission.judge(record, self._dispatcher.num_failures(group.draw.draw_id))
         if verdict.is_retried:
-            self._put_back(verdict.group, is_counted=True)
+            await self._put_back(verdict.group, is_counted=True)
         else:
-            self._settle(verdict)
+            await self._settle(verdict)
 
     async def _roll_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...]:
         """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""
@@ -143,11 +154,12 @@ class GroupRunner:
         health = await self._updater.probe()
         return health is None or health.incarnation != incarnation
 
-    def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
+    async def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
         draw = group.draw
         failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
         delay = Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
-        self._ledger.put_back([draw.draw_id])
+        async with transaction_soon(self._ledger.database):
+            self._ledger.put_back([draw.draw_id])
         self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
         self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
         self.stats.observe_errors(group)
@@ -159,13 +171,13 @@ class GroupRunner:
         self.num_finished += 1
         self._pulse.fire()
 
-    def _settle(self, verdict: GroupVerdict) -> None:
+    async def _settle(self, verdict: GroupVerdict) -> None:
         """Write a finished group down and hand it on."""
         group, drop = verdict.group, verdict.drop
         samples = [] if drop is not None else self._admission.samples_of(group)
         if drop is None and not samples:
             drop = DropReason.NO_TOKENS
-        self._record(group, drop)
+        await self._record(group, drop)
         if group.rewards:
             mean = mean_of(group.rewards)
             self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
@@ -178,22 +190,22 @@ class GroupRunner:
             self._batcher.reject()
         self.num_finished += 1
         self._pulse.fire()
-        self._end_if_hopeless(group, drop)
+        await self._end_if_hopeless(group, drop)
 
     @property
     def is_solved(self) -> bool:
         """True when the policy has nothing more to learn from these tasks because it solves them."""
         return self._starvation.is_solved
 
-    def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
-        ref = self._shards.append(group)
-        state = self._admission.algorithms.state()
-        with self._ledger.database.transaction():
+    async def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
+        async with transaction_soon(self._ledger.database):
+            ref = self._shards.append(group)
+            state = self._admission.algorithms.state()
             self._ledger.record_scored(group, ref, drop=drop)
             if state:
                 self._ledger.journal.set_fact(ALGORITHM_STATE, state)
 
-    def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
+    async def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
         if self._streak.observe(group) >= self._admission.retry.max_failed_groups:
             raise UserError(
                 f"environment {group.draw.env_id!r} failed every rollout of {self._streak.length} groups in a row; "
@@ -202,4 +214,4 @@ class GroupRunner:
         warning = self._starvation.observe(group, drop)
         if warning is not None:
             logger.warning("%s", warning)
-            self._ledger.journal.event("orchestrator", "no_signal", warning)
+            await tell(self._ledger, "no_signal", warning)

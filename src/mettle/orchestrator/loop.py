@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.algorithms import RunAlgorithms
@@ -29,10 +28,13 @@ from mettle.orchestrator.rollouts import sampling_params
 from mettle.orchestrator.services import InMemoryServices, Services
 from mettle.orchestrator.shipping import assemble, ship
 from mettle.orchestrator.source import TaskSource
+from mettle.orchestrator.telling import tell
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
+from mettle.processes.beats import Gauge, Heartbeat
 from mettle.records.tasks import DropReason
 from mettle.records.tokens import Batch
+from mettle.storage.database import transaction_soon
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -53,7 +55,7 @@ class Orchestrator:
         engine: Engine,
         *,
         services: Services | None = None,
-        clock: Callable[[], float] = time.time,
+        heart: Heartbeat | None = None,
     ) -> None:
         ratios = {env.name: env.ratio for env in config.envs}
         check_fits(ratios, ledger, source)
@@ -63,8 +65,9 @@ class Orchestrator:
         self._source = source
         self._pulse = pulse = Pulse()
         self._policy = ServedPolicy(pulse)
-        self._waits = Waits(ledger.journal, pulse, clock=clock)
-        self._lag = LoopLag()
+        self._heart = heart or Heartbeat(name="orchestrator")
+        self._waits = Waits(self._heart, pulse)
+        self._lag = LoopLag(self._heart)
         self._admission = Admission(
             self._algorithms(),
             services or InMemoryServices(),
@@ -139,6 +142,7 @@ class Orchestrator:
     async def run(self) -> None:
         """All steps, then the end of the run."""
         self._groups.stats.started_at = asyncio.get_running_loop().time()
+        self._heart.gauge = self._gauge
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -152,14 +156,14 @@ class Orchestrator:
                     self._groups.next_step = step
                     self._pulse.fire()
                     if not await self._step(step):
-                        last = self._end_early(step - 1)
+                        last = await self._end_early(step - 1)
                         break
                 groups.cancel()
                 await self._finish(last)
                 for task in background:
                     task.cancel()
         finally:
-            self._release()
+            await self._release()
 
     async def _step(self, step: int) -> bool:
         """Wait for the policy to keep up, collect enough groups, ship. Groups are rolled out all the while.
@@ -167,11 +171,11 @@ class Orchestrator:
         False when there is nothing to ship because the policy solves its tasks.
         """
         waited_s = await self._reach(step - 1 - self._config.max_lag)
-        self._drop_stale(step)
+        await self._drop_stale(step)
         while not self._batcher.has_batch:
             if not await self._collect(step):
                 return False
-            self._drop_stale(step)
+            await self._drop_stale(step)
         groups = self._batcher.take()
         # What opens from here on lands in a later batch, also while this one is being written.
         self._groups.next_step = step + 1
@@ -197,11 +201,11 @@ class Orchestrator:
             )
         return True
 
-    def _end_early(self, step: int) -> int:
+    async def _end_early(self, step: int) -> int:
         """The policy solves its tasks: the run ends with the version that `step` made."""
         text = f"the policy solves its tasks: nothing is left to learn after step {step} of {self._config.max_steps}"
         logger.info("%s", text)
-        self._ledger.journal.event("orchestrator", "solved", text, step=step)
+        await tell(self._ledger, "solved", text, step=step)
         self._schedule.end_at(step)
         self._pulse.fire()
         return step
@@ -212,16 +216,18 @@ class Orchestrator:
         inference_s = budgets.inference_s + (budgets.eval_s if self._config.eval.pin else 0.0)
         return await self._policy.reach(version, self._waits, weights_s=budgets.weights_s, inference_s=inference_s)
 
-    def _drop_stale(self, step: int) -> None:
+    async def _drop_stale(self, step: int) -> None:
         stale = self._batcher.sweep(step)
-        for group in stale:
-            self._ledger.drop(group.draw_id, DropReason.STALE)
-        if stale:
-            self._groups.stats.num_stale += len(stale)
-            text = f"{len(stale)} groups were older than {self._config.max_staleness} versions at step {step}"
-            logger.warning("%s", text)
+        if not stale:
+            return
+        text = f"{len(stale)} groups were older than {self._config.max_staleness} versions at step {step}"
+        async with transaction_soon(self._ledger.database):
+            for group in stale:
+                self._ledger.drop(group.draw_id, DropReason.STALE)
             self._ledger.journal.event("orchestrator", "stale_dropped", text, step=step)
-            self._pulse.fire()
+        self._groups.stats.num_stale += len(stale)
+        logger.warning("%s", text)
+        self._pulse.fire()
 
     async def _ship(self, step: int, groups: list[ReadyGroup], waited_s: float) -> None:
         now = asyncio.get_running_loop().time()
@@ -268,15 +274,22 @@ class Orchestrator:
             awaits=f"the evaluation of v{last}",
             budget_s=self._config.budgets.eval_s,
         )
-        num_left = close_accounts(self._ledger)
-        text = f"finished: v{last} is served and evaluated, {num_left} tasks were left over"
+        async with transaction_soon(self._ledger.database):
+            num_left = close_accounts(self._ledger)
+            text = f"finished: v{last} is served and evaluated, {num_left} tasks were left over"
+            self._ledger.journal.event("orchestrator", "finished", text)
         logger.info("%s", text)
-        self._ledger.journal.event("orchestrator", "finished", text)
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         """Put back what is in flight. A kill leaves this to the next start."""
         groups = self._dispatcher.open_groups()
         for group in groups:
             self._dispatcher.end(group.draw.draw_id, Ending.CANCELLED)
         if groups and self._ledger.journal.fact("state") != "finished":
-            self._ledger.put_back([group.draw.draw_id for group in groups])
+            async with transaction_soon(self._ledger.database):
+                self._ledger.put_back([group.draw.draw_id for group in groups])
+
+    def _gauge(self) -> Gauge:
+        """Rollouts are the work; what waits for the engine or the trainer is theirs."""
+        num_done = self._groups.num_finished + self._evaluator.num_finished + self._groups.next_step
+        return Gauge(num_done, self._policy.is_serving and self._dispatcher.num_open + self._evaluator.num_open > 0)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from mettle.evals.estimator import mean_of, percentile, spread
 from mettle.orchestrator.engine import EngineUpdate
+from mettle.processes.beats import Heartbeat
 from mettle.records.tasks import DropReason, GroupRecord
 
 EQUAL_WITHIN = 1e-6
@@ -108,18 +109,23 @@ def update_figures(updates: Sequence[EngineUpdate]) -> dict[str, float]:
 
 
 class LoopLag:
-    """How much later than asked for the event loop wakes a sleeper."""
+    """How much later than asked for the event loop wakes a sleeper; `heart` is told that it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, heart: Heartbeat) -> None:
+        self._heart = heart
         self._max_s = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            started = loop.time()
-            await asyncio.sleep(LAG_PROBE_S)
-            self._max_s = max(self._max_s, loop.time() - started - LAG_PROBE_S)
+        try:
+            while True:
+                self._heart.tick()
+                started = loop.time()
+                await asyncio.sleep(LAG_PROBE_S)
+                self._max_s = max(self._max_s, loop.time() - started - LAG_PROBE_S)
+        finally:
+            self._heart.rest()
 
     def take_max_ms(self) -> float:
         """The worst lag since the last call, in milliseconds."""

@@ -15,6 +15,7 @@ import numpy as np
 from mettle.orchestrator.batcher import ReadyGroup
 from mettle.records.tokens import Batch, Sample, end_to_end
 from mettle.storage.batches import write_batch
+from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -48,7 +49,7 @@ async def ship(
 ) -> None:
     """Write the batch, and make it that of its step together with the step's metrics."""
     digest, _ = await asyncio.to_thread(write_batch, run_dir.batches, batch)
-    with ledger.database.transaction():
+    async with transaction_soon(ledger.database):
         ledger.ship(
             batch.step,
             digest,

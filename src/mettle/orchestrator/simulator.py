@@ -24,6 +24,7 @@ from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.loop import Orchestrator
+from mettle.processes.beats import Heartbeat
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.records.tokens import Batch
 from mettle.records.versions import CanaryCheck, WeightVersion
@@ -295,13 +296,14 @@ async def simulate(root: Path, config: OrchestratorConfig, world: SimulatedWorld
     others = [asyncio.create_task(trainer.run()), asyncio.create_task(engine.live_and_die())]
     kills, num_lives = list(world.kills_at_transaction), 0
     waits: list[str] = []
-    loop.call_later(world.limit_s - TICK_S, _note_waits, trainer_ledger, waits)
+    heart = Heartbeat(name="orchestrator", clock=loop.time)
+    loop.call_later(world.limit_s - TICK_S, _note_waits, heart, waits)
     try:
         async with asyncio.timeout(world.limit_s):
             while trainer_ledger.journal.fact("state") != "finished":
                 num_lives += 1
                 at = kills.pop(0) if kills else None
-                await _live_once(config, run_dir, world, engine, at)
+                await _live_once(config, run_dir, world, engine, heart, at)
             for task in others:
                 if task.done():
                     task.result()
@@ -321,6 +323,7 @@ async def _live_once(
     run_dir: RunDir,
     world: SimulatedWorld,
     engine: SimulatedEngine,
+    heart: Heartbeat,
     at_transaction: int | None,
 ) -> None:
     """One life of the orchestrator: to the end of the run, or to its death."""
@@ -329,7 +332,7 @@ async def _live_once(
     mortality = Mortality(ledger, at_transaction)
     upcoming = [moment for moment in sorted(world.kills_at) if moment > loop.time()]
     try:
-        orchestrator = Orchestrator(config, run_dir, ledger, SimulatedSource(world, engine), engine, clock=loop.time)
+        orchestrator = Orchestrator(config, run_dir, ledger, SimulatedSource(world, engine), engine, heart=heart)
         running = asyncio.create_task(orchestrator.run())
         if upcoming:
             loop.call_at(upcoming[0], _kill, mortality, running)
@@ -347,8 +350,8 @@ def _kill(mortality: Mortality, running: asyncio.Task[None]) -> None:
         running.cancel()
 
 
-def _note_waits(ledger: Ledger, waits: list[str]) -> None:
-    waits += [f"{wait.owner} on {wait.edge} for {wait.awaits}" for wait in ledger.journal.waits()]
+def _note_waits(heart: Heartbeat, waits: list[str]) -> None:
+    waits += [f"{wait.owner} on {wait.edge} for {wait.awaits}" for wait in heart.waits]
 
 
 def _weights(version: int) -> WeightVersion:

@@ -14,8 +14,10 @@ from typing import Protocol
 from mettle.errors import ProviderError, ServiceError
 from mettle.orchestrator.engine import Engine, EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.policy import ServedPolicy
+from mettle.orchestrator.telling import tell
 from mettle.orchestrator.waits import Waits
 from mettle.records.versions import WeightVersion
+from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class Updater:
             except ProviderError as error:
                 if self._policy.is_serving:
                     logger.warning("the engine does not answer: %s", error)
-                    self._ledger.journal.event("orchestrator", "engine_lost", str(error))
+                    await tell(self._ledger, "engine_lost", str(error))
                 self._policy.lose()
                 return None
             if self._policy.is_serving and (
@@ -92,7 +94,7 @@ class Updater:
                 if health.incarnation != self._policy.incarnation:
                     text = f"the engine was restarted and serves v{health.version}"
                 logger.warning("%s: pushing the weights again", text)
-                self._ledger.journal.event("orchestrator", "engine_changed", text, version=health.version)
+                await tell(self._ledger, "engine_changed", text, version=health.version)
                 self._policy.lose()
             return health
 
@@ -104,7 +106,7 @@ class Updater:
             return
         budget_s = self._inference_budget_s
         started = asyncio.get_running_loop().time()
-        with self._ledger.journal.waiting(OWNER, "inference", "engine answers /health", budget_s=budget_s):
+        with self._waits.told(OWNER, "inference", "engine answers /health", budget_s=budget_s):
             while await self.probe() is None:
                 if asyncio.get_running_loop().time() - started > budget_s:
                     raise ServiceError(self._waits.stall(OWNER, "inference", "engine answers /health", budget_s))
@@ -125,7 +127,8 @@ class Updater:
             self._policy.lose()
         else:
             self._num_refused = 0
-            self._ledger.acknowledge(weights, update.canary, update.update_ms)
+            async with transaction_soon(self._ledger.database):
+                self._ledger.acknowledge(weights, update.canary, update.update_ms)
             self.updates.append(update)
             self._policy.acknowledge(weights, health.incarnation)
 
@@ -154,7 +157,7 @@ class Updater:
     async def _refused(self, error: UpdateRefused) -> None:
         self._num_refused += 1
         logger.warning("%s", error)
-        self._ledger.journal.event("orchestrator", "update_refused", str(error), attempt=self._num_refused)
+        await tell(self._ledger, "update_refused", str(error), attempt=self._num_refused)
         if self._num_refused >= MAX_REFUSALS:
             raise ServiceError(f"{error}; refused {self._num_refused} times, so the policy cannot be updated")
         await asyncio.sleep(REFUSAL_PAUSE_S)

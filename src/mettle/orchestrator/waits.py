@@ -1,20 +1,24 @@
 """Waiting that says what it waits for.
 
 Parts: `Pulse` (something changed, look again), `Waits` (wait for a condition, with an owner, an edge and a budget).
-Invariant: a wait that lasts stands in the journal while it lasts, and one that uses up its budget ends as a
+Invariant: a wait that lasts stands in this process's beat while it lasts, and one that uses up its budget ends as a
 `ServiceError` that prints who waits for whom. It never ends in silence.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from mettle.errors import ServiceError
-from mettle.storage.journal import Journal
+from mettle.processes.beats import Heartbeat
+from mettle.processes.liveness import ENVIRONMENTS
 
 REPORT_AFTER_S = 1.0
-"""A wait shorter than this is no news and costs no transaction."""
+"""A wait shorter than this is no news."""
+AWAITED_PROCESS = {"weights": "trainer", "inference": "inference", "rollouts": ENVIRONMENTS, "evaluation": ENVIRONMENTS}
+"""Which process an edge waits for."""
 
 
 class Pulse:
@@ -47,10 +51,15 @@ class Pulse:
 class Waits:
     """Waits of this process, by owner. An owner has one wait at a time."""
 
-    def __init__(self, journal: Journal, pulse: Pulse, *, clock: Callable[[], float]) -> None:
-        self._journal = journal
+    def __init__(self, heart: Heartbeat, pulse: Pulse) -> None:
+        self._heart = heart
         self._pulse = pulse
-        self._clock = clock
+
+    @contextmanager
+    def told(self, owner: str, edge: str, awaits: str, *, budget_s: float) -> Iterator[None]:
+        """Say that `owner` waits while the block runs."""
+        with self._heart.waiting(owner, edge, AWAITED_PROCESS[edge], awaits, budget_s=budget_s):
+            yield
 
     async def until(
         self, is_over: Callable[[], bool], *, edge: str, awaits: str, budget_s: float, owner: str = "orchestrator"
@@ -67,7 +76,7 @@ class Waits:
             await self._pulse.wait(REPORT_AFTER_S - (loop.time() - started))
             if is_over():
                 return loop.time() - started
-        with self._journal.waiting(owner, edge, awaits, budget_s=budget_s):
+        with self.told(owner, edge, awaits, budget_s=budget_s):
             while loop.time() - started < budget_s:
                 await self._pulse.wait(budget_s - (loop.time() - started))
                 if is_over():
@@ -76,10 +85,10 @@ class Waits:
 
     def stall(self, owner: str, edge: str, awaits: str, budget_s: float) -> str:
         """The line that a stalled wait ends with."""
-        now = self._clock()
+        now = self._heart.clock()
         graph = "; ".join(
             f"{wait.owner} waits on {wait.edge} for {wait.awaits} since {now - wait.since:.0f} s"
-            for wait in self._journal.waits()
+            for wait in self._heart.waits
         )
         return (
             f"stalled: {owner} waited {budget_s:.0f} s on {edge} for: {awaits}. Who waits for whom: {graph or 'nobody'}"

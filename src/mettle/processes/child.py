@@ -183,6 +183,23 @@ def process_memory_bytes(pid: int) -> int:
         return 0
 
 
+def process_cpu_s(pid: int) -> float:
+    """Processor time of a process and of its children that have ended; 0 when it is gone or the host does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process (T: stopped by a signal, t: traced); empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def _end_of(path: Path) -> str:
     try:
         with path.open("rb") as file:

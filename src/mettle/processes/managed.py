@@ -60,7 +60,7 @@ class ManagedProcess:
         """Start the process; a stale ready file is removed first."""
         if self.spec.ready_file is not None:
             self.spec.ready_file.parent.mkdir(parents=True, exist_ok=True)
-            self.spec.ready_file.unlink(missing_ok=True)
+        self.remove_ready_file()
         self._child = ChildProcess(
             python_module(self.spec.module, *self.spec.arguments),
             tie="thread",
@@ -83,6 +83,11 @@ class ManagedProcess:
             return None
         return found
 
+    def remove_ready_file(self) -> None:
+        """The process is gone, or about to start: nobody answers at that address."""
+        if self.spec.ready_file is not None:
+            self.spec.ready_file.unlink(missing_ok=True)
+
     def is_ready(self) -> bool:
         """True when the process runs and, if it is a server, has said that it can answer."""
         return self.exit_code() is None and (self.spec.ready_file is None or self.endpoint() is not None)
@@ -101,6 +106,7 @@ class ManagedProcess:
         """Ask the process to end, and end it if it does not."""
         if self._child is not None:
             self._child.end(grace_s=grace_s)
+            self.remove_ready_file()
 
     def last_line(self) -> str:
         """The last thing the process printed: the one line that says why it ended."""

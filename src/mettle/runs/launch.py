@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from mettle.errors import MettleError, ServiceError, UserError
 from mettle.log import setup_logging
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.config import RunConfig
+from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
@@ -170,24 +170,31 @@ def _supervise(
     journal = ledger.journal
     is_warm = bool(journal.fact("is_warm"))
     specs = process_specs(run_dir, config, is_warm=is_warm)
-    supervisor = Supervisor(run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts)
+    life = settle_last(run_dir, journal)
+    supervisor = Supervisor(
+        run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts, life=life
+    )
     journal.set_fact("state", "running")
     journal.set_fact("finished_at", None)
     journal.set_fact("failure", None)
     journal.set_fact("started_at", journal.fact("started_at") or time.time())
-    before = _Costs.now()
     title = f"Mettle {run_dir.name}"
-    with (
-        StopSignals(supervisor) as signals,
-        RunProgress(ledger, config.max_steps, title=title, is_quiet=is_quiet) as show,
-    ):
-        for _ in supervisor.ticks():
-            if show.page is None and config.deployment.hub:
-                show.page = page_address(supervisor, run_dir)
-                if show.page is not None and on_page is not None:
-                    on_page(show.page)
-            show.update()
-    _record_costs(ledger, before, supervisor.peak_memory_bytes)
+    # A connection of its own: the supervisor's may wait for a writer while this one reads.
+    reader = Ledger(run_dir.ledger, is_read_only=True)
+    try:
+        with (
+            StopSignals(supervisor) as signals,
+            RunProgress(reader, config.max_steps, title=title, is_quiet=is_quiet, notes=supervisor.notes) as show,
+        ):
+            for _ in supervisor.ticks():
+                if show.page is None and config.deployment.hub:
+                    show.page = page_address(supervisor, run_dir)
+                    if show.page is not None and on_page is not None:
+                        on_page(show.page)
+                show.update()
+    finally:
+        reader.close()
+    settle(journal, supervisor.costs.figures())
     journal.set_fact("finished_at", time.time())
     journal.set_fact("failure", supervisor.failure)
     if supervisor.failure is not None:
@@ -209,24 +216,6 @@ def page_address(supervisor: Supervisor, run_dir: RunDir) -> str | None:
     if endpoint is None:
         return None
     return f"http://{endpoint['host']}:{endpoint['port']}/runs/{run_dir.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    wall_s: float
-    cpu_s: float
-
-    @classmethod
-    def now(cls) -> _Costs:
-        own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-        return cls(time.monotonic(), own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime)
-
-
-def _record_costs(ledger: Ledger, before: _Costs, peak_memory_bytes: int) -> None:
-    journal, after = ledger.journal, _Costs.now()
-    journal.set_fact("wall_s", (journal.fact("wall_s") or 0.0) + after.wall_s - before.wall_s)
-    journal.set_fact("cpu_s", (journal.fact("cpu_s") or 0.0) + after.cpu_s - before.cpu_s)
-    journal.set_fact("peak_memory_bytes", max(journal.fact("peak_memory_bytes") or 0, peak_memory_bytes))
 
 
 def _describe(run_dir: RunDir) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -23,6 +24,8 @@ from mettle.storage.ledger import Ledger
 from mettle.wording import count, format_interval, format_reward, sparkline
 
 LINE_EVERY_S = 10.0
+TROUBLES = ("worker_died", "stall", "engine_lost")
+SHOWN_NOTES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
 
 
 def _troubles(ledger: Ledger) -> list[Event]:
-    return [e for e in ledger.journal.events() if e.kind in ("restart", "stall", "recovery", "failed")]
+    """What the other processes have told of; the supervisor's own words come from it, not from the disk."""
+    return [e for e in ledger.journal.events() if e.kind in TROUBLES and e.source != "supervisor"]
 
 
 def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
@@ -79,9 +83,11 @@ def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, i
 
 
 class RunProgress:
-    """Shows a run until the block ends. `update` may be called as often as one likes."""
+    """Shows a run until the block ends. `update` may be called as often as one likes; `notes` may grow meanwhile."""
 
-    def __init__(self, ledger: Ledger, max_steps: int, *, title: str, is_quiet: bool = False) -> None:
+    def __init__(
+        self, ledger: Ledger, max_steps: int, *, title: str, is_quiet: bool = False, notes: Sequence[str] = ()
+    ) -> None:
         self._ledger = ledger
         self._max_steps = max_steps
         self._title = title
@@ -93,6 +99,8 @@ class RunProgress:
         self._next_update = 0.0
         self._last_line = ("", -1)
         self._next_line = 0.0
+        self._notes = notes
+        self._num_notes = 0
         self._last_trouble = max((event.event_id for event in _troubles(ledger)), default=0)
 
     def __enter__(self) -> RunProgress:
@@ -122,10 +130,12 @@ class RunProgress:
             self._print_line(snapshot, now)
 
     def _print_line(self, snapshot: ProgressSnapshot, now: float) -> None:
-        for event in snapshot.troubles:
-            if event.event_id > self._last_trouble and event.kind != "failed":  # the error line says that
-                print(f"[{now - self._started:5.0f} s] note: {event.message}", file=sys.stderr, flush=True)
-                self._last_trouble = event.event_id
+        new = list(self._notes[self._num_notes :])
+        self._num_notes += len(new)
+        new += [event.message for event in snapshot.troubles if event.event_id > self._last_trouble]
+        self._last_trouble = max([self._last_trouble, *(event.event_id for event in snapshot.troubles)])
+        for note in new:
+            print(f"[{now - self._started:5.0f} s] note: {note}", file=sys.stderr, flush=True)
         is_new_stage = snapshot.stage != self._last_line[0]
         if not is_new_stage and (now < self._next_line or snapshot.step == self._last_line[1]):
             return
@@ -156,8 +166,8 @@ class RunProgress:
             grid.add_row(f"{row.kind} held-out", describe_eval(row))
         if snapshot.figures:
             grid.add_row("", Text(describe(snapshot.figures), style="dim"))
-        for event in snapshot.troubles:
-            grid.add_row("note", Text(event.message, style="yellow", overflow="fold"))
+        for note in [*(event.message for event in snapshot.troubles), *self._notes][-SHOWN_NOTES:]:
+            grid.add_row("note", Text(note, style="yellow", overflow="fold"))
         return Group(head, grid)
 
 

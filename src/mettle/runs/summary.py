@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.evals.estimator import mean_of, median
+from mettle.runs.costs import DEATHS
 from mettle.runs.progress import describe_eval
 from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
@@ -43,7 +44,7 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
         "canary_mean_abs_diff": max(canaries, default=None),
         "tasks": ledger.task_counts(),
         "trained_more_than_once": _trained_more_than_once(ledger),
-        "restarts": sum(p.restarts for p in journal.processes()),
+        "restarts": sum(p.restarts for p in journal.processes()) + (journal.fact(DEATHS) or 0),
         "wall_s": journal.fact("wall_s"),
         "cpu_s": journal.fact("cpu_s"),
         "peak_memory_bytes": journal.fact("peak_memory_bytes"),

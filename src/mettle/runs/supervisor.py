@@ -1,26 +1,35 @@
-"""The supervisor of a run on one machine: starts its processes, restarts what dies, ends what is done.
+"""The supervisor of a run on one machine: starts its processes, restarts what dies or stands still, ends what is done.
 
 One loop, driven by the caller (`for _ in supervisor.ticks()`), so that a terminal can show progress between ticks. A
-process that crashes is started again after a growing pause, `max_restarts` times a run; exit code 2 or 3 is the
-process's own word that starting again is useless, and three crashes in a row right after the start say the same.
-Invariant: when `ticks` ends, no process of the run is left.
+process that crashes is started again after a growing pause, `max_restarts` times within `RESTART_WINDOW_S`; exit code
+2 or 3 is the process's own word that starting again is useless, and three crashes in a row right after the start say
+the same. Invariants: when `ticks` ends, no process of the run is left; the loop waits for no database and no disk.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
+import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FrameType
 
 from mettle.errors import StorageError
-from mettle.processes.child import explain_exit, process_memory_bytes
+from mettle.processes.beats import BEATS_FOLDER, Beat, Heartbeat, read_beats
+from mettle.processes.child import explain_exit, process_state
+from mettle.processes.liveness import TOLD_S, is_worker
 from mettle.processes.managed import ManagedProcess, ProcessSpec
-from mettle.runs.watchdog import Watchdog, wait_graph
+from mettle.runs.costs import LifeCosts
+from mettle.runs.recorder import Recorder
+from mettle.runs.watchdog import Report, Watchdog
+from mettle.storage.database import BUSY_TIMEOUT_S
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -33,6 +42,13 @@ FINAL_CODES = frozenset({2, 3})
 QUICK_CRASH_S = 15.0
 MAX_QUICK_CRASHES = 3
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+RESTART_WINDOW_S = 1800.0
+"""Restarts longer ago than this do not count against `max_restarts`."""
+RESERVE_BYTES = 512 * 2**10
+"""Set aside on the run's disk, so that a run that fills it can still say so."""
+LOW_DISK_BYTES = 32 * 2**20
+NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low"})
+"""Events that a person at the terminal is told of."""
 
 
 @dataclass(slots=True)
@@ -41,6 +57,7 @@ class Slot:
 
     process: ManagedProcess
     restarts: int = 0
+    recent: deque[float] = field(default_factory=deque)
     quick_crashes: int = 0
     start_at: float = 0.0
     state: str = "waiting"
@@ -50,16 +67,35 @@ class Supervisor:
     """Runs `specs` until the one named `main` ends well, one of them cannot go on, or `stop` is called."""
 
     def __init__(
-        self, run_dir: RunDir, ledger: Ledger, specs: Sequence[ProcessSpec], *, main: str, max_restarts: int = 8
+        self,
+        run_dir: RunDir,
+        ledger: Ledger,
+        specs: Sequence[ProcessSpec],
+        *,
+        main: str,
+        max_restarts: int = 8,
+        life: int = 1,
     ) -> None:
         self._run_dir = run_dir
         self._ledger = ledger
         self._main = main
         self._max_restarts = max_restarts
-        self._slots = {spec.name: Slot(ManagedProcess(spec, run_dir.logs / f"{spec.name}.out")) for spec in specs}
+        # What the run went through before this supervisor counts as well.
+        restarts = {row.name: row.restarts for row in ledger.journal.processes()}
+        self._slots = {
+            spec.name: Slot(ManagedProcess(_beating(spec, run_dir), run_dir.logs / f"{spec.name}.out"))
+            for spec in specs
+        }
+        for name, slot in self._slots.items():
+            slot.restarts = restarts.get(name, 0)
         self._watchdog = Watchdog()
+        self._heart = Heartbeat(run_dir.beats / "supervisor.beat", unit="ticks")
+        self._recorder = Recorder(self._tell_of_itself)
+        self._last_tick = float("inf")
+        self._is_told_of_itself = self._is_disk_low = False
         self._is_stopping = False
-        self.peak_memory_bytes = 0
+        self.costs = LifeCosts(life)
+        self.notes: list[str] = []
         self.failure: str | None = None
         self.failure_code = 1
 
@@ -74,21 +110,37 @@ class Supervisor:
     def ticks(self) -> Iterator[None]:
         """Start everything and yield several times a second until the run has ended; then nothing is left running."""
         next_check = 0.0
-        try:
-            while not self._is_over():
-                now = time.monotonic()
-                for name, slot in self._slots.items():
-                    self._attend(name, slot, now)
-                if now >= next_check:
-                    next_check = now + CHECK_S
-                    self._check_waits()
-                    self._measure_memory()
-                yield
-                time.sleep(TICK_S)
-        finally:
-            self._end_all()
+        self._clear()
+        self._heart.figures = self.costs.figures
+        self._recorder.start()
+        with self._heart:
+            try:
+                while not self._is_over():
+                    now = self._last_tick = time.monotonic()
+                    self._heart.tick()
+                    for name, slot in self._slots.items():
+                        self._attend(name, slot, now)
+                    if now >= next_check:
+                        next_check = now + CHECK_S
+                        self._check()
+                    yield
+                    time.sleep(TICK_S)
+            finally:
+                self._last_tick = float("inf")
+                self._heart.rest()
+                self._end_all()
+
+    def _clear(self) -> None:
+        """No process of the run lives yet: what says that one does was left behind."""
+        for path in [*self._run_dir.beats.glob("*.beat"), *self._run_dir.endpoint("x").parent.glob("*.json")]:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            (self._run_dir.path / "reserve").write_bytes(os.urandom(RESERVE_BYTES))
 
     def _is_over(self) -> bool:
+        if self._recorder.error is not None and self.failure is None:
+            self.failure, self.failure_code = str(self._recorder.error), StorageError.exit_code
+            self._free_reserve()
         return self._is_stopping or self.failure is not None or self._slots[self._main].state == "done"
 
     def _attend(self, name: str, slot: Slot, now: float) -> None:
@@ -118,44 +170,85 @@ class Supervisor:
             self._set_state(name, slot, "running")
 
     def _ended(self, name: str, slot: Slot, code: int, now: float) -> None:
-        self._ledger.journal.forget_waits(slot.process.pid or -1)
+        slot.process.remove_ready_file()
+        (self._run_dir.beats / f"{name}.beat").unlink(missing_ok=True)
         if code == 0 and not slot.process.spec.is_service:
             self._set_state(name, slot, "done", code)
             return
         sentence = explain_exit(name, code, slot.process.last_line() if code > 0 else "")
         is_quick = code > 0 and now - slot.process.started_at < QUICK_CRASH_S
         slot.quick_crashes = slot.quick_crashes + 1 if is_quick else 0
-        if code in FINAL_CODES or slot.restarts >= self._max_restarts or slot.quick_crashes >= MAX_QUICK_CRASHES:
-            self.failure = slot.process.last_line() if code in FINAL_CODES else f"{sentence}; {slot.restarts} restarts"
+        while slot.recent and now - slot.recent[0] > RESTART_WINDOW_S:
+            slot.recent.popleft()
+        if code in FINAL_CODES or len(slot.recent) >= self._max_restarts or slot.quick_crashes >= MAX_QUICK_CRASHES:
+            self.failure = (
+                slot.process.last_line() if code in FINAL_CODES else f"{sentence}; {len(slot.recent)} restarts"
+            )
             self.failure_code = code
+            self._free_reserve()
             self._set_state(name, slot, "failed", code)
             self._event("failed", sentence)
             return
-        pause = RESTART_PAUSES_S[min(slot.restarts, len(RESTART_PAUSES_S) - 1)]
+        pause = RESTART_PAUSES_S[min(len(slot.recent), len(RESTART_PAUSES_S) - 1)]
         slot.restarts += 1
+        slot.recent.append(now)
         slot.start_at = now + pause
         self._set_state(name, slot, "restarting", code)
         self._event("restart", f"{sentence}; restarting in {pause:g} s", process=name, code=code)
 
-    def _check_waits(self) -> None:
-        waits = self._ledger.journal.waits()
-        now = time.time()
-        for stall in self._watchdog.check(waits, now):
-            graph = "; ".join(wait_graph(waits, now))
-            self._event("stall", f"{stall.wait.owner} has waited {stall.waited_s:.0f} s: {graph}")
-            slot = self._slots.get(stall.restart or "")
-            if slot is not None and slot.process.exit_code() is None:
-                self._event("recovery", f"ending {stall.restart} so that it starts afresh", process=stall.restart)
-                slot.process.signal(signal.SIGKILL)
+    def _check(self) -> None:
+        beats = self._living_beats()
+        for report in self._watchdog.check(beats, time.monotonic(), state_of=process_state):
+            fault = report.fault
+            self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
+            if report.kind == "recovery":
+                self._end_stalled(report)
+        pids = [slot.process.pid for slot in self._slots.values() if slot.process.exit_code() is None]
+        self.costs.measure([pid for pid in pids if pid is not None], list(beats.values()))
+        self._check_disk()
 
-    def _measure_memory(self) -> None:
-        total = process_memory_bytes(os.getpid()) + sum(s.process.memory_bytes() for s in self._slots.values())
-        self.peak_memory_bytes = max(self.peak_memory_bytes, total)
+    def _living_beats(self) -> dict[str, Beat]:
+        """The beats of processes that exist; what a killed one has left is removed."""
+        beats = read_beats(self._run_dir.beats)
+        for beat in [beat for beat in beats.values() if not process_state(beat.pid)]:
+            del beats[beat.name]
+            (self._run_dir.beats / f"{beat.name}.beat").unlink(missing_ok=True)
+        return beats
+
+    def _end_stalled(self, report: Report) -> None:
+        name = report.fault.process
+        slot = self._slots.get(name) or self._slots.get(name.partition("-")[0])  # trainer-1 is a rank of the trainer
+        if slot is not None and slot.process.exit_code() is None:
+            slot.process.signal(signal.SIGKILL)
+        elif is_worker(name) and process_state(report.fault.pid):
+            os.kill(report.fault.pid, signal.SIGKILL)
+
+    def _check_disk(self) -> None:
+        try:
+            free = shutil.disk_usage(self._run_dir.path).free
+        except OSError:
+            return
+        if free < LOW_DISK_BYTES and not self._is_disk_low:
+            text = f"only {free / 2**20:.0f} MiB are free at {self._run_dir.path}: the run ends where the disk is full"
+            self._event("disk_low", text, free_bytes=free)
+        self._is_disk_low = free < LOW_DISK_BYTES
+
+    def _tell_of_itself(self) -> None:
+        """In the recorder's thread: the supervisor's own loop stands (a terminal that takes no more output)."""
+        late_s = time.monotonic() - self._last_tick
+        if late_s < TOLD_S:
+            self._is_told_of_itself = False
+        elif not self._is_told_of_itself:
+            self._is_told_of_itself = True
+            where = self._heart.measure().where
+            text = f"supervisor (pid {os.getpid()}): its loop is blocked for {late_s:.0f} s in {where}"
+            self._ledger.journal.event("supervisor", "stall", text, process="supervisor", cause="blocked")
+            print(f"note: {text}", file=sys.stderr, flush=True)
 
     def _end_all(self) -> None:
         if self._slots[self._main].state != "done":
-            with self._writing():
-                self._ledger.journal.set_fact("state", "stopping" if self.failure is None else "failed")
+            state = "stopping" if self.failure is None else "failed"
+            self._record(lambda: self._ledger.journal.set_fact("state", state))
         running = [slot for slot in self._slots.values() if slot.process.exit_code() is None and slot.process.pid]
         for slot in running:
             slot.process.signal(signal.SIGTERM)
@@ -164,31 +257,38 @@ class Supervisor:
             if slot.process.wait(max(0.1, deadline - time.monotonic())) is None:
                 slot.process.signal(signal.SIGKILL)
                 slot.process.wait(5.0)
-        with self._writing():
-            for slot in running:
-                self._ledger.journal.forget_waits(slot.process.pid or -1)
-            for name, slot in self._slots.items():
-                if slot.state not in ("done", "failed"):
-                    self._set_state(name, slot, "stopped", slot.process.exit_code())
+        for name, slot in self._slots.items():
+            slot.process.remove_ready_file()
+            if slot.state not in ("done", "failed"):
+                self._set_state(name, slot, "stopped", slot.process.exit_code())
+        self._recorder.close(BUSY_TIMEOUT_S)
+        self._free_reserve()
+        self._is_over()  # a word that could not be written is a failure of the run
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Processes end also where the disk no longer takes a word about it."""
-        try:
-            yield
-        except StorageError as error:
-            logger.error("%s", error)
-            self.failure = self.failure or str(error)
-            self.failure_code = StorageError.exit_code
+    def _free_reserve(self) -> None:
+        """Let the last words be written where the disk is full."""
+        (self._run_dir.path / "reserve").unlink(missing_ok=True)
+
+    def _record(self, write: Callable[[], None]) -> None:
+        self._recorder.put(write)
 
     def _set_state(self, name: str, slot: Slot, state: str, code: int | None = None) -> None:
         slot.state = state
-        self._ledger.journal.record_process(name, state, pid=slot.process.pid, restarts=slot.restarts, exit_code=code)
-        logger.info("%s is %s", name, state, extra={"pid": slot.process.pid, "exit_code": code})
+        pid, restarts = slot.process.pid, slot.restarts
+        self._record(
+            lambda: self._ledger.journal.record_process(name, state, pid=pid, restarts=restarts, exit_code=code)
+        )
+        logger.info("%s is %s", name, state, extra={"pid": pid, "exit_code": code})
 
     def _event(self, kind: str, message: str, **data: object) -> None:
         logger.warning(message, extra={"kind": kind})
-        self._ledger.journal.event("supervisor", kind, message, **data)
+        if kind in NOTED:
+            self.notes.append(message)
+        self._record(lambda: self._ledger.journal.event("supervisor", kind, message, **data))
+
+
+def _beating(spec: ProcessSpec, run_dir: RunDir) -> ProcessSpec:
+    return dataclasses.replace(spec, environment={**spec.environment, BEATS_FOLDER: str(run_dir.beats)})
 
 
 class StopSignals:

@@ -1,61 +1,73 @@
-"""The watchdog: every wait has an owner, an edge and a budget, and a wait that uses up its budget is a stall.
+"""The watchdog: what stands still is told once and, when that lasts, ended once so that it starts afresh.
 
-Pure decisions over the waits in the journal. A wait that has used a quarter of its budget is told as a wait graph; at
-half of it the awaited process is named for a restart, once, which leaves the other half for recovery. At the end of
-the budget the owner gives up by itself, cleanly. So a stall ends in recovery or in an exit, and never in silence.
+Parts: `Watchdog` (what was told and done), `Report` (what to do now). Who stands still is found in
+`mettle.processes.liveness` from the beats; this remembers. Invariant: a silence counts only while the watchdog itself
+looked without a gap, so that whoever was stopped together with everybody else ends nobody on waking up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mettle.storage.journal import Wait
+from mettle.processes.beats import GAP_S, Beat, waits_of
+from mettle.processes.liveness import Fault, diagnose, root_of
 
-AWAITED_PROCESS = {"batch": "orchestrator", "weights": "trainer", "inference": "inference", "rollouts": "inference"}
-"""Which process an edge waits for."""
-
-TOLD_AT = 0.25
-RESTARTED_AT = 0.5
+SHOWN_WAITS = 3
+MIN_SHOWN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
-    """A wait that is running out of its budget. `restart` names the process to restart, or is None for now."""
+class Report:
+    """Something new about a process: a `stall` to tell, a `recovery` (end it), or that it has `recovered` by itself."""
 
-    wait: Wait
-    waited_s: float
-    restart: str | None
+    kind: str
+    fault: Fault
+    text: str
 
 
 @dataclass(slots=True)
 class Watchdog:
-    """Remembers which stalls were told and acted on. One a supervisor."""
+    """One a supervisor. Each stall is told once and acted on once."""
 
-    _told: set[tuple[str, float]] = field(default_factory=set)
-    _acted: set[tuple[str, float]] = field(default_factory=set)
+    _told: dict[tuple[str, int, str], Fault] = field(default_factory=dict)
+    _acted: set[tuple[str, int, str]] = field(default_factory=set)
+    _last: float | None = None
+    _since: float = 0.0
 
-    def check(self, waits: Sequence[Wait], now: float) -> list[Stall]:
-        """Stalls that are new since the last call. Each wait is told once and acted on once."""
-        stalls: list[Stall] = []
-        for wait in waits:
-            key = (wait.owner, wait.since)
-            waited = now - wait.since
-            awaited = AWAITED_PROCESS.get(wait.edge)
-            if waited > wait.budget_s * RESTARTED_AT and awaited is not None and key not in self._acted:
+    def check(
+        self, beats: Mapping[str, Beat], now: float, *, state_of: Callable[[int], str] = lambda pid: ""
+    ) -> list[Report]:
+        """What is new since the last call, which should come every second or so."""
+        if self._last is None or now - self._last > GAP_S:
+            self._since = now
+        self._last = now
+        faults = diagnose(beats, now, watched_s=now - self._since, state_of=state_of)
+        reports: list[Report] = []
+        for fault in faults:
+            key = (fault.process, fault.pid, fault.kind)
+            if key not in self._told:
+                graph = "".join(f"; {line}" for line in wait_graph(beats, now)[:SHOWN_WAITS])
+                reports.append(Report("stall", fault, fault.text + graph))
+            self._told[key] = fault
+            if fault.is_due and key not in self._acted:
                 self._acted.add(key)
-                self._told.add(key)
-                stalls.append(Stall(wait, waited, awaited))
-            elif waited > wait.budget_s * TOLD_AT and key not in self._told:
-                self._told.add(key)
-                stalls.append(Stall(wait, waited, None))
-        return stalls
+                text = f"ending {fault.process} after {fault.age_s:.0f} s so that it starts afresh"
+                reports.append(Report("recovery", fault, text))
+        present = {(fault.process, fault.pid, fault.kind) for fault in faults}
+        for key in [key for key in self._told if key not in present]:
+            fault = self._told.pop(key)
+            beat = beats.get(fault.process)
+            if beat is not None and beat.pid == fault.pid and key not in self._acted:
+                text = f"{fault.process} (pid {fault.pid}) goes on after {fault.age_s:.0f} s ({fault.kind})"
+                reports.append(Report("recovered", fault, text))
+        return reports
 
 
-def wait_graph(waits: Sequence[Wait], now: float) -> list[str]:
-    """Who waits for whom and since when, one line a wait, for people."""
+def wait_graph(beats: Mapping[str, Beat], now: float) -> list[str]:
+    """Who waits for whom, over whom for whom in turn, and since when; the longest wait first, for people."""
     return [
-        f"{wait.owner} --{wait.edge}--> {AWAITED_PROCESS.get(wait.edge, '?')}: {wait.awaits}"
-        f" ({now - wait.since:.0f} s of {wait.budget_s:.0f} s)"
-        for wait in sorted(waits, key=lambda w: w.since)
+        f"{wait.owner} waits {now - wait.since:.0f} s for {' -> '.join(root_of(beats, wait))} ({wait.awaits})"
+        for wait in waits_of(dict(beats))
+        if now - wait.since >= MIN_SHOWN_S
     ]

@@ -113,9 +113,9 @@ class EvalStore:
 
         A rollout of an id that is there already replaces it. Raises: StorageError; nothing of `groups` counts then.
         """
-        refs = self._shards.append_all(groups)
         plan = self._plans[eval_id]
         with self._database.transaction() as connection:
+            refs = self._shards.append_all(groups)
             insert_rollouts(
                 connection, zip(groups, refs, strict=True), "eval", self._clock(), eval_id=eval_id, step=plan.step
             )

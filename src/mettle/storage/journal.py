@@ -1,16 +1,14 @@
-"""The journal of a run: metrics by step, events, waits, processes, and a few named facts.
+"""The journal of a run: metrics by step, events, processes, and a few named facts.
 
-It stands in the same database as the ledger, and every reader (run page, command line, summary) reads it there.
-A wait has an owner, an edge (who waits for whom), and a budget; what is still here after its budget is a stall.
+It stands in the same database as the ledger, and every reader (run page, command line, summary) reads it there. What
+holds for this moment only, such as who waits for whom, is in the beats of the processes (`mettle.processes.beats`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +25,6 @@ class Event:
     kind: str
     message: str
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """`owner` waits on `edge` for `awaits` since a time (seconds since the epoch), and may for `budget_s`."""
-
-    owner: str
-    edge: str
-    awaits: str
-    since: float
-    budget_s: float
-    pid: int
-
-    def is_overdue(self, now: float) -> bool:
-        """True when the wait has used up its budget."""
-        return now - self.since > self.budget_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +95,6 @@ class Journal:
         return [
             Event(r["event_id"], r["at"], r["source"], r["kind"], r["message"], json.loads(r["data"])) for r in rows
         ]
-
-    @contextmanager
-    def waiting(self, owner: str, edge: str, awaits: str, *, budget_s: float) -> Iterator[None]:
-        """Say that `owner` waits for `awaits` while the block runs. An owner has one wait at a time."""
-        with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)",
-                (owner, edge, awaits, self._clock(), budget_s, os.getpid()),
-            )
-        try:
-            yield
-        finally:
-            with self._database.transaction() as connection:
-                connection.execute("DELETE FROM waits WHERE owner = ?", (owner,))
-
-    def waits(self) -> list[Wait]:
-        """Who waits for whom, the longest wait first."""
-        return [Wait(**dict(row)) for row in self._database.rows("SELECT * FROM waits ORDER BY since")]
-
-    def forget_waits(self, pid: int) -> None:
-        """Remove the waits of a process that is gone."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM waits WHERE pid = ?", (pid,))
 
     def record_process(self, name: str, state: str, *, pid: int | None, restarts: int, exit_code: int | None) -> None:
         """Store what a supervisor sees of a process."""

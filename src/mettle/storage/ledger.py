@@ -1,7 +1,7 @@
 """The ledger: what became of each task, batch and policy version of a run.
 
 Parts: task draws and their transitions, scored groups, shipped and trained batches, published and acknowledged
-versions. Metrics, events and waits are in `journal`, evaluations in `evals`. Invariants: a task draw changes state only
+versions. Metrics and events are in `journal`, evaluations in `evals`. Invariants: a task draw changes state only
 along `TRANSITIONS`; a task belongs to at most one batch; a batch is trained at most once in the lineage of the weights
 (a replay after a crash rebuilds the same version from the same bytes, and is counted in `trainings`).
 """
@@ -67,8 +67,15 @@ class VersionRow:
 class Ledger:
     """The accounts of one run. Open one per process; every method is one transaction."""
 
-    def __init__(self, path: Path, *, is_read_only: bool = False, clock: Callable[[], float] = time.time) -> None:
-        self.database = Database(path, MIGRATIONS, is_read_only=is_read_only)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        is_read_only: bool = False,
+        is_blocking: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.database = Database(path, MIGRATIONS, is_read_only=is_read_only, is_blocking=is_blocking)
         self.journal = Journal(self.database, clock=clock)
         self._clock = clock
 

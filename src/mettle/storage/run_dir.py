@@ -21,6 +21,7 @@ class RunDir:
     batches/{digest}.npz                           batches, content-addressed
     rollouts/shard-{k}.bin                         rollouts with tokens
     checkpoints/step-{n}/                          trainer/, orchestrator.json, manifest.json (last)
+    beats/{name}.beat                              signs of life of the processes that run now
     endpoints/{name}.json                          address and pid of each serving process, written when it is ready
     logs/{name}.log                                JSON lines; logs/{name}.out is what the process printed
     """
@@ -62,6 +63,10 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def beats(self) -> Path:
+        return self.path / "beats"
 
     def config(self, name: str) -> Path:
         """The resolved config of one process."""

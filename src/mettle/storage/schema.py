@@ -159,4 +159,5 @@ MIGRATIONS = (
     ALTER TABLE rollouts ADD COLUMN scoring_s REAL;
     ALTER TABLE rollouts ADD COLUMN excerpt TEXT
     """,
+    "DROP TABLE waits",
 )

@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 
+from mettle.processes.beats import Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import read_config
@@ -34,7 +35,8 @@ def ensure_initial_policy(run_dir: RunDir) -> None:
 
 def prepare(run_dir: RunDir) -> None:
     """Make the initial policy and say so in the journal."""
-    ensure_initial_policy(run_dir)
+    with Heartbeat.of_run("policy"):
+        ensure_initial_policy(run_dir)
     ledger = Ledger(run_dir.ledger)
     try:
         model = json.loads((run_dir.model / "config.json").read_text())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,10 +38,13 @@ class Recipe:
 
 
 class Learner:
-    """A policy with its optimiser."""
+    """A policy with its optimiser. `on_progress` is called after each micro batch."""
 
-    def __init__(self, policy: Policy, recipe: Recipe, world: World) -> None:
+    def __init__(
+        self, policy: Policy, recipe: Recipe, world: World, *, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         self.policy = policy
+        self._on_progress = on_progress
         self.recipe = recipe
         self.world = world
         self.optimizer = build_optimizer(policy, recipe.optim)
@@ -102,6 +106,7 @@ class Learner:
             (output.loss * self.world.size).backward()  # type: ignore[no-untyped-call]
             sums += output.sums
             max_mismatch = torch.maximum(max_mismatch, output.max_mismatch_kl)
+            self._on_progress()
         return sums, max_mismatch
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from mettle.errors import StorageError
+from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.batches import read_batch
 from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
@@ -51,7 +52,13 @@ class Trainer:
     """A run's trainer on one rank. `ledger` is None on all ranks but the first."""
 
     def __init__(
-        self, run_dir: RunDir, config: TrainerConfig, world: World, ledger: Ledger | None, stop: StopFlag
+        self,
+        run_dir: RunDir,
+        config: TrainerConfig,
+        world: World,
+        ledger: Ledger | None,
+        stop: StopFlag,
+        heart: Heartbeat | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.config = config
@@ -60,7 +67,8 @@ class Trainer:
         self._stop = stop
         dtype: torch.dtype = getattr(torch, config.dtype)
         policy = load_policy(config.model or run_dir.model, world, dtype=dtype)
-        self.learner = Learner(policy, _recipe(config), world)
+        self.heart = heart or Heartbeat(name="trainer")
+        self.learner = Learner(policy, _recipe(config), world, on_progress=self.heart.advance)
         self._saved_at = 0
         if config.compile:
             body: Any = policy.network.base_model
@@ -101,6 +109,7 @@ class Trainer:
         self._saved_at = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
         weights = publish_version(self.run_dir.weights, step, self.policy, self.world, sequences)
+        self.heart.advance()
         if self.world.is_main:
             self.ledger.publish(weights)
             logger.info("trainer is at its start", extra={"version": step, "digest": weights.digest[:12]})
@@ -173,7 +182,8 @@ class Trainer:
             return False, row.digest
         journal = self.ledger.journal
         deadline = time.monotonic() + (SLICE_S if self.world.size > 1 else float("inf"))
-        with journal.waiting("trainer", "batch", f"orchestrator ships step {step}", budget_s=self.config.wait.batch_s):
+        awaits, budget_s = f"orchestrator ships step {step}", self.config.wait.batch_s
+        with self.heart.waiting("trainer", "batch", "orchestrator", awaits, budget_s=budget_s):
             while time.monotonic() < deadline:
                 time.sleep(self.config.wait.poll_s)
                 row = self.ledger.batch(step)

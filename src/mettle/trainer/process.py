@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mettle.errors import MettleError
 from mettle.log import setup_logging
+from mettle.processes.beats import Gauge, Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import TrainerConfig, read_config
@@ -54,7 +55,11 @@ def train(run_dir: RunDir) -> None:
         setup_logging(run_dir.logs / "trainer.log" if world.is_main else None, is_terminal=sys.stderr.isatty())
         ledger = Ledger(run_dir.ledger) if world.is_main else None
         try:
-            step = Trainer(run_dir, config, world, ledger, stop).run()
+            name = "trainer" if world.is_main else f"trainer-{world.rank}"
+            with Heartbeat.of_run(name, unit="micro batches") as heart:
+                if not world.is_main:  # it stands in a collective while rank 0 waits, and knows nothing of that
+                    heart.gauge = lambda: Gauge(0, has_work=False)
+                step = Trainer(run_dir, config, world, ledger, stop, heart).run()
             logger.info("trainer is done", extra={"step": step, "max_steps": config.max_steps})
         finally:
             if ledger is not None:

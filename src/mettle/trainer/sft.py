@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from mettle.clients.renderer import Renderer
 from mettle.errors import ServiceError, UserError
 from mettle.log import setup_logging
+from mettle.processes.beats import Heartbeat
 from mettle.storage.evals import EvalStore
 from mettle.storage.files import folder_aside, write_json
 from mettle.storage.journal import Journal
@@ -107,15 +108,15 @@ def run_warm_up(run_dir: RunDir) -> None:
         if done_file.exists():
             done = WarmUp(**json.loads(done_file.read_text()))
         else:
-            with join_world(config.device) as world:
-                done = _warm_up_run(run_dir, config, world, ledger)
+            with join_world(config.device) as world, Heartbeat.of_run("sft", unit="micro batches") as heart:
+                done = _warm_up_run(run_dir, config, world, ledger, heart)
         ledger.journal.set_fact("warm_up", asdict(done))
         ledger.journal.set_fact("is_warm", True)
     finally:
         ledger.close()
 
 
-def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledger) -> WarmUp:
+def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledger, heart: Heartbeat) -> WarmUp:
     journal = ledger.journal
     journal.event("sft", "started", f"warm-up to a reward of {config.target_reward} has begun")
     demonstrations = read_demonstrations(
@@ -123,7 +124,7 @@ def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledge
     )
     policy = load_policy(run_dir.model, world, dtype=torch.float32)
     recipe = Recipe(config.optim, config.scheduler, DefaultLoss(), config.micro_batch, config.max_steps)
-    learner = Learner(policy, recipe, world)
+    learner = Learner(policy, recipe, world, on_progress=heart.advance)
     store = EvalStore(ledger.database, ShardWriter(run_dir.rollouts, "probe")) if world.rank == 0 else None
     probe = EnvironmentProbe.load(run_dir.model, resolve_probe(run_dir, config.probe), world.device, store)
     done = warm_up(learner, demonstrations, probe, config, journal)

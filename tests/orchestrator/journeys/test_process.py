@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mettle.processes.beats import BEATS_FOLDER, read_beats, waits_of
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 
@@ -18,7 +19,10 @@ def start(run_dir):
 
     def start():
         process = subprocess.Popen(
-            [sys.executable, "-m", "mettle.orchestrator", str(run_dir.path)], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "mettle.orchestrator", str(run_dir.path)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, BEATS_FOLDER: str(run_dir.beats)},
         )
         running.append(process)
         return process
@@ -86,7 +90,7 @@ def test_sigterm_puts_back_what_is_in_flight_and_exits_with_0(
     counts = ledger.task_counts()
     assert "in_flight" not in counts
     assert counts.get("pending", 0) > 0
-    assert ledger.journal.waits() == []
+    assert read_beats(run_dir.beats) == {}
     assert [event.kind for event in ledger.journal.events()][-1] == "stopped"
     stand_in.delay_s = 0.0
     assert ended(start(), trainer) == 0
@@ -119,7 +123,7 @@ def test_a_lost_engine_is_waited_for_and_used_again(run_dir, stand_in, trainer, 
     ledger = Ledger(run_dir.ledger)
     until(lambda: ledger.batch(2) is not None, trainer)
     stand_in.stop()
-    until(lambda: any(wait.edge == "inference" for wait in ledger.journal.waits()), trainer)
+    until(lambda: any(wait.edge == "inference" for wait in waits_of(read_beats(run_dir.beats))), trainer)
     stand_in.version = 0
     stand_in.start()
     assert ended(process, trainer) == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -27,7 +27,10 @@ MAX_FAILED_STARTS = 5
 
 
 class WorkerPool:
-    """`num_workers` processes of one environment. `about` and `rows` start the first, `start` the others."""
+    """`num_workers` processes of one environment. `about` and `rows` start the first, `start` the others.
+
+    `on_death` is told in a line of each worker that ended unasked.
+    """
 
     def __init__(
         self,
@@ -35,9 +38,10 @@ class WorkerPool:
         num_workers: int,
         *,
         max_attempts: int = 3,
-        silence_s: float = 60.0,
+        silence_s: float = 30.0,
         blocked_s: float = 300.0,
         first_wait_s: float = 0.1,
+        on_death: Callable[[str], None] = lambda text: None,
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"a pool has at least one worker, not {num_workers}")
@@ -45,6 +49,7 @@ class WorkerPool:
         self.num_workers = num_workers
         self.num_deaths = 0
         self._max_attempts = max_attempts
+        self._on_death = on_death
         self._silence_s, self._blocked_s = silence_s, blocked_s
         self._backoff = Backoff(first_wait_s, MAX_WAIT_S, jitter=0.0)
         self._first: Spawned | None = None
@@ -193,6 +198,7 @@ class WorkerPool:
         self.num_deaths += 1
         self._workers = [other for other in self._workers if other is not worker]
         logger.warning("worker died", extra={"worker": worker.pid, "env": self.spec.env_id, "how": str(worker.death)})
+        self._on_death(f"{worker.death} ({self.spec.env_id}); its groups are run again")
         if worker.stats.num_done:
             self._num_failed_starts = 0
         if not self._is_closed:
@@ -215,6 +221,7 @@ class WorkerPool:
             except MettleError as error:
                 self._num_failed_starts += 1
                 logger.warning("a worker could not be started", extra={"error": str(error)})
+                self._on_death(f"a worker for {self.spec.env_id} could not be started: {error}")
                 if self._num_failed_starts >= MAX_FAILED_STARTS and not self._workers:
                     self._failure = error
                     self._announce()

@@ -148,8 +148,12 @@ class Worker:
                 logger.warning("a worker's event loop is blocked", extra={"worker": self.pid, "lag_s": round(lag_s, 1)})
 
     async def _watch(self) -> None:
+        pause_s = min(1.0, self._silence_s / 4, self._blocked_s / 4)
         while True:
-            await asyncio.sleep(min(1.0, self._silence_s / 4, self._blocked_s / 4))
+            asked = time.monotonic()
+            await asyncio.sleep(pause_s)
+            if time.monotonic() - asked > 2 * pause_s:
+                continue  # this very loop stood still, so what the worker has sent is not read yet
             if time.monotonic() - self._last_beat > self._silence_s:
                 self._verdict = f"was silent for {self._silence_s:g} s"
             elif self._beat.get("lag_s", 0.0) > self._blocked_s:

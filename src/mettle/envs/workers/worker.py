@@ -27,7 +27,9 @@ from mettle.envs.packages.loading import load_environment
 from mettle.envs.workers.endpoints import ClientCache
 from mettle.envs.workers.states import wired_state
 from mettle.errors import MettleError
+from mettle.processes.beats import Gauge, Heartbeat
 from mettle.processes.frames import Frame, encode, read_frame, receive, send
+from mettle.processes.liveness import worker_name
 from mettle.processes.orphans import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -71,16 +73,20 @@ class WorkerPulse(threading.Thread):
 class Server:
     """Answers the requests of one connection."""
 
-    def __init__(self, env: Any, writer: asyncio.StreamWriter, pulse: WorkerPulse) -> None:
+    def __init__(self, env: Any, writer: asyncio.StreamWriter, pulse: WorkerPulse, heart: Heartbeat) -> None:
         self._env = env
+        self._heart = heart
         self._writer = writer
         self._pulse = pulse
         self._clients = ClientCache()
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._num_done = 0
+        heart.gauge = lambda: Gauge(self._num_done, pulse.num_running > 0)
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Take requests until told to stop."""
         self._pulse.tick(asyncio.get_running_loop())
+        self._heart.tick_with(asyncio.get_running_loop())
         while (request := await read_frame(reader)) is not None and request["op"] != "stop":
             if request["op"] == "cancel":
                 if (task := self._running.get(request["id"])) is not None:
@@ -105,6 +111,7 @@ class Server:
             frame = encode({"id": number, "error": f"{type(error).__name__}: {error}"})
         finally:
             self._pulse.num_running -= 1
+            self._num_done += 1
             self._running.pop(number, None)
         self._writer.write(frame)
         with suppress(ConnectionError):
@@ -157,10 +164,10 @@ def load(hello: Mapping[str, Any]) -> tuple[Any, Frame]:
         return None, {"error": str(error), "is_users": not isinstance(error, RuntimeError)}
 
 
-async def serve(env: Any, connection: socket.socket, pulse: WorkerPulse) -> None:
+async def serve(env: Any, connection: socket.socket, pulse: WorkerPulse, heart: Heartbeat) -> None:
     """Serve one connection."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
-    await Server(env, writer, pulse).serve(reader)
+    await Server(env, writer, pulse, heart).serve(reader)
     writer.close()
 
 
@@ -174,10 +181,11 @@ def main() -> None:
     hello = receive(connection)
     if hello is None:
         return
-    env, answer = load(hello)
-    send(connection, answer)
-    if env is not None:
-        asyncio.run(serve(env, connection, pulse))
+    with Heartbeat.of_run(worker_name(hello["env_id"], os.getpid()), unit="rollouts") as heart:
+        env, answer = load(hello)
+        send(connection, answer)
+        if env is not None:
+            asyncio.run(serve(env, connection, pulse, heart))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,184 @@
+"""Who makes no progress: a pure function of the beats of a run and the time.
+
+Parts: `Fault`, `diagnose`, `root_of`. A process that gives no sign of life, whose event loop stands, that is paused, or
+that has work and does not move, is at fault by what was measured of it. Only where nobody is, and somebody has waited
+long all the same, the waits are followed from process to process to the one at their root. Invariant: a process that
+makes progress is at fault for nothing, however long others wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mettle.processes.beats import Beat, Wait
+
+ENVIRONMENTS = "environments"
+"""The target of who waits for rollouts: whichever process the environments' work stands in."""
+WORKER_PREFIX = "worker-"
+TOLD_S = 10.0
+"""No sign of life, an event loop that stands, or a pause, for this long is told."""
+STOPPED_RESTART_S = 30.0
+"""A process stopped by a signal is ended after this long."""
+SILENT_RESTART_S = 120.0
+"""One that runs and does not beat (a host that swaps, a C call that holds the interpreter) is given longer."""
+BLOCKED_RESTART_S = 300.0
+"""Code that blocks an event loop now and then is slow; a worker of an environment is given as long by its pool."""
+PAUSED_RESTART_S = 60.0
+IDLE_TOLD_S = 20.0
+IDLE_TOLD_TIMES = 5.0
+IDLE_RESTART_S = 300.0
+IDLE_RESTART_TIMES = 20.0
+"""Work without progress is judged by the longest that the same process has taken before, where there is such a time."""
+WAIT_TOLD = 0.25
+WAIT_RESTART = 0.5
+"""Shares of a wait's budget, where nothing else is known of who is awaited."""
+
+FROZEN, BLOCKED, PAUSED, STUCK, AWAITED = "frozen", "blocked", "paused", "stuck", "awaited"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`process` is what stands still. `restart_at_s` is the age at which it is worth ending; None if it never is."""
+
+    process: str
+    pid: int
+    kind: str
+    age_s: float
+    text: str
+    restart_at_s: float | None
+
+    @property
+    def is_due(self) -> bool:
+        """True when the process should be ended so that it starts afresh."""
+        return self.restart_at_s is not None and self.age_s >= self.restart_at_s
+
+
+def diagnose(
+    beats: Mapping[str, Beat],
+    now: float,
+    *,
+    watched_s: float = float("inf"),
+    state_of: Callable[[int], str] = lambda pid: "",
+) -> list[Fault]:
+    """What stands still, the longest first; nothing while everything moves.
+
+    `watched_s` is for how long the caller has looked without a gap: no silence counts for longer. `state_of` gives the
+    kernel's letter for a process (T: stopped, t: traced, D: waits for a device).
+    """
+    faults = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, now, watched_s, state_of))]
+    return sorted(faults or _awaited(beats, now, watched_s), key=lambda fault: -fault.age_s)
+
+
+def root_of(beats: Mapping[str, Beat], wait: Wait) -> tuple[str, ...]:
+    """The processes behind a wait, from the one it names to the one that waits for nobody, or waits in a circle."""
+    chain: list[str] = []
+    target = _resolve(beats, wait)
+    while target not in chain:
+        chain.append(target)
+        beat = beats.get(target)
+        if beat is None or not beat.waits:
+            break
+        target = _resolve(beats, beat.waits[0])
+    return tuple(chain)
+
+
+def process_of(owner: str) -> str:
+    """`orchestrator/updater` is a task of the orchestrator's."""
+    return owner.partition("/")[0]
+
+
+def worker_name(env_id: str, pid: int) -> str:
+    """The name under which a worker process of an environment beats."""
+    return f"{WORKER_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '-', env_id)}-{pid}"
+
+
+def is_worker(name: str) -> bool:
+    """True for a process that an environment runs in."""
+    return name.startswith(WORKER_PREFIX)
+
+
+def _own_fault(
+    beat: Beat, beats: Mapping[str, Beat], now: float, watched_s: float, state_of: Callable[[int], str]
+) -> Fault | None:
+    silent_s = min(now - beat.at, watched_s)
+    where = f" in {beat.where}" if beat.where else ""
+    who = f"{beat.name} (pid {beat.pid})"
+    if silent_s >= TOLD_S:
+        state = state_of(beat.pid)
+        how = {"T": "is stopped by a signal", "t": "is held by a debugger", "D": "waits for a disk or a device"}
+        text = f"{who} {how.get(state, 'does not run its threads')}: no sign of life for {silent_s:.0f} s"
+        limits: dict[str, float | None] = {"T": STOPPED_RESTART_S, "t": None}
+        return Fault(beat.name, beat.pid, FROZEN, silent_s, text, limits.get(state, SILENT_RESTART_S))
+    if beat.late_s >= TOLD_S:
+        text = f"{who}: its event loop is blocked for {beat.late_s:.0f} s{where}"
+        limit = None if is_worker(beat.name) else BLOCKED_RESTART_S  # its pool ends a worker
+        return Fault(beat.name, beat.pid, BLOCKED, beat.late_s, text, limit)
+    if beat.paused_s >= TOLD_S:
+        text = f"{who} was told to pause (POST /admin/pause) and has not sampled for {beat.paused_s:.0f} s"
+        return Fault(beat.name, beat.pid, PAUSED, beat.paused_s, text, PAUSED_RESTART_S)
+    idle_s = _idle_s(beat, beats)
+    if idle_s >= max(IDLE_TOLD_S, IDLE_TOLD_TIMES * beat.longest_idle_s):
+        text = f"{who} has work and has finished no {beat.unit} for {idle_s:.0f} s{where}"
+        has_history = beat.longest_idle_s > 0.0 and not is_worker(beat.name)
+        limit = max(IDLE_RESTART_S, IDLE_RESTART_TIMES * beat.longest_idle_s) if has_history else None
+        return Fault(beat.name, beat.pid, STUCK, idle_s, text, limit)
+    return None
+
+
+def _idle_s(beat: Beat, beats: Mapping[str, Beat]) -> float:
+    """How long a process has had work of its own and not moved. Who rolls out moves with the engine, too."""
+    if not beat.has_work or _is_held_up(beat, beats):
+        return 0.0
+    engine = beats.get("inference")
+    if engine is not None and (is_worker(beat.name) or beat.name == "orchestrator"):
+        return min(beat.idle_s, engine.still_s)
+    return beat.idle_s
+
+
+def _is_held_up(beat: Beat, beats: Mapping[str, Beat]) -> bool:
+    """True when somebody else has the work of this process: rollouts wait for the model, the orchestrator for them."""
+    behind = [beats[name] for name in _behind_rollouts(beats) if name in beats]
+    if beat.name == "orchestrator":
+        return any(other is not beat for other in behind)
+    return is_worker(beat.name) and any(other.name == "inference" for other in behind)
+
+
+def _awaited(beats: Mapping[str, Beat], now: float, watched_s: float) -> list[Fault]:
+    """Waits that have used up a share of their budget, laid at the root; in a circle, at whom the longest waits for."""
+    found: dict[frozenset[str], Fault] = {}
+    for wait in (wait for beat in beats.values() for wait in beat.waits):
+        waited_s = min(now - wait.since, watched_s)
+        if waited_s < WAIT_TOLD * wait.budget_s:
+            continue
+        chain = root_of(beats, wait)
+        name = chain[-1]
+        root = beats.get(name)
+        key = frozenset({name})
+        if root is not None and root.waits:
+            name, key = chain[0], frozenset(chain)
+        elif root is not None and root.has_work:
+            continue  # it moves, or `_own_fault` would have said so: slow is not dead
+        known = found.get(key)
+        if known is None or known.age_s < waited_s:
+            text = f"{wait.owner} has waited {waited_s:.0f} s of {wait.budget_s:.0f} s for {' -> '.join(chain)}"
+            pid = beats[name].pid if name in beats else 0
+            found[key] = Fault(name, pid, AWAITED, waited_s, f"{text}: {wait.awaits}", WAIT_RESTART * wait.budget_s)
+    return list(found.values())
+
+
+def _resolve(beats: Mapping[str, Beat], wait: Wait) -> str:
+    if wait.target != ENVIRONMENTS:
+        return wait.target
+    behind = _behind_rollouts(beats)
+    return behind[0] if behind else "orchestrator"
+
+
+def _behind_rollouts(beats: Mapping[str, Beat]) -> list[str]:
+    """Where the rollouts under way are: in the engine, else in the workers that run them, the longest at it first."""
+    engine = beats.get("inference")
+    if engine is not None and (engine.has_work or engine.paused_s):
+        return ["inference"]
+    workers = [beat for beat in beats.values() if is_worker(beat.name) and beat.has_work]
+    return [beat.name for beat in sorted(workers, key=lambda beat: -beat.idle_s)]

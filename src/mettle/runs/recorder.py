@@ -1,0 +1,59 @@
+"""The supervisor's words to the journal, written by a thread of its own.
+
+A process that is frozen in the middle of a transaction locks the ledger for everybody; whoever has to end it must not
+wait for that. Invariants: what is put first is written first; the first failure is kept, and ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from mettle.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Writes what it is given, in order. `on_idle` is called every second, also while the supervisor's loop stands."""
+
+    def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
+        self.error: StorageError | None = None
+        self._on_idle = on_idle
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, write: Callable[[], None]) -> None:
+        """Have it written soon."""
+        self._queue.put(write)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is left, for as long as `timeout_s`."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                write = self._queue.get(timeout=1.0)
+            except queue.Empty:
+                self._do(self._on_idle)
+                continue
+            if write is None:
+                return
+            self._do(write)
+
+    def _do(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageError as error:
+            logger.error("%s", error)
+            self.error = self.error or error

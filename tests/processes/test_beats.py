@@ -1,0 +1,134 @@
+"""Signs of life: what the thread measures, what a reader sees, and what a full disk or a clock that jumps change."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from mettle.processes.beats import FILE_BYTES, Beat, Gauge, Heartbeat, read_beats, waits_of
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def go(self, seconds, heart=None, step=1.0):
+        """Let time pass, with a beat every `step` where there is a heart."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + step)
+            if heart is not None:
+                heart.measure()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_work_that_does_not_move_is_idle_and_waiting_for_somebody_is_not(clock):
+    heart = Heartbeat(name="trainer", clock=clock)
+    clock.go(30, heart)
+    assert heart.measure().idle_s == 0.0  # nothing was begun yet
+    heart.advance()
+    clock.go(4, heart)
+    assert heart.measure().idle_s == 3.0
+    with heart.waiting("trainer", "batch", "orchestrator", "step 1", budget_s=60.0):
+        clock.go(20, heart)
+        beat = heart.measure()
+    assert (beat.idle_s, beat.has_work, beat.waits[0].since) == (0.0, False, 134.0)
+    assert (beat.waits[0].is_overdue(194.0), beat.waits[0].is_overdue(194.5)) == (False, True)
+    clock.go(7, heart)
+    assert heart.measure().idle_s == 7.0
+
+
+def test_the_longest_time_between_two_moves_is_remembered(clock):
+    heart = Heartbeat(name="trainer", clock=clock)
+    for seconds in (1, 9, 2):
+        heart.advance()
+        clock.go(seconds, heart)
+    heart.advance()
+    assert heart.measure().longest_idle_s == 9.0
+
+
+def test_a_loop_that_does_not_come_round_is_late_and_says_where_it_stands(clock):
+    heart = Heartbeat(name="orchestrator", clock=clock)
+    assert heart.measure().late_s == 0.0
+    heart.tick()
+    clock.go(4.25, heart)
+    beat = heart.measure()
+    assert beat.late_s == 4.0
+    assert "test_beats.py" in beat.where
+    heart.rest()
+    assert heart.measure().late_s == 0.0
+
+
+def test_a_pause_is_measured_and_is_no_idleness(clock):
+    heart = Heartbeat(name="inference", clock=clock)
+    gauge = Gauge(5, has_work=True)
+    heart.gauge = lambda: gauge
+    heart.measure()
+    gauge = Gauge(5, has_work=True, is_paused=True)
+    clock.go(12, heart)
+    beat = heart.measure()
+    assert (beat.paused_s, beat.idle_s) == (12.0, 0.0)
+    assert beat.still_s == 12.0
+
+
+def test_after_a_gap_in_which_the_whole_process_stood_the_measures_begin_anew(clock):
+    heart = Heartbeat(name="orchestrator", clock=clock)
+    heart.gauge = lambda: Gauge(1, has_work=True)
+    heart.tick()
+    heart.measure()
+    clock.go(3600)
+    beat = heart.measure()
+    assert (beat.late_s, beat.idle_s) == (0.0, 0.0)
+
+
+def test_a_reader_sees_the_newest_beat_until_the_process_ends(tmp_path):
+    with Heartbeat(tmp_path / "trainer.beat", unit="steps") as heart:
+        heart.advance(3)
+        with heart.waiting("trainer", "batch", "orchestrator", "x" * 900, budget_s=5.0):
+            heart.beat()
+            beat = read_beats(tmp_path)["trainer"]
+        assert (beat.pid, beat.progress, beat.unit) == (os.getpid(), 3, "steps")
+        assert waits_of({"trainer": beat})[0].awaits == "x" * 200
+        assert (tmp_path / "trainer.beat").stat().st_size == FILE_BYTES
+    assert read_beats(tmp_path) == {}
+
+
+def test_what_is_no_beat_is_passed_over(tmp_path):
+    (tmp_path / "half.beat").write_text('{"name": "half", "pi')
+    (tmp_path / "empty.beat").write_text("")
+    assert read_beats(tmp_path) == {}
+
+
+def test_a_folder_that_cannot_be_written_keeps_nobody_from_working(tmp_path):
+    (tmp_path / "beats").write_text("a file where the folder should be")
+    with Heartbeat(tmp_path / "beats" / "trainer.beat") as heart:
+        heart.advance()
+        assert isinstance(heart.beat(), Beat)
+
+
+def test_the_thread_beats_while_the_main_thread_does_something_else(tmp_path):
+    with Heartbeat(tmp_path / "trainer.beat"):
+        first = read_beats(tmp_path)["trainer"].at
+        deadline = time.monotonic() + 20
+        while read_beats(tmp_path)["trainer"].at == first:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.05)
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_wall_clock_is_never_asked(monkeypatch, tmp_path):
+    def jumped():
+        raise AssertionError("a beat has nothing to do with the host's time")
+
+    monkeypatch.setattr(time, "time", jumped)
+    monkeypatch.setattr(time, "time_ns", jumped)
+    with Heartbeat(tmp_path / "a.beat") as heart:
+        heart.tick()
+        heart.beat()

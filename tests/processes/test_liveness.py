@@ -1,0 +1,168 @@
+"""Who stands still: cases of the wait graph, as a table of beats and the one process that is to be blamed."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mettle.processes.beats import Beat, Wait
+from mettle.processes.liveness import diagnose, root_of, worker_name
+
+NOW = 1000.0
+PIDS = {"supervisor": 1, "orchestrator": 2, "trainer": 3, "inference": 4, "hub": 5, "sft": 6}
+WORKER = worker_name("owner/words@1", 77)
+
+
+def beat(name, **fields):
+    return Beat(**{"name": name, "pid": PIDS.get(name, 77), "at": NOW - 0.3, **fields})
+
+
+def wait(owner, target, waited_s, *, edge="", budget_s=1800.0):
+    edges = {"environments": "rollouts", "trainer": "weights", "orchestrator": "batch"}
+    return (Wait(owner, edge or edges.get(target, target), target, "something", NOW - waited_s, budget_s),)
+
+
+def healthy(**changes):
+    """A run in which the engine samples, the orchestrator waits for rollouts and the trainer for a batch."""
+    beats = {
+        "supervisor": beat("supervisor"),
+        "orchestrator": beat(
+            "orchestrator", has_work=True, idle_s=4.0, longest_idle_s=6.0, waits=wait("orchestrator", "environments", 9)
+        ),
+        "trainer": beat("trainer", waits=wait("trainer", "orchestrator", 9)),
+        "inference": beat("inference", has_work=True, idle_s=0.1, still_s=0.1),
+    }
+    return {**beats, **{name: replace(beats.get(name, beat(name)), **fields) for name, fields in changes.items()}}
+
+
+ROLLING = {"has_work": True, "idle_s": 40.0, "longest_idle_s": 2.0}
+IDLE_ENGINE = {"has_work": False, "idle_s": 0.0, "still_s": 40.0}
+
+CASES = {
+    "nothing is wrong": (healthy(), None, ""),
+    "the trainer is frozen while the others wait for it": (
+        healthy(trainer={"at": NOW - 12, "waits": ()}, orchestrator={"waits": wait("orchestrator", "trainer", 11)}),
+        "trainer", "no sign of life for 12 s",
+    ),
+    "a frozen trainer that says that it waits is still frozen": (
+        healthy(trainer={"at": NOW - 12}), "trainer", "no sign of life",
+    ),
+    "the engine is frozen, whoever waits": (healthy(inference={"at": NOW - 15}), "inference", "no sign of life"),
+    "the orchestrator is frozen": (healthy(orchestrator={"at": NOW - 15}), "orchestrator", "no sign of life"),
+    "the supervisor is frozen": (healthy(supervisor={"at": NOW - 15}), "supervisor", "no sign of life"),
+    "the page is frozen": (healthy(hub={"at": NOW - 15}), "hub", "no sign of life"),
+    "a worker is frozen": (healthy(**{WORKER: {"at": NOW - 15}}), WORKER, "no sign of life"),
+    "the engine was paused by somebody": (healthy(inference={"paused_s": 11.0}), "inference", "was told to pause"),
+    "a pause for an update is none": (healthy(inference={"paused_s": 3.0}), None, ""),
+    "an environment blocks the orchestrator's loop": (
+        healthy(orchestrator={"late_s": 11.0, "where": "words/words.py:8 in reward"}, inference=IDLE_ENGINE),
+        "orchestrator", "its event loop is blocked for 11 s in words/words.py:8 in reward",
+    ),
+    "the engine's server has its loop blocked": (healthy(inference={"late_s": 11.0}), "inference", "event loop"),
+    "an environment blocks a worker's loop": (
+        healthy(**{WORKER: {"late_s": 11.0, **ROLLING}}, inference=IDLE_ENGINE), WORKER, "event loop is blocked",
+    ),
+    "an environment in a worker waits for something that never comes": (
+        healthy(**{WORKER: ROLLING}, inference=IDLE_ENGINE, orchestrator={**ROLLING}), WORKER, "no steps for 40 s",
+    ),
+    "an environment in the orchestrator waits for something that never comes": (
+        healthy(inference=IDLE_ENGINE, orchestrator={**ROLLING}), "orchestrator", "no steps for 40 s",
+    ),
+    "long answers of the model are nobody's fault": (
+        healthy(**{WORKER: ROLLING}, orchestrator={**ROLLING}), None, "",
+    ),
+    "the engine has requests and does not step": (
+        healthy(**{WORKER: ROLLING}, orchestrator={**ROLLING},
+                inference={"has_work": True, "idle_s": 25.0, "still_s": 25.0, "longest_idle_s": 1.0}),
+        "inference", "no steps for 25 s",
+    ),
+    "the trainer is in a step that does not end": (
+        healthy(trainer={"waits": (), "has_work": True, "idle_s": 30.0, "longest_idle_s": 2.0, "where": "loss.py:3 in f"}),
+        "trainer", "has work and has finished no steps for 30 s in loss.py:3 in f",
+    ),
+    "a step that takes as long as steps take": (
+        healthy(trainer={"waits": (), "has_work": True, "idle_s": 90.0, "longest_idle_s": 80.0}), None, "",
+    ),
+    "a step that takes six times as long": (
+        healthy(trainer={"waits": (), "has_work": True, "idle_s": 500.0, "longest_idle_s": 80.0}), "trainer", "500 s",
+    ),
+    "an engine that is not there is awaited for long": (
+        {name: b for name, b in healthy(orchestrator={"waits": wait("orchestrator/updater", "inference", 200, budget_s=600)},
+         ).items() if name != "inference"}, "inference", "orchestrator/updater has waited 200 s of 600 s for inference",
+    ),
+    "everybody waits for a step that moves": (
+        healthy(trainer={"waits": (), "has_work": True, "idle_s": 1.0, "longest_idle_s": 2.0},
+                orchestrator={"waits": wait("orchestrator", "trainer", 900), "has_work": False}), None, "",
+    ),
+    "two wait for each other": (
+        healthy(orchestrator={"waits": wait("orchestrator", "trainer", 600), "has_work": False},
+                trainer={"waits": wait("trainer", "orchestrator", 500, budget_s=600)}, inference=IDLE_ENGINE),
+        "trainer", "trainer -> orchestrator",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_right_process_is_blamed(name):
+    beats, blamed, text = CASES[name]
+    faults = diagnose(beats, NOW)
+    assert {fault.process for fault in faults[:1]} == ({blamed} if blamed else set()), faults
+    if faults:
+        assert text in faults[0].text
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, blamed, _) in CASES.items() if blamed and "waits for each" not in name]
+)
+def test_nobody_else_is_blamed(name):
+    beats, blamed, _ = CASES[name]
+    assert {fault.process for fault in diagnose(beats, NOW)} == {blamed}
+
+
+def test_what_the_kernel_says_tells_a_stopped_process_from_a_slow_host_and_a_debugger():
+    beats = healthy(trainer={"at": NOW - 31})
+    for letter, text, is_due in (("T", "stopped by a signal", True), ("t", "debugger", False), ("R", "threads", False)):
+        (fault,) = diagnose(beats, NOW, state_of=lambda pid, letter=letter: letter)
+        assert (text in fault.text, fault.is_due) == (True, is_due)
+    (late,) = diagnose(healthy(trainer={"at": NOW - 121}), NOW, state_of=lambda pid: "D")
+    assert late.is_due
+
+
+def test_a_silence_counts_only_as_long_as_somebody_looked():
+    beats = healthy(trainer={"at": NOW - 3600}, inference={"at": NOW - 3600})
+    assert diagnose(beats, NOW, watched_s=2.0) == []
+    assert {fault.age_s for fault in diagnose(beats, NOW, watched_s=11.0)} == {11.0}
+
+
+def test_the_chain_of_waits_is_followed_to_its_root():
+    beats = healthy()
+    (first,) = beats["trainer"].waits
+    assert root_of(beats, first) == ("orchestrator", "inference")
+    beats = healthy(**{WORKER: ROLLING}, inference=IDLE_ENGINE)
+    assert root_of(beats, first) == ("orchestrator", WORKER)
+
+
+names = st.sampled_from(["orchestrator", "trainer", "inference", "environments", "nobody"])
+beats = st.builds(
+    lambda name, late, paused, idle, work, target, waited, silent: replace(
+        beat(name), at=NOW - silent, late_s=late, paused_s=paused, idle_s=idle, has_work=work,
+        waits=wait(name, target, waited) if target != "nobody" else (),
+    ),
+    names.filter(lambda n: n not in ("environments", "nobody")), *[st.floats(0, 60)] * 3, st.booleans(), names,
+    st.floats(0, 1800), st.floats(0, 60),
+)  # fmt: skip
+
+
+@given(st.lists(beats, max_size=3))
+def test_every_graph_has_an_answer_and_whoever_moves_is_not_in_it(found):
+    graph = {b.name: b for b in found}
+    for fault in diagnose(graph, NOW):
+        b = graph.get(fault.process)
+        assert fault.text
+        assert fault.age_s >= 10
+        if b is not None and b.has_work and not b.waits:
+            assert max(NOW - b.at, b.late_s, b.paused_s, b.idle_s) >= 10
+    for b in found:
+        for each in b.waits:
+            assert len(set(root_of(graph, each))) == len(root_of(graph, each)) >= 1
