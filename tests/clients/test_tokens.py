@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.clients.errors import InvalidModelResponseError, ModelError
+from mettle.clients.group import group_members
 from mettle.clients.tokens import TokenClient, generate_fields
 from mettle.clients.transport import ModelTransport, RetryPolicy
 from mettle.records.messages import ResponseTokens, UserMessage
@@ -77,14 +78,15 @@ async def test_a_wrong_number_of_choices_is_an_error(endpoint, client):
 
 async def ask(group, index, content="a", **sampling):
     state = {"trajectory": [], "trajectory_id": str(index)}
-    return await group.get_response([UserMessage(content=content)], "m", sampling, state=state)
+    return await group[index].get_response([UserMessage(content=content)], "m", sampling, state=state)
 
 
 async def test_a_groups_first_turns_go_out_as_one_request(endpoint, client):
     group = client.for_group(4)
     responses = await asyncio.gather(*(ask(group, i, seed=5) for i in range(4)))
     assert [request["n"] for request in endpoint.requests] == [4]
-    assert endpoint.requests[0]["seed"] == 5
+    assert "seed" not in endpoint.requests[0]
+    assert len(set(endpoint.requests[0]["seeds"])) == 4
     assert [response.message.content for response in responses] == ["c0", "c1", "c2", "c3"]
 
 
@@ -100,11 +102,10 @@ async def test_members_that_begin_alike_share_one_rendering(client, monkeypatch)
 
 
 async def test_members_that_differ_or_never_ask_hold_up_nobody(endpoint, client):
-    group = client.for_group(4)
-    group._wait_s = 60.0
+    group = group_members(client, 4, wait_s=60.0)
     asks = [asyncio.create_task(ask(group, i, content)) for i, content in enumerate(["a", "a", "b"])]
     await asyncio.sleep(0)
-    group.leave({"trajectory": [], "trajectory_id": "3"})
+    group[3].leave()
     await asyncio.wait_for(asyncio.gather(*asks), 5)
     assert sorted(request["n"] for request in endpoint.requests) == [1, 2]
 
@@ -114,7 +115,24 @@ async def test_a_late_member_gets_a_request_and_a_stream_of_its_own(endpoint, cl
     await asyncio.gather(ask(group, 0, seed=5), ask(group, 1, seed=5))
     await ask(group, 2, seed=5)
     assert [request["n"] for request in endpoint.requests] == [2, 1]
-    assert endpoint.requests[0]["seed"] != endpoint.requests[1]["seed"]
+    assert endpoint.requests[1]["seeds"][0] not in endpoint.requests[0]["seeds"]
+
+
+async def test_seeds_depend_on_the_member_and_its_turn_and_not_on_who_asks_first(endpoint, client):
+    def seeds():
+        return [seed for request in endpoint.requests for seed in request.get("seeds", [request.get("seed")])]
+
+    group = client.for_group(3)
+    await asyncio.gather(*(ask(group, i, seed=5) for i in range(3)))
+    await ask(group, 1, seed=5)
+    together = seeds()
+    endpoint.requests.clear()
+    group = client.for_group(3)
+    for index in (2, 1, 0, 1):
+        await ask(group, index, seed=5)
+    alone = seeds()
+    assert together == [alone[2], alone[1], alone[0], alone[3]]
+    assert len(set(together)) == 4
 
 
 async def test_a_failed_request_fails_each_member_by_itself(endpoint, client):
@@ -126,8 +144,7 @@ async def test_a_failed_request_fails_each_member_by_itself(endpoint, client):
 
 
 async def test_a_cancelled_member_does_not_cancel_its_siblings(endpoint, client):
-    group = client.for_group(3)
-    group._wait_s = 60.0
+    group = group_members(client, 3, wait_s=60.0)
     first = asyncio.create_task(ask(group, 0))
     await asyncio.sleep(0)
     first.cancel()

@@ -213,18 +213,21 @@ async def test_a_group_shares_its_client_and_one_failure_is_its_own(scripted):
 
 
 async def test_members_of_a_group_ask_through_its_group_client_and_say_when_they_leave(scripted):
-    class Grouped(type(scripted("a"))):
+    class Grouped(scripted):
         def for_group(self, size):
-            self.size, self.left = size, []
-            return self
+            self.members = [Member("a") for _ in range(size)]
+            return self.members
 
-        def leave(self, state):
-            self.left.append(state["trajectory_id"])
+    class Member(scripted):
+        num_left = 0
+
+        def leave(self):
+            self.num_left += 1
 
     client = Grouped("a")
     env = vf.SingleTurnEnv(dataset=ROWS)
     states = await env.run_group([env.get_dataset()[0]] * 3, client, "m")
-    assert (client.size, sorted(client.left)) == (3, sorted(state["trajectory_id"] for state in states))
+    assert [(len(member.calls), member.num_left) for member in client.members] == [(1, 1)] * 3
     assert all(state["client"] is client for state in states)
 
 

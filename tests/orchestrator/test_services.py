@@ -98,7 +98,7 @@ async def test_a_policy_is_pulled_towards_a_served_one(tmp_path, teacher, servic
         assert verdict.is_admitted
         assert all(r.credit is not None and r.advantage is None for r in verdict.group.rollouts)
         samples = group_samples(verdict.group, seq_len=64, keep_zero_advantages=False)
-        metrics = learner.train(assemble(step, [ReadyGroup.of(step, samples)], {}), step)
+        metrics = learner.train(assemble(step, [ReadyGroup.of(step, samples)]), step)
         assert metrics["tokens/trained"] == 64 * 2
         assert metrics["loss/rl"] == metrics["loss/ce"] == 0
         # The loss is the mean of -(ref - l) r at r = 1: the estimate of KL(policy || reference).

@@ -97,7 +97,7 @@ group = GroupRecord(TaskDraw(1, "e", "u", 0, 0), 0, (RolloutRecord("r", 1.0, {},
 group = decode_group(encode_group(replace(group, rollouts=(replace(group.rollouts[0], credit=credit),))))
 samples = group_samples(group, seq_len=9, keep_zero_advantages=False)
 folder = Path(tempfile.mkdtemp())
-batch = read_batch(folder, write_batch(folder, assemble(1, [ReadyGroup.of(1, samples)], {}))[0])
+batch = read_batch(folder, write_batch(folder, assemble(1, [ReadyGroup.of(1, samples)]))[0])
 sequences = Sequences.of(batch)
 (layout,) = plan_layouts(sequences, deal_sequences(sequences, 1)[0], MicroBatchConfig(), attention_cost=0.01)
 targets = TargetTensors.of(layout.targets, torch.device("cpu"))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mettle.clients.base import Client, request_fields
 from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError
-from mettle.clients.group import GroupTokenClient
+from mettle.clients.group import GroupMember, group_members
 from mettle.clients.transport import ModelTransport
 from mettle.records.messages import (
     Messages,
@@ -64,9 +64,9 @@ class TokenClient(Client):
         self.transport = transport or transport_for(base_url)
         self.renderer = renderer
 
-    def for_group(self, size: int) -> GroupTokenClient:
-        """A client for the `size` rollouts of one group, which share one request for identical first turns."""
-        return GroupTokenClient(self, size)
+    def for_group(self, size: int) -> list[GroupMember]:
+        """A client for each of the `size` rollouts of one group; identical first turns share one request."""
+        return group_members(self, size)
 
     def request_fields(self, sampling_args: Mapping[str, Any] | None) -> dict[str, Any]:
         """Sampling arguments as fields of a request."""

@@ -268,9 +268,12 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         if (pace := pacer()).is_spent:
             await pace.turn()
         client = client_from(client)
-        make_group = getattr(client, "for_group", None) if len(group_inputs) > 1 else None
-        shared = make_group(len(group_inputs)) if make_group else client
-        attempts = [self._attempt(row, shared, model, sampling_args, max_retries) for row in group_inputs]
+        make_group = getattr(client, "for_group", None)
+        members = make_group(len(group_inputs)) if make_group else [client] * len(group_inputs)
+        attempts = [
+            self._attempt(row, member, model, sampling_args, max_retries)
+            for row, member in zip(group_inputs, members, strict=True)
+        ]
         states = [await attempts[0]] if len(attempts) == 1 else list(await asyncio.gather(*attempts))
         for state in states:
             state["client"] = client
@@ -290,7 +293,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
             self.logger.info("rollout failed, trying again", extra={"error": str(state["error"])})
             await asyncio.sleep(RETRY_BACKOFF.wait_s(attempt))
         if (leave := getattr(client, "leave", None)) is not None:  # a group's client waits for who has not asked yet
-            leave(state)
+            leave()
         return state
 
     async def _failed_state(

@@ -98,6 +98,7 @@ class GenerateBody(SamplingBody):
     prompt_ids: TokenIds
     max_tokens: int | None = Field(default=None, ge=0)
     prompt_logprobs: bool | None = None
+    seeds: list[Annotated[int, Field(ge=0, lt=2**64)]] | None = None
 
 
 def _with_roles(messages: JsonObjects) -> JsonObjects:

@@ -28,6 +28,7 @@ async def generate(request: Request) -> Response:
         params=body.params(body.max_tokens),
         n=body.n or 1,
         prompt_logprobs=bool(body.prompt_logprobs),
+        seeds=tuple(body.seeds or ()),
     )
     generation = await service.generate(wanted, "prompt_ids")
     return json_response(

@@ -1,7 +1,8 @@
 """Groups that wait to be shipped, and the batch that they make. A pure state machine.
 
 Invariants: a batch consists of whole groups, `groups_per_batch` of them unless many of those rolled out for it carried
-no signal; none holds a token staler than `max_staleness` at the step that trains it; the stalest groups leave first.
+no signal; none holds a token staler than `max_staleness` at the step that trains it; the stalest groups leave first. A
+batch stands in the order of its draws, whichever group came back first.
 `Starvation` ends a run in which nothing more can be learnt, and says why.
 """
 
@@ -78,12 +79,12 @@ class Batcher:
         return stale
 
     def take(self) -> list[ReadyGroup]:
-        """Remove and return a batch, stalest groups first."""
+        """Remove and return a batch: the stalest groups, in the order of their draws."""
         assert self.has_batch, f"a batch wants {self.num_wanted} groups, {len(self._ready)} are ready"
         self._num_rejected = 0
-        self._ready.sort(key=lambda group: group.version)
+        self._ready.sort(key=lambda group: (group.version, group.draw_id))
         taken, self._ready = self._ready[: self.groups_per_batch], self._ready[self.groups_per_batch :]
-        return taken
+        return sorted(taken, key=lambda group: group.draw_id)
 
 
 class Starvation:

@@ -27,7 +27,7 @@ class SamplingConfig(_Section):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Drop tokens less likely than this share of the likeliest. Must stay 0 in training."""
     seed: int | None = None
-    """Seed of the requests; None lets the engine draw one. A group's rollouts differ all the same."""
+    """What the groups' own seeds are drawn from; None takes the orchestrator's `seed`."""
 
     @property
     def is_truncating(self) -> bool:
@@ -205,7 +205,7 @@ class OrchestratorConfig(_Section):
     shuffle: bool = True
     """Go through each epoch in a new seeded order."""
     seed: int = 0
-    """Seed of the task order."""
+    """Seed of the task order and of what is sampled."""
 
     def choice_for(self, env: EnvConfig, *, provides_advantages: bool) -> tuple[str, dict[str, Any]]:
         """Name and options of the algorithm of an environment's groups."""
@@ -223,6 +223,21 @@ class OrchestratorConfig(_Section):
                 temperature=self.sampling.temperature,
                 services=self.services,
             )
+
+    @property
+    def is_synchronous(self) -> bool:
+        """True when nothing stale is trained: then the same seed gives the same batches."""
+        return self.max_staleness == 0
+
+    @property
+    def sampling_seed(self) -> int:
+        """What the groups' seeds in training are drawn from."""
+        return self.seed if self.sampling.seed is None else self.sampling.seed
+
+    @property
+    def eval_sampling_seed(self) -> int:
+        """What the groups' seeds in evaluations are drawn from."""
+        return self.seed if self.eval_sampling.seed is None else self.eval_sampling.seed
 
     @property
     def groups_per_batch(self) -> int:

@@ -49,6 +49,11 @@ class Dispatcher:
         return len(self._open)
 
     @property
+    def oldest_draw(self) -> int | None:
+        """The lowest draw id among the open groups."""
+        return min(self._open, default=None)
+
+    @property
     def num_permits(self) -> int:
         """Groups that may still be opened."""
         return max(0, self.max_open - len(self._open))

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mettle.errors import RolloutTimeout
@@ -22,7 +22,7 @@ from mettle.evals.runner import EvalRunner, EvalTask, GroupRetry, StoreKeeper, e
 from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.policy import ServedPolicy
-from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.rollouts import group_seed, sampling_params
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.telling import tell
 from mettle.orchestrator.updater import Updater
@@ -172,6 +172,11 @@ class Evaluator:
             tasks, env=env.name, prefix=f"e{version}-{kind}-{env.name}", done=done, is_whole_groups=True,
             sampling=self._sampling,
         )  # fmt: skip
+        root = self._config.eval_sampling_seed
+        requests = [
+            replace(request, sampling=replace(self._sampling, seed=group_seed(root, request.prefix)))
+            for request in requests
+        ]
         self._num_waiting = len(requests)
         retry = self._config.retry
         runner = EvalRunner(

@@ -3,6 +3,10 @@
 Order of the writes: a task is committed as in flight before its first request goes out; a group's block is on disk
 before the ledger calls it scored; the decision to drop is in the same transaction. So a kill between any two lines
 leaves a task that is rolled out again, never one that is trained twice or forgotten.
+
+With `is_ordered` groups are judged and settled in the order of their draws, one between two looks at the room, however
+they came back: then what is drawn and what a batch holds are functions of the seed and the rollouts alone. A group that
+failed and is tried again leaves its place.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from mettle.errors import RolloutTimeout, UserError
 from mettle.evals.estimator import mean_of
@@ -21,6 +26,7 @@ from mettle.orchestrator.curriculum import Curriculum
 from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.policy import ServedPolicy
+from mettle.orchestrator.rollouts import group_seed
 from mettle.orchestrator.source import TaskSource
 from mettle.orchestrator.telling import tell
 from mettle.orchestrator.updater import Updater
@@ -48,6 +54,8 @@ class GroupRunner:
         source: TaskSource,
         *,
         sampling: SamplingParams,
+        seed: int,
+        is_ordered: bool,
         group_size: int,
         rollout_timeout_s: float,
         room: Room,
@@ -65,6 +73,8 @@ class GroupRunner:
         self._shards = shards
         self._source = source
         self._sampling = sampling
+        self._seed = seed
+        self._is_ordered = is_ordered
         self._group_size = group_size
         self._rollout_timeout_s = rollout_timeout_s
         self._room = room
@@ -80,6 +90,7 @@ class GroupRunner:
         self._streak = FailureStreak()
         self.next_step = 1
         self.num_finished = 0
+        self._num_looked = 0
         self.stats = StepStats(0.0)
 
     async def run(self) -> None:
@@ -88,6 +99,9 @@ class GroupRunner:
             while True:
                 for group in await self._open_groups():
                     tasks.create_task(self._run_group(group))
+                if self._is_ordered and self._num_looked != self.num_finished:
+                    self._num_looked = self.num_finished
+                    self._pulse.fire()
                 due = self._dispatcher.next_due
                 now = asyncio.get_running_loop().time()
                 await self._pulse.wait(None if due is None or due <= now else due - now)
@@ -124,6 +138,8 @@ class GroupRunner:
     async def _run_group(self, group: OpenGroup) -> None:
         incarnation = self._policy.incarnation
         rollouts = await self._roll_out(group)
+        while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
+            await self._pulse.wait()
         record = GroupRecord(group.draw, group.version, rollouts)
         if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
             await self._put_back(record, is_counted=False)
@@ -134,10 +150,16 @@ class GroupRunner:
         else:
             await self._settle(verdict)
 
+    def _is_its_turn(self, draw_id: int) -> bool:
+        return self._num_looked == self.num_finished and self._dispatcher.oldest_draw == draw_id
+
     async def _roll_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...]:
         """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""
         draw = group.draw
-        request = GroupRequest(draw.env_id, draw.example_id, f"t{draw.draw_id}", self._group_size, self._sampling)
+        prefix = f"t{draw.draw_id}"
+        seed = group_seed(self._seed, prefix, self._dispatcher.num_failures(draw.draw_id))
+        sampling = replace(self._sampling, seed=seed)
+        request = GroupRequest(draw.env_id, draw.example_id, prefix, self._group_size, sampling)
         try:
             async with asyncio.timeout(self._rollout_timeout_s) as deadline:
                 return await self._source.run_group(request)

@@ -100,6 +100,8 @@ class Orchestrator:
             shards,
             source,
             sampling=sampling_params(config.sampling),
+            seed=config.sampling_seed,
+            is_ordered=config.is_synchronous,
             group_size=config.group_size,
             rollout_timeout_s=config.rollout_timeout_s,
             room=Room(
@@ -119,7 +121,7 @@ class Orchestrator:
             policy=self._policy,
             updater=self._updater,
             pulse=pulse,
-            is_held=lambda: self._evaluator.has_priority,
+            is_held=lambda: self._evaluator.has_priority or (config.is_synchronous and self._batcher.has_batch),
         )
         self._recovered = recover(
             run_dir,
@@ -172,7 +174,7 @@ class Orchestrator:
         """
         waited_s = await self._reach(step - 1 - self._config.max_lag)
         await self._drop_stale(step)
-        while not self._batcher.has_batch:
+        while not self._is_complete:
             if not await self._collect(step):
                 return False
             await self._drop_stale(step)
@@ -182,19 +184,25 @@ class Orchestrator:
         await self._ship(step, groups, waited_s)
         return True
 
+    @property
+    def _is_complete(self) -> bool:
+        """True when there are enough groups. A group that is still open would be too stale for a later batch where
+        none may be stale at all, so that its end is awaited."""
+        return self._batcher.has_batch and not (self._config.is_synchronous and self._dispatcher.num_open)
+
     async def _collect(self, step: int) -> bool:
         """Until there are enough groups for a batch. Any group that finishes renews the budget, an evaluation's too."""
 
         def progress() -> int:
             return self._groups.num_finished + self._evaluator.num_finished
 
-        while not self._batcher.has_batch:
+        while not self._is_complete:
             if self._groups.is_solved:
                 return False
             seen = progress()
-            missing = self._batcher.num_wanted - self._batcher.num_ready
+            missing = max(self._batcher.num_wanted - self._batcher.num_ready, 0) or self._dispatcher.num_open
             await self._waits.until(
-                lambda seen=seen: progress() > seen or self._batcher.has_batch,  # type: ignore[misc]
+                lambda seen=seen: progress() > seen or self._is_complete,  # type: ignore[misc]
                 edge="rollouts",
                 awaits=f"{missing} more groups for step {step}",
                 budget_s=self._config.budgets.rollouts_s,
@@ -234,7 +242,7 @@ class Orchestrator:
         stats, self._groups.stats = self._groups.stats, StepStats(now)
         figures = stats.figures(now)
         started = time.perf_counter()
-        batch = assemble(step, groups, figures)
+        batch = assemble(step, groups)
         pack_s = time.perf_counter() - started
         figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
         await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures)

@@ -20,15 +20,14 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
 
-def assemble(step: int, groups: Sequence[ReadyGroup], metrics: Mapping[str, float]) -> Batch:
+def assemble(step: int, groups: Sequence[ReadyGroup]) -> Batch:
     """Whole groups, one after the other, as the batch of `step`."""
     samples = [sample for group in groups for sample in group.samples]
     return Batch(
         sequence_lengths=np.array([len(sample) for sample in samples], np.int32),
         step=step,
-        draw_ids=tuple(sorted(group.draw_id for group in groups)),
+        draw_ids=tuple(group.draw_id for group in groups),
         staleness=token_staleness(step, samples),
-        metrics=dict(metrics),
         **end_to_end(samples),
     )
 

@@ -101,7 +101,6 @@ class Batch(TokenRow[IntArray, FloatArray, BoolArray]):
     step: int
     draw_ids: tuple[int, ...]
     staleness: tuple[float, int] = (0.0, 0)
-    metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_lengths(self)

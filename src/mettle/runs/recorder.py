@@ -16,7 +16,7 @@ from mettle.errors import StorageError
 logger = logging.getLogger(__name__)
 
 
-class Recorder:
+class JournalThread:
     """Writes what it is given, in order. `on_idle` is called every second, also while the supervisor's loop stands."""
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:

@@ -27,7 +27,7 @@ from mettle.processes.child import explain_exit, process_state
 from mettle.processes.liveness import TOLD_S, is_worker
 from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.costs import LifeCosts
-from mettle.runs.recorder import Recorder
+from mettle.runs.recorder import JournalThread
 from mettle.runs.watchdog import Report, Watchdog
 from mettle.storage.database import BUSY_TIMEOUT_S
 from mettle.storage.ledger import Ledger
@@ -90,7 +90,7 @@ class Supervisor:
             slot.restarts = restarts.get(name, 0)
         self._watchdog = Watchdog()
         self._heart = Heartbeat(run_dir.beats / "supervisor.beat", unit="ticks")
-        self._recorder = Recorder(self._tell_of_itself)
+        self._recorder = JournalThread(self._tell_of_itself)
         self._last_tick = float("inf")
         self._is_told_of_itself = self._is_disk_low = False
         self._is_stopping = False

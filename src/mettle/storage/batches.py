@@ -2,6 +2,7 @@
 
 One `.npz` (uncompressed) a batch: an array for each column of a token, `sequence_lengths`, and one JSON header. The
 file's name is the sha256 of its bytes, so that a batch read after a crash is the batch that was shipped or an error.
+Only what trains is in there, nothing of when or how fast it came about: the same rollouts are the same file.
 """
 
 from __future__ import annotations
@@ -22,12 +23,7 @@ def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     """Write `batch` and return its digest and path. Writing the same batch twice is one file."""
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
     arrays["sequence_lengths"] = np.ascontiguousarray(batch.sequence_lengths, dtype=np.int32)
-    header = {
-        "step": batch.step,
-        "draw_ids": list(batch.draw_ids),
-        "staleness": list(batch.staleness),
-        "metrics": batch.metrics,
-    }
+    header = {"step": batch.step, "draw_ids": list(batch.draw_ids), "staleness": list(batch.staleness)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
@@ -62,6 +58,5 @@ def read_batch(folder: Path, digest: str) -> Batch:
             step=header["step"],
             draw_ids=tuple(header["draw_ids"]),
             staleness=(float(mean), int(largest)),
-            metrics=header["metrics"],
             **columns,
         )

@@ -140,7 +140,10 @@ class EngineTransport(ModelTransport):
         """Sample what `body` asks for."""
         assert path == "/generate", f"the in-process engine has no {path}"
         self._count += 1
-        request = GenerationRequest(str(self._count), body["prompt_ids"], _sampling(body), int(body.get("n", 1)))
+        request = GenerationRequest(
+            str(self._count), body["prompt_ids"], _sampling(body), int(body.get("n", 1)),
+            seeds=tuple(body.get("seeds") or ()),
+        )  # fmt: skip
         try:
             self._scheduler.check(request)
         except RequestRefused as error:

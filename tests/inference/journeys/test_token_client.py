@@ -41,7 +41,7 @@ async def test_a_second_turn_extends_the_ids_that_were_sampled(
 async def test_the_first_turns_of_a_group_are_one_request(server: InferenceServer, renderer: Renderer) -> None:
     client = TokenClient(server.base_url, renderer)
     group = client.for_group(4)
-    asked = [group.get_response(FIRST, "policy", {"max_tokens": 6}, state={"trajectory": []}) for _ in range(4)]
+    asked = [member.get_response(FIRST, "policy", {"max_tokens": 6}, state={"trajectory": []}) for member in group]
     answers = await asyncio.gather(*asked)
     assert server.service.engine.status().total_requests == 1
     assert len({tuple(answer.message.tokens.completion_ids) for answer in answers}) == 4

@@ -32,3 +32,5 @@ def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -
         raise RequestRefused(message, "prompt_ids", "context_length_exceeded")
     if not 1 <= request.n <= limits.max_slots:
         raise RequestRefused(f"n must be from 1 to {limits.max_slots}, not {request.n}", "n")
+    if request.seeds and len(request.seeds) != request.n:
+        raise RequestRefused(f"seeds has {len(request.seeds)} entries for {request.n} choices", "seeds")

@@ -50,7 +50,8 @@ class GenerationRequest:
     """`n` choices for one prompt, which is computed once. `top_logprobs` asks for that many alternatives a token.
 
     `has_token_events` makes the listener hear of every token. `prompt_logprobs` are those of the policy itself, at
-    temperature 1. `max_tokens` 0 scores the prompt and samples nothing.
+    temperature 1. `max_tokens` 0 scores the prompt and samples nothing. `seeds`, one a choice, take the place of
+    `params.seed`: choices that came together are then sampled as they would be one by one.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class GenerationRequest:
     prompt_logprobs: bool = False
     top_logprobs: int = 0
     has_token_events: bool = False
+    seeds: tuple[int, ...] = ()
 
 
 class TokenLogprob(NamedTuple):

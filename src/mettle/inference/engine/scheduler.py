@@ -2,7 +2,8 @@
 
 A step admits what fits, computes the new prompts of about one length in one padded pass (equal prompts once, whoever
 sent them), samples their first tokens, then decodes one token of every running sequence. There is no thread here:
-whoever calls `step` owns the scheduler. Invariant: sequence i of `_running` has slot i; a slot that falls free is filled by the last one.
+whoever calls `step` owns the scheduler. Invariant: sequence i of `_running` has slot i; a slot that falls free is
+filled by the last one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -205,7 +207,7 @@ class Scheduler:
                 choice,
                 max_tokens,
                 stop_ids,
-                None if params.seed is None else choice_noise(params.seed, choice.index),
+                _noise(request, choice.index),
                 self._decode_text,
             )
             for choice in under_way.choices
@@ -293,6 +295,12 @@ class Scheduler:
 
     def _forget_batch(self) -> None:
         self._plan = self._token_ids = self._positions = None
+
+
+def _noise(request: GenerationRequest, index: int) -> np.random.Generator | None:
+    if request.seeds:
+        return choice_noise(request.seeds[index], 0)
+    return None if request.params.seed is None else choice_noise(request.params.seed, index)
 
 
 def _by_length(requests: Sequence[RunningRequest]) -> list[list[RunningRequest]]:

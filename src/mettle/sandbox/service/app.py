@@ -89,7 +89,7 @@ def make_app(service: SandboxService) -> WebApp:
     """The application of a service whose pools have been started."""
     config = service.config
     allowed = None if config.unix is not None else allowed_hosts(config.host, [_ON_THE_SOCKET])
-    websockets = [WebSocketRoute(path, ports.Endpoint(handler)) for path, handler in WEBSOCKETS]
+    websockets = [WebSocketRoute(path, ports.PortSocket(handler)) for path, handler in WEBSOCKETS]
     around = Around(service, routed([*ROUTES, *websockets]))
     door = Door(allowed, max_body_bytes=max(config.max_body_mb, config.max_json_mb) << 20)
     return WebApp(around, door=door, error_body=body_of, service=service)

@@ -45,7 +45,7 @@ _RESERVED_STACKS: Final = 16
 _CANNOT_EXECUTE: Final = 126
 
 
-class Job(NamedTuple):
+class ForkOrder(NamedTuple):
     """What a waiting process is told to become."""
 
     header: dict[str, Any]
@@ -89,7 +89,7 @@ def _live(job: socket.socket, streams: tuple[int, int, int, int], program: bytes
     _become(order)
 
 
-def _receive_job(job: socket.socket) -> Job | None:
+def _receive_job(job: socket.socket) -> ForkOrder | None:
     """What to do, or None when process 1 has gone."""
     prefix = frames.receive_exactly(job, JOB.size)
     if prefix is None:
@@ -98,7 +98,7 @@ def _receive_job(job: socket.socket) -> Job | None:
     text, source, arguments = pieces
     if text is None or source is None or arguments is None:
         return None
-    return Job(frames.decode_header(text), source, arguments)
+    return ForkOrder(frames.decode_header(text), source, arguments)
 
 
 def _arrange_descriptors(job: socket.socket, streams: tuple[int, int, int, int]) -> socket.socket:
@@ -176,7 +176,7 @@ def _rehearse() -> None:
     exec(compile(_REHEARSAL, _SOURCE_NAME, "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
 
 
-def _become(job: Job) -> NoReturn:
+def _become(job: ForkOrder) -> NoReturn:
     header, source = job.header, job.source.decode()
     linecache.cache[_SOURCE_NAME] = (len(source), None, source.splitlines(keepends=True), _SOURCE_NAME)
     status = 1

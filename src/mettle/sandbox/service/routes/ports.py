@@ -34,7 +34,7 @@ Handler = Callable[[WebSocket], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class PortSocket:
     """A handler as an ASGI application. What it raises before it accepts is an answer, as of any other route."""
 
     handler: Handler
