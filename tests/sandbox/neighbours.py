@@ -32,7 +32,7 @@ class Neighbour:
         name = f"mettle-neighbour-{machine.id}"
         await machine.upload("neighbour.py", NEIGHBOUR_PROGRAM)
         job = await machine.start(["python3", "neighbour.py", name])
-        while not (said := (await job.output()).stdout).endswith("\n"):
+        while not (said := (await job.output()).stdout).endswith("\n"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         port, directory = said.split()
         described = {"file": f"{name}.secret", "process": name, "name": name, "server": int(port)}
