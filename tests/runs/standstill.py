@@ -92,7 +92,9 @@ class FaultyRun(Run):
     def version(self) -> int:
         return self.read(lambda ledger: row.weights.version if (row := ledger.newest_version()) else 0, 0)
 
-    def watch(self, is_it: Callable[[str], bool], *, places: tuple[str, ...] = PLACES, limit_s: float = NAMED_S) -> Sighting:
+    def watch(
+        self, is_it: Callable[[str], bool], *, places: tuple[str, ...] = PLACES, limit_s: float = NAMED_S
+    ) -> Sighting:
         """Look everywhere until each of the `places` has a line that is it, or the time is over."""
         started, seen, first = time.monotonic(), Sighting(), max((e.event_id for e in self.events()), default=0)
         lines = self.said().count("\n")

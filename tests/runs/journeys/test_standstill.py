@@ -65,9 +65,7 @@ FAULTS = {
     "an environment in the orchestrator never answers": Fault(
         lambda run: run.begin("never-answers"), "no rollouts", "orchestrator", overrides=IN_THE_ORCHESTRATOR
     ),
-    "an environment in a worker never answers": Fault(
-        lambda run: run.begin("never-answers"), "no rollouts", "worker"
-    ),
+    "an environment in a worker never answers": Fault(lambda run: run.begin("never-answers"), "no rollouts", "worker"),
     "killed worker": Fault(lambda run: os.kill(run.pid("worker"), 9), "SIGKILL", "worker", is_left=True),
     "paused engine": Fault(lambda run: run.admin("/admin/pause"), "told to pause", "inference", is_left=True),
     "clock a day ahead": clock(86_400.0),
@@ -106,9 +104,7 @@ def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
     fault.inject(run)
     injected = time.monotonic()
     who = f"(pid {pid})" if fault.words != "SIGKILL" else f"worker {pid}"
-    seen = run.watch(
-        lambda text: fault.words in text and (not fault.process or who in text), places=fault.places
-    )
+    seen = run.watch(lambda text: fault.words in text and (not fault.process or who in text), places=fault.places)
     figures = {place: getattr(seen, place) for place in fault.places}
     note(name, {**figures, "told": [e.message for e in run.events() if e.event_id not in before]})
     assert all(s is not None and s <= NAMED_S for s in figures.values()), (figures, run.said())
