@@ -20,7 +20,7 @@ WORKER_PREFIX = "worker-"
 TOLD_S = 10.0
 """No sign of life, an event loop that stands, or a pause, for this long is told."""
 STOPPED_RESTART_S = 20.0
-"""A process stopped by a signal is ended after this long: if it holds the ledger's lock, nobody else writes till then."""
+"""A process stopped by a signal is ended after this: it may hold the ledger's lock, and nobody writes till then."""
 SILENT_RESTART_S = 120.0
 """One that runs and does not beat (a host that swaps, a C call that holds the interpreter) is given longer."""
 BLOCKED_RESTART_S = 300.0

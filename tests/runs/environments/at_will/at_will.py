@@ -14,7 +14,7 @@ async def ascii_share(completion: list[dict[str, str]]) -> float:
     """Share of characters that are ASCII, once nothing is wrong any more."""
     while (FOLDER / "holds-loop").exists():
         time.sleep(0.05)  # noqa: ASYNC251 - the very fault
-    while (FOLDER / "never-answers").exists():
+    while (FOLDER / "never-answers").exists():  # noqa: ASYNC110 - the very fault
         await asyncio.sleep(0.05)
     text = completion[-1]["content"] or ""
     return sum(character.isascii() for character in text) / len(text) if text else 0.0
