@@ -7,7 +7,6 @@ from typing import Final
 
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
 
-
 MIN_TEMPERATURE: Final = 1e-5
 """Above 0, which is greedy: logits divided by less than this are no float32."""
 MAX_TOP_K: Final = 2**31 - 1
