@@ -24,7 +24,7 @@ from mettle.storage.ledger import Ledger
 TEXT = CONFIG.replace("hub = false", "hub = true").replace("ascii-share", "at-will")
 ENDLESS = 100_000
 PLACES = ("event", "terminal", "page")
-NAMING = ("stall", "worker_died", "clock_jump", "gap", "disk_low", "restart")
+NAMING = ("stall", "recovery", "worker_died", "clock_jump", "gap", "disk_low", "restart")
 NAMED_S = 30.0
 WARM_UP = """
 max_steps = 1000
@@ -56,10 +56,12 @@ class Sighting:
 class FaultyRun(Run):
     """An endless run whose processes take faults."""
 
-    def __init__(self, folder: Path, *overrides: str, text: str = TEXT, **options: object) -> None:
+    def __init__(self, folder: Path, *overrides: str, text: str = TEXT, loads: bool = True) -> None:
         self.faults = folder / "faults"
         self.faults.mkdir()
-        super().__init__(folder, *overrides, steps=ENDLESS, text=text, faults=self.faults, **options)
+        if not loads:
+            self.begin("never-loads")
+        super().__init__(folder, *overrides, steps=ENDLESS, text=text, faults=self.faults)
 
     def pid(self, name: str) -> int:
         """The pid of a process of the run; `worker` is any that an environment runs in."""

@@ -14,6 +14,8 @@ import pytest
 from standstill import NAMED_S, PLACES, WARM_UP, FaultyRun
 from stories import published
 
+from mettle.processes.beats import read_beats
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
@@ -149,4 +151,16 @@ def test_a_warm_up_that_stands_still_is_named(name, words, start):
         run.wait_for(lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()}["sft"] == 1)
         note(f"{name} warm-up", {"goes_on_s": time.monotonic() - injected})
     run.heal()
+    run.finish()
+
+
+@pytest.mark.parametrize(("workers", "process"), [("1", "worker"), ("0", "orchestrator")])
+def test_an_environment_that_never_loads_is_named(workers, process, start):
+    run = start("--orchestrator.env_workers", workers, loads=False)
+    run.wait_for(lambda _: any(name.startswith(process) for name in read_beats(run.run_dir.beats)), limit_s=400.0)
+    seen = run.watch(lambda text: "at_will.py" in text and process in text)
+    note(f"an environment that never loads, {workers} workers", {place: getattr(seen, place) for place in PLACES})
+    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), run.said()
+    run.heal()
+    run.goes_on(3)
     run.finish()
