@@ -35,7 +35,7 @@ class PassRule:
         threshold, weights = metadata.get("pass_threshold"), metadata.get("pass_on")
         is_known = isinstance(weights, Mapping) and weights and all(map(_is_number, weights.values()))
         return cls(
-            float(threshold) if _is_number(threshold) else 0.5,
+            float(threshold) if isinstance(threshold, int | float) else 0.5,
             {str(name): float(weight) for name, weight in weights.items()} if is_known and weights else None,
         )
 
