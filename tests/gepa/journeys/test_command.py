@@ -124,7 +124,9 @@ def _start(url: str, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [5, 40, 75])
+@pytest.mark.parametrize(
+    "at", [pytest.param(5, marks=pytest.mark.nightly), 40, pytest.param(75, marks=pytest.mark.nightly)]
+)
 def test_a_run_that_is_killed_goes_on_without_asking_anything_twice(mettle, endpoint, at):
     words = ("three-kinds", "-m", "worker", "-M", "writer", "-b", endpoint.url, *SMALL, "-c", "1")
     code, said = mettle("gepa", "run", *words, "-o", "whole", "--json")
