@@ -13,7 +13,7 @@ from stories import Run, environment
 
 from mettle.storage.run_dir import RunDir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 
 class SmallDisk:

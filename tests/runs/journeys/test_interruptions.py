@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from stories import STEPS, Run, complaint, mettle_in, published
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ENDLESS = 1_000_000
 """Steps of a run that is stopped before its end, however long the commands that look at it take."""
