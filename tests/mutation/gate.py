@@ -13,14 +13,16 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import multiprocessing
 import random
 import sys
-import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mutants import Mutant, mutants_of
-from trial import EVERY_TEST_OF_FILE, Ended, Trial, preload
+from preloading import preload
+from trial import EVERY_TEST_OF_FILE, Ended, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 1
@@ -87,6 +89,7 @@ def measure(name: str, target: Target, *, sample: int, seed: int = SEED, root: P
     whole = trial.run(tests, tree, cpu_s=600.0, is_traced=True)
     if not whole.is_green:
         raise RuntimeError(f"the tests of {name} are not green without a fault:\n{whole.output}")
+    preload(whole.modules, root / "src" / "mettle", module)
     faults = mutants_of(tree)
     chosen = faults if sample >= len(faults) else random.Random(seed).sample(faults, sample)
     score = Score(name, len(faults))
@@ -133,16 +136,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="draws the sample")
     parser.add_argument("--json", type=Path, help="write the scores to this file as well")
     options = parser.parse_args(arguments)
-    preload()
     scores = []
-    for name in options.names or TARGETS:
-        begun = time.monotonic()
-        scores.append(measure(name, TARGETS[name], sample=options.sample, seed=options.seed))
-        print(scores[-1], f"{time.monotonic() - begun:.0f} s", flush=True)
-        for survivor in scores[-1].survivors:
-            print(f"    {survivor}", flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
+    # A process for each module: what one may load ahead imports the next.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        for name in options.names or TARGETS:
+            scores.append(pool.submit(measure, name, TARGETS[name], sample=options.sample, seed=options.seed).result())
+            print(scores[-1], *scores[-1].survivors, sep="\n    ", flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
     return 0
 
 

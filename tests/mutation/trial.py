@@ -1,10 +1,10 @@
 """The tests of a module, run on a fault: in a forked process, under limits, with the faulty source in its place.
 
-Parts: `Trial` forks from a process that has the large libraries loaded, which is most of what a run of pytest waits
-for. The child finds the module under test through `_Planted` instead of its file. The first trial has no fault; it
+Parts: `Trial` forks from a process that has loaded what it can (`preloading`), since imports are most of what a run of
+pytest waits for. The child finds the module under test through `_Planted` instead of its file. The first trial has no fault; it
 notes which test passes through which line, so that a fault is put only to tests that reach it.
 
-Invariants: the process that forks never imports Mettle. A trial ends: by itself, by its limit of processor time, or by
+Invariants: a trial ends: by itself, by its limit of processor time, or by
 a limit on the clock that is far above it. Hypothesis draws the same examples every time and keeps none.
 """
 
@@ -30,13 +30,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-HEAVY = ("numpy", "torch", "pydantic", "aiohttp", "rich", "click", "safetensors.torch", "starlette")
-"""Loaded once, before the first fork."""
 CLOCK_FACTOR = 12
 """How many times its processor time a trial may take by the clock: the host may be busy."""
 EVERY_TEST_OF_FILE = "*"
 UNREWRITTEN = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-"""Hypothesis is there before pytest is; its own asserts are none of ours."""
+"""What was loaded before pytest has asserts that are none of ours."""
 
 
 @dataclass
@@ -47,17 +45,12 @@ class Ended:
     cpu_s: float
     lines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     output: str = ""
+    modules: list[str] = field(default_factory=list)
+    """What a traced trial had loaded at its end."""
 
     @property
     def is_green(self) -> bool:
         return self.exit_code == 0
-
-
-def preload() -> None:
-    """Load the large libraries into this process."""
-    for name in HEAVY:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
 
 
 class Trial:
@@ -78,7 +71,9 @@ class Trial:
             exit_code, spent_s = _wait(pid, cpu_s * CLOCK_FACTOR)
             ended = Ended(exit_code, spent_s, output=output.read_text(errors="replace")[-4000:])
             if notes.exists():
-                for line, passing in json.loads(notes.read_text()).items():
+                noted = json.loads(notes.read_text())
+                ended.modules = noted["modules"]
+                for line, passing in noted["lines"].items():
                     ended.lines[int(line)] |= set(passing)
             return ended
 
@@ -112,6 +107,8 @@ def _in_child(trial: Trial, tests: list[str], tree: ast.Module, cpu_s: float, is
         limit = int(cpu_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
         os.chdir(trial.root)
+        if trial.module in sys.modules:
+            raise RuntimeError(f"{trial.module} was loaded before the fork: no fault of it would be seen")
         _quiet_hypothesis(folder)
         sys.meta_path.insert(0, _Planted(trial.module, trial.path, compile(tree, str(trial.path), "exec")))
         import pytest
@@ -131,8 +128,8 @@ def _in_child(trial: Trial, tests: list[str], tree: ast.Module, cpu_s: float, is
         options += [f"--timeout={cpu_s * CLOCK_FACTOR / 2:.0f}", "-m", "not nightly and not e2e and not gpu"]
         code = int(pytest.main([*options, *tests], plugins=[watch] if watch else []))
         if watch is not None:
-            (folder / "notes.json").write_text(json.dumps({line: sorted(t) for line, t in watch.lines.items()}))
-    except BaseException:
+            lines = {line: sorted(tests) for line, tests in watch.lines.items()}
+            (folder / "notes.json").write_text(json.dumps({"modules": sorted(sys.modules), "lines": lines}))
         traceback.print_exc()
         raise
     finally:
