@@ -10,7 +10,7 @@ import pytest
 
 from mettle.storage.ledger import Ledger
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 LOOPBACK_ONLY = """
 import fcntl, os, socket, struct, sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,27 @@ def test_the_newest_is_the_one_of_the_highest_step_and_not_of_the_longest_name(t
     assert newest_checkpoint(tmp_path, at_step=9).path == tmp_path / "step-9"
     assert newest_checkpoint(tmp_path, at_step=2).orchestrator == {"tasks": [2]}
     assert newest_checkpoint(tmp_path, at_step=3) is None
+
+
+def test_a_folder_without_a_number_is_older_than_any(tmp_path):
+    write(tmp_path, 0)
+    shutil.copytree(tmp_path / "step-0", tmp_path / "step-final")
+    assert newest_checkpoint(tmp_path).path == tmp_path / "step-0"
+
+
+def test_both_halves_and_the_manifest_are_on_the_disk_before_the_folder_appears(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(tmp_path, 4)
+    assert [name for path in synced for name in ("orchestrator.json", "manifest.json") if name in path.name] == [
+        "orchestrator.json", "manifest.json",
+    ]  # fmt: skip
+    assert synced[-1] == tmp_path
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
