@@ -41,9 +41,9 @@ class Target:
 
 
 TARGETS = {
-    "sampler": Target("inference/engine/sampler.py", ("inference/engine",)),
-    "canary": Target("inference/engine/canary.py", ("inference/engine",)),
-    "scheduler": Target("inference/engine/scheduler.py", ("inference/engine",)),
+    "sampler": Target("inference/engine/sampler.py", ("inference/engine/test_sampler.py",)),
+    "canary": Target("inference/engine/canary.py", ("inference/engine/test_canary.py",)),
+    "scheduler": Target("inference/engine/scheduler.py", ("inference/engine/test_scheduler.py",)),
     "admission": Target("orchestrator/admission.py", ("orchestrator/test_admission.py",)),
     "ledger": Target("storage/ledger.py", ("storage/test_ledger.py",)),
     "checkpoints": Target("storage/checkpoints.py", ("storage/test_checkpoints.py",)),

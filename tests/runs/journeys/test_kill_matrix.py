@@ -56,7 +56,7 @@ def test_a_killed_process_costs_no_task_and_trains_none_twice(tmp_path, name):
 
 def survive(folder: Path, kills: tuple[Kill, ...]) -> None:
     """Play the kills out on one run, and check what it has at its end."""
-    run = Run(folder)
+    run = Run(folder, "--orchestrator.env_workers", "1")
     try:
         for kill in kills:
             run.wait_for(kill.point)
