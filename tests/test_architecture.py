@@ -166,3 +166,30 @@ def test_public_class_names_are_unique():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def host_clock_durations(tree):
+    """Lines on which two readings of the host's clock are subtracted, directly or by way of a name of the file."""
+
+    def is_reading(node):
+        return isinstance(node, ast.Call) and ast.unparse(node.func) == "time.time"
+
+    named = {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and is_reading(node.value)
+        for target in node.targets
+    }
+
+    def is_clock(node):
+        return is_reading(node) or ast.unparse(node) in named
+
+    differences = [n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
+    return [n.lineno for n in differences if is_clock(n.left) and is_clock(n.right)]
+
+
+def test_no_duration_is_measured_with_a_clock_that_somebody_may_set():
+    example = ast.parse("import time\nself.a = time.time()\nb = time.time() - self.a\nc = time.time() - modified")
+    assert host_clock_durations(example) == [3]
+    found = {str(path): host_clock_durations(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {path: lines for path, lines in found.items() if lines} == {}
