@@ -108,6 +108,7 @@ def test_no_task_is_lost_or_trained_twice_whatever_dies(world, lag, inflight, sa
     check_a_run(world, lag, inflight, sampler)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=120, deadline=None)
