@@ -58,6 +58,13 @@ async def in_workers(run_dir, stand_in, settings):
     await made.close()
 
 
+def test_an_environment_runs_in_a_worker_process_unless_it_is_asked_for_here(settings):
+    asked = [{"id": "words"}, {"id": "words", "name": "here", "workers": 0}]
+    del settings["env_workers"]
+    config = OrchestratorConfig.model_validate({**settings, "envs": asked})
+    assert [environments.num_workers_of(env, config) for env in config.envs] == [1, 0]
+
+
 async def test_a_group_in_a_worker_process_is_the_same_group(in_workers, source, stand_in):
     assert [in_workers.num_tasks("words", is_eval=is_eval) for is_eval in (False, True)] == [50, 10]
     assert in_workers.uid("words", 7) == source.uid("words", 7)

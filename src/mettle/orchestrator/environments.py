@@ -33,7 +33,6 @@ from mettle.web.keys import API_KEY_ENV
 
 Rows = Sequence[Mapping[str, Any]]
 
-DEFAULT_WORKERS = 1
 STRAGGLER_SHARE = 0.9
 """Share of a group's time that one rollout may take."""
 
@@ -165,9 +164,8 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def num_workers_of(env: EnvConfig, config: OrchestratorConfig) -> int:
-    """Processes that an environment runs in: as it is configured, else one."""
-    asked = config.env_workers if env.workers is None else env.workers
-    return DEFAULT_WORKERS if asked is None else asked
+    """Processes that an environment runs in: as its own table says, else as the run's does."""
+    return config.env_workers if env.workers is None else env.workers
 
 
 def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int, on_death: Callable[[str], None]) -> Any:
