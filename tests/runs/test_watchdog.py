@@ -65,6 +65,16 @@ def test_a_supervisor_that_was_stopped_itself_blames_nobody_for_that():
     assert watch(watchdog, 3604, 3640) == []
 
 
+def test_a_watchdog_that_hardly_runs_names_a_frozen_process_all_the_same():
+    """On a host with far more to do than it can, each look comes late; what was seen before the gap still counts."""
+    watchdog, told = Watchdog(), []
+    for now in (0, 4, 11, 14, 21, 25, 32, 36, 43):
+        told += [
+            (now, r.kind) for r in watchdog.check(at(float(now), trainer_at=0.0), float(now), state_of=lambda p: "T")
+        ]
+    assert told == [(25, "stall")]
+
+
 def test_the_wait_graph_names_the_whole_way_and_the_time():
     beats = at(40.0)
     beats["trainer"] = Beat(

@@ -199,7 +199,8 @@ class Supervisor:
 
     def _check(self) -> None:
         beats = self._living_beats()
-        for report in self._watchdog.check(beats, time.monotonic(), state_of=process_state):
+        others = {name: beat for name, beat in beats.items() if beat.pid != os.getpid()}  # of itself its thread tells
+        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state):
             fault = report.fault
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
