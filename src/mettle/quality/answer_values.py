@@ -41,12 +41,12 @@ def as_date(text: str) -> tuple[int, ...] | None:
         parts["d"], parts["m"] = (first, second) if is_day_first else (second, first)
     month = parts.get("m", 0)
     month = months.index(month) + 1 if month in months else int(month)
-    numbers = [int(parts.get(name, 0)) for name in "yd"] + [int(parts.get(name, 0)) for name in "HMS"]
+    years, day, hour, minute, second = (int(parts.get(name, 0)) for name in "ydHMS")
     try:
-        datetime(numbers[0] or 2024, month, numbers[1] or 1, *numbers[2:])
+        datetime(years or 2024, month, day or 1, hour, minute, second)
     except ValueError:
         return None
-    return (numbers[0], month, *numbers[1:])
+    return years, month, day, hour, minute, second
 
 
 def as_time(text: str) -> tuple[int, int, int] | None:
