@@ -191,7 +191,7 @@ def of_wiki_search(text: str) -> None:
 
 def of_textarena(text: str) -> None:
     arena = module("adapters/textarena", "mettle_textarena.env")
-    assert {option for option in arena.BRACKETED.findall(text) if not arena.SPEAKER.match(option)} != None
+    list(filter(arena.SPEAKER.match, arena.BRACKETED.findall(text)))
 
 
 def of_gym(text: str) -> None:
