@@ -107,9 +107,10 @@ NEIGHBOUR = group(
     [
         Attack(
             "finds a file of another machine",
-            "for directory, _, names in os.walk('/tmp'):\n"
-            "    if host['file'] in names: breach(directory)\n"
-            "if os.path.exists('/work/' + host['file']) or os.path.exists('/dev/shm/' + host['file']): breach()",
+            "import glob\n"
+            "near = os.path.dirname(os.path.dirname(os.getcwd()))\n"
+            "for directory in {host['directory'], '/work', '/tmp', '/dev/shm', *glob.glob(near + '/*/work')}:\n"
+            "    if os.path.exists(directory + '/' + host['file']): breach(directory)",
         ),
         Attack(
             "sees a process of another machine",

@@ -15,7 +15,7 @@ name = sys.argv[1]
 open(name + ".secret", "w").close(); open("/dev/shm/" + name, "w").close()
 server = socket.create_server(("127.0.0.1", 0))
 abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + name); abstract.listen()
-print(server.getsockname()[1], flush=True)
+print(server.getsockname()[1], os.getcwd(), flush=True)
 server.accept() if len(sys.argv) > 2 else time.sleep(60)
 """
 
@@ -32,9 +32,11 @@ class Neighbour:
         name = f"mettle-neighbour-{machine.id}"
         await machine.upload("neighbour.py", NEIGHBOUR_PROGRAM)
         job = await machine.start(["python3", "neighbour.py", name])
-        while not (port := (await job.output()).stdout):  # noqa: ASYNC110
+        while not (said := (await job.output()).stdout).endswith("\n"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        port, directory = said.split()
         described = {"file": f"{name}.secret", "process": name, "name": name, "server": int(port)}
+        described["directory"] = directory  # as the neighbour itself names it
         return cls(machine, json.dumps(described) + "\n")
 
     async def is_unharmed(self) -> bool:

@@ -93,6 +93,17 @@ async def test_every_way_to_end_a_conversation_has_its_verdict(
     assert result.score == 0
 
 
+@pytest.mark.parametrize("has_closed", [True, False])
+async def test_code_that_breaks_on_the_end_of_its_input_has_not_ended_first(
+    pool: SandboxPool, has_closed: bool
+) -> None:
+    """Whichever closed its output first, and although the report on the code comes long before the interactor's."""
+    hangs_up = "import os, sys, time\nsys.stdin.readline(); os.close(1); time.sleep(0.3); sys.exit('it left')"
+    code = f"import os; print(3, flush=True); {'os.close(1); ' * has_closed}input()"
+    result = await talk(pool, code, hangs_up, timeout_s=2)
+    assert (result.verdict, result.detail) == (Verdict.WRONG, "it left"), result
+
+
 async def test_a_flood_is_cut_off_on_either_side(pool: SandboxPool) -> None:
     hears_all = "import sys\nfor line in sys.stdin: pass\nsys.exit(1)"
     result = await talk(pool, "while True: print('y' * 60)", hears_all)

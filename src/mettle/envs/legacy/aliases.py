@@ -1,10 +1,10 @@
 """`import verifiers` inside this process.
 
 Parts: `install_verifiers_alias`, the finder that resolves `verifiers` and everything below it, the modules that it
-makes. Environments written for verifiers import it under its own name and by paths that its releases had;
-`load_environment` makes those names resolve here before it imports one. Invariants: it happens in this process only
-and on request; a verifiers that was imported before is not replaced, because two libraries would then share one name;
-a name is imported when it is first used.
+makes; `spec_of`, by which `mettle.import_names` answers in a process that nobody prepared. Environments written for
+verifiers import it under its own name and by paths that its releases had; `load_environment` makes those names resolve
+here before it imports one, whether a verifiers is installed or not. Invariants: a verifiers that was imported before is
+not replaced, because two libraries would then share one name; a name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class _Finder(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module, whose names come when they are asked for."""
+        """The module, whose names come when they are asked for; from the first one on, this finder is asked too."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
         return _Module(spec.name, spec.loader_state)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -119,6 +121,11 @@ class _Finder(MetaPathFinder, Loader):
 
 
 _FINDER = _Finder()
+
+
+def spec_of(name: str) -> ModuleSpec | None:
+    """What imports `verifiers`, or a module below it, from here; None for a module that no release had."""
+    return _FINDER.find_spec(name)
 
 
 def install_verifiers_alias() -> None:

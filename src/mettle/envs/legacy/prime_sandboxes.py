@@ -1,7 +1,8 @@
 """`import prime_sandboxes` inside this process.
 
-Parts: `install_prime_sandboxes_alias`. Invariant: an installed `prime_sandboxes` is never shadowed; without one, the
-name and its historical submodules lead here, in this process only.
+Parts: `install_prime_sandboxes_alias`; `spec_of`, by which `mettle.import_names` answers in a process that nobody
+prepared. Invariant: an installed `prime_sandboxes` is never shadowed; without one, the name and its historical
+submodules lead here, in this process only.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+_ROOT = "prime_sandboxes"
 _OURS = "mettle.envs.sandboxes"
 _SUBMODULES = ("core", "core.client", "exceptions", "models", "sandbox")
 
@@ -30,17 +34,30 @@ class _PrimeSandboxes(ModuleType):
         return getattr(self._ours, name)
 
 
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module; those below it are there at once."""
+        ours = importlib.import_module(_OURS)
+        root = _PrimeSandboxes(_ROOT, ours)
+        modules: dict[str, ModuleType] = {_ROOT: root}
+        for child in _SUBMODULES:
+            name = f"{_ROOT}.{child}"
+            modules[name] = sys.modules[name] = _PrimeSandboxes(name, ours)
+            parent, _, last = name.rpartition(".")
+            setattr(modules[parent], last, modules[name])
+        return root
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+def spec_of(name: str) -> ModuleSpec:
+    """What imports `prime_sandboxes` from here."""
+    return ModuleSpec(name, _Loader(), is_package=True)
+
+
 def install_prime_sandboxes_alias() -> None:
     """Make the name resolve here unless the real one is installed. Doing it twice is harmless."""
-    if "prime_sandboxes" in sys.modules or importlib.util.find_spec("prime_sandboxes") is not None:
+    if _ROOT in sys.modules or importlib.util.find_spec(_ROOT) is not None:
         return
-    ours = importlib.import_module(_OURS)
-    modules = {
-        name: _PrimeSandboxes(name, ours)
-        for name in ("prime_sandboxes", *(f"prime_sandboxes.{child}" for child in _SUBMODULES))
-    }
-    for name, module in modules.items():
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(modules[parent], child, module)
+    sys.modules[_ROOT] = importlib.util.module_from_spec(spec_of(_ROOT))

@@ -104,6 +104,7 @@ class TestReport:
     stderr: bytes
     value: bytes
     is_worn: bool  # the test has touched the cell's files, so that the cell has ended
+    has_outlived_input: bool = False  # of a live test: it still ran when its input was ended
 
     __test__ = False
 
@@ -234,4 +235,5 @@ def _read_report(frame: frames.Frame, number: int) -> TestReport:
         stderr=payload[out : out + err],
         value=payload[out + err :],
         is_worn=header["is_worn"] is True,
+        has_outlived_input=header["has_outlived_input"] is True,
     )

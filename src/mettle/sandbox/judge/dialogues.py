@@ -5,7 +5,8 @@ code's cell is given neither, and shares nothing with the interactor's.
     the code ends badly first      its own verdict
     the interactor ends first      its exit code decides, and code that it has judged wrong is ended
     both end well                  its exit code decides
-Code that breaks because an interactor has closed its output, and with it the code's input, has not ended first.
+Code that still ran when the interactor had closed its output, and with it the code's input, has not ended first: that
+may be what it broke on. The code's cell says so, because it alone sees both; which report comes first says nothing.
 Invariant: an interactor that breaks, or outlives the code's wall limit, is a `CheckerError` and no verdict; each side's
 output is limited as in any test, and the owner holds no more than that.
 """
@@ -26,6 +27,7 @@ from mettle.sandbox.judge.verdicts import InteractiveTest, ProgramChecker, TestR
 
 _NUMBER: Final = 0
 _MAX_TRANSCRIPT_BYTES: Final = 1 << 14
+_JUDGED: Final = "judged"  # how code ended that was ended because of what its interactor said
 _LAST_WORDS_S: Final = 0.2  # that code which was judged wrong may take to end by itself
 
 
@@ -67,7 +69,6 @@ class Side:
         self._mark, self._transcript = mark, transcript
         self.said = bytearray()
         self.has_closed = False
-        self.is_first = False  # of the two to close its output
 
     async def listen(self, other: Side) -> TestReport:
         """Pass on all that it prints, until it ends."""
@@ -81,7 +82,6 @@ class Side:
             return
         self.said += data
         self.has_closed = is_end
-        self.is_first = is_end and not other.has_closed
         if data:
             self._transcript.add(self._mark, data)
         if other.cell.is_alive and not other.cell.is_finished:
@@ -125,19 +125,24 @@ class Dialogue:
         judging = asyncio.create_task(interactor.listen(code), name="interactor")
         try:
             await asyncio.wait((talking, judging), return_when=asyncio.FIRST_COMPLETED)
-            if talking.done() and not interactor.is_first:
+            if talking.done():
                 report = talking.result()
-                if judge_end(code.order, report, language).verdict is not Verdict.PASSED:
+                if self._has_broken_first(code, report, language):
                     return report, None
                 return report, self._opinion(interactor, await self._verdict(judging))
             opinion = self._opinion(interactor, await self._verdict(judging))
-            if opinion.score > 0:
-                return await talking, opinion
-            return await _end(talking, code), opinion
+            report = await talking if opinion.score > 0 else await _end(talking, code)
+            return report, None if self._has_broken_first(code, report, language) else opinion
         finally:
             for task in (talking, judging):
                 task.cancel()
             await asyncio.gather(talking, judging, return_exceptions=True)
+
+    def _has_broken_first(self, code: Side, report: TestReport, language: LanguageSpec) -> bool:
+        """Whether the code ended badly, by itself, and not because the interactor had nothing more to say."""
+        if report.ended == _JUDGED or report.has_outlived_input:
+            return False
+        return judge_end(code.order, report, language).verdict is not Verdict.PASSED
 
     async def _verdict(self, judging: asyncio.Task[TestReport]) -> TestReport:
         try:
@@ -176,4 +181,4 @@ async def _end(talking: asyncio.Task[TestReport], code: Side) -> TestReport:
         async with asyncio.timeout(_LAST_WORDS_S):
             return await asyncio.shield(talking)
     except (TimeoutError, CellLost):
-        return TestReport("judged", 0, 0.0, 0.0, 0, bytes(code.said), b"", b"", False)
+        return TestReport(_JUDGED, 0, 0.0, 0.0, 0, bytes(code.said), b"", b"", False)

@@ -84,6 +84,7 @@ class RunAttempt:
         # What it reads comes from the owner as it runs, and what it prints goes there.
         self._is_live: bool = header["is_live"]
         self._is_input_open = self._is_live
+        self.has_outlived_input = False  # the owner ended its input before it ended
         self._used_s, self._asleep_s = 0.0, 0.0
         self.ended = ""
         self.started = self._looked = time.monotonic()
@@ -133,6 +134,8 @@ class RunAttempt:
         frame = frames.receive(channel) if self._is_live else None
         if frame is None:
             raise ConnectionResetError("the owner hung up")
+        if frame.header["is_end"] and not watch.is_ending(self.child.pid):
+            self.has_outlived_input = True
         if not self._is_input_open:
             return
         self._stdin = memoryview(bytes(self._stdin) + frame.payload)  # a cell that is fed serves no other test

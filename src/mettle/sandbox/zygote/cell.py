@@ -215,6 +215,7 @@ class CellProcess:
             "cpu_s": attempt.processor.total(spent.cpu_s),
             "memory_bytes": spent.peak_bytes,
             "lengths": [len(piece) for piece in pieces],
+            "has_outlived_input": attempt.has_outlived_input,
         }
         return done, pieces
 

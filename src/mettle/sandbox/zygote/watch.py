@@ -20,6 +20,7 @@ from mettle.sandbox.zygote.pss import ProportionalSizes
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CPUCLOCK_SCHED: Final = 2
 _NUM_LOOKS: Final = 3
+_PF_EXITING: Final = 0x4  # of the flags in a thread's `stat`
 _sizes: Final = ProportionalSizes()  # of the one cell or machine that this process is process 1 of
 
 
@@ -110,6 +111,18 @@ def _state_of_task(pid: int, task: str) -> bytes:
         return procfs.read(pid, f"task/{task}/stat").rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
         return b"X"
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has begun to end: before it can be collected, its descriptors are closed already."""
+    return all(_flags_of_task(pid, task) & _PF_EXITING for task in procfs.tasks(pid))
+
+
+def _flags_of_task(pid: int, task: str) -> int:
+    try:
+        return int(procfs.read(pid, f"task/{task}/stat").rpartition(b")")[2].split()[6])
+    except (OSError, IndexError):
+        return _PF_EXITING
 
 
 def live_descendants(ancestor: int) -> list[int]:
