@@ -20,6 +20,7 @@ from mettle.records.tasks import content_of
 from mettle.wording import (
     DASH,
     between,
+    count,
     duration,
     figure,
     format_interval,
@@ -54,7 +55,16 @@ def view_evaluations(num_rows: int, *, is_json: bool, folder: Path | None = None
         for entry in found
     ]  # fmt: skip
     print_table(columns, rows)
-    print_next(f"mettle eval view {found[0].name}")
+    for entry in found:
+        _warn(entry)
+    readable = [entry for entry in found if entry.problem is None]
+    print_next(f"mettle eval view {readable[0].name}" if readable else "mettle eval run ENV -m MODEL")
+
+
+def _warn(entry: EvaluationEntry) -> None:
+    """A line about a file that could not be read whole."""
+    if entry.warning is not None:
+        click.echo(f"note: {printable(entry.warning)}", err=True)
 
 
 def progress_of(entry: EvaluationEntry) -> str:
@@ -72,6 +82,7 @@ def _standing(entry: EvaluationEntry) -> dict[str, Any]:
         "kind": entry.kind, "state": entry.state, "reward": entry.reward, "interval": entry.interval,
         "num_rollouts": entry.num_done, "planned_rollouts": entry.num_planned,
         **({"problem": entry.problem} if entry.problem else {}),
+        **({"warning": entry.warning} if entry.warning else {}),
     }  # fmt: skip
 
 
@@ -104,8 +115,9 @@ def view_evaluation(path: Path, num_rows: int, *, is_json: bool) -> None:
     print_table(columns, rows)
     if len(reader) > num_rows:
         click.echo(f"{len(reader) - num_rows} more; -n {len(reader)} shows all")
+    _warn(entry)
     if reader.num_broken:
-        click.echo(f"{reader.num_broken} lines of the file could not be read")
+        click.echo(f"note: {reader.path}: {count(reader.num_broken, 'line')} could not be read", err=True)
     print_next(f"mettle eval view {entry.name} -i 0" if len(reader) else f"mettle eval run --resume {reader.path}")
 
 

@@ -20,7 +20,7 @@ from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
 from mettle.evals.folder import new_results_path
 from mettle.evals.generated import GenerateOutputs
-from mettle.evals.reader import EvaluationReader, evaluations_in
+from mettle.evals.reader import EvaluationReader, entries_or_problem
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
@@ -146,7 +146,7 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
         "env_args": env.env_args,
         "sampling_args": {**env.sampling_args, **spec.sampling_args},
     }
-    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in evaluations_in(path)]
+    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in entries_or_problem(path)]
     for entry in sorted(saved, key=lambda entry: entry.modified_at, reverse=True):
         try:
             if entry.problem is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mettle.errors import StorageError, UserError
+from mettle.errors import MettleError, StorageError, UserError
 from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
 from mettle.evals.output import error_row, output_row, record_of
@@ -58,6 +58,8 @@ class EvaluationEntry:
     planned_rollouts: int | None = None
     measured: tuple[float | None, tuple[float, float] | None] | None = None
     """Mean and interval of the reward as the store has them, so that a list needs no rollout."""
+    warning: str | None = None
+    """What of the metadata could not be read and was passed over."""
 
     @property
     def env_id(self) -> str:
@@ -142,7 +144,7 @@ class EvaluationEntry:
 
 def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
     """Every evaluation under `outputs/evals`, `environments/*/outputs/evals` and `runs`, the newest first."""
-    entries = [entry for path in find_evaluations(root) for entry in _entries_or_problem(path)]
+    entries = [entry for path in find_evaluations(root) for entry in entries_or_problem(path)]
     return sorted(entries, key=lambda entry: entry.modified_at, reverse=True)
 
 
@@ -153,13 +155,15 @@ def find_evaluations(root: Path = Path()) -> list[Path]:
     return sorted(found | {file.parent for file in root.glob("runs/*/run.db")})
 
 
-def _entries_or_problem(folder: Path) -> list[EvaluationEntry]:
+def entries_or_problem(folder: Path) -> list[EvaluationEntry]:
     """As `evaluations_in`; nothing for a run that has none, and the reason for a folder that cannot be read."""
     try:
         if (folder / METADATA).exists() or is_stored(folder):
             return evaluations_in(folder)
-    except StorageError as error:
+    except MettleError as error:
         return [EvaluationEntry(folder, 0.0, {}, str(error))]
+    except Exception as error:  # A damage that nobody thought of is that evaluation's, and never the whole list's.
+        return [EvaluationEntry(folder, 0.0, {}, f"cannot be read: {type(error).__name__}: {error}")]
     return []
 
 
@@ -440,6 +444,7 @@ def _published_entry(path: Path) -> EvaluationEntry:
     except OSError:
         modified_at = 0.0
     try:
-        return EvaluationEntry(path, modified_at, ResultsFolder(path).read_metadata())
+        metadata, warning = ResultsFolder(path).described()
+        return EvaluationEntry(path, modified_at, metadata, warning=warning)
     except UserError as error:
         return EvaluationEntry(path, modified_at, {}, str(error))
