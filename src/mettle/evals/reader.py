@@ -21,6 +21,7 @@ from mettle.errors import MettleError, StorageError, UserError
 from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
 from mettle.evals.output import error_row, output_row, record_of
+from mettle.evals.places import find_folders
 from mettle.evals.report import Stats, stats_of
 from mettle.evals.results import METADATA, RESULTS, ResultsFolder, parsed_row
 from mettle.records.tasks import RolloutRecord
@@ -143,16 +144,14 @@ class EvaluationEntry:
 
 
 def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
-    """Every evaluation under `outputs/evals`, `environments/*/outputs/evals` and `runs`, the newest first."""
+    """Every evaluation of a workspace, or under a folder of evaluations, the newest first."""
     entries = [entry for path in find_evaluations(root) for entry in entries_or_problem(path)]
     return sorted(entries, key=lambda entry: entry.modified_at, reverse=True)
 
 
 def find_evaluations(root: Path = Path()) -> list[Path]:
-    """Folders with evaluations: under `outputs/evals`, here and beside each environment, and runs that have some."""
-    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
-    found = {file.parent for base in bases for name in (METADATA, "run.db") for file in base.glob(f"*/*/{name}")}
-    return sorted(found | {file.parent for file in root.glob("runs/*/run.db")})
+    """Folders with evaluations: those of a workspace (`mettle.evals.places`), and runs that have some."""
+    return find_folders(root)
 
 
 def entries_or_problem(folder: Path) -> list[EvaluationEntry]:
