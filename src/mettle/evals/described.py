@@ -85,7 +85,18 @@ SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("env_id", "env", "model", "base_url", "name", "date", "path_to_save"), _TEXT),
     **dict.fromkeys(("time", "time_ms", "avg_reward", "avg_error", "pass_threshold"), _NUMBER),
     **dict.fromkeys(
-        ("env_args", "sampling_args", "version_info", "launch", "stats", "avg_metrics", "pass_at_k", "usage"), _TABLE
+        (
+            "env_args",
+            "sampling_args",
+            "version_info",
+            "launch",
+            "stats",
+            "avg_metrics",
+            "pass_at_k",
+            "usage",
+            "pass_on",
+        ),
+        _TABLE,
     ),
     **dict.fromkeys(("state_columns", "tools"), _LIST),
     "num_examples": (_is_count, "count"),

@@ -119,7 +119,7 @@ def _standing(
     word: str, reader: EvaluationReader, tasks: Sequence[Sequence[RolloutFacts]], every: Sequence[float]
 ) -> Standing:
     rewards = [[facts.reward for facts in task if facts.reward is not None] for task in tasks]
-    passed = [[float(reward >= reader.pass_threshold) for reward in task] for task in rewards]
+    passed = [[float(reader.pass_rule.holds(facts)) for facts in task] for task in tasks]
     reward, share = mean_over_tasks(rewards, known_range(every)), mean_over_tasks(passed, SHARE)
     assert reward is not None, "the tasks that all have are scored"
     assert share is not None, "as many tasks as above"

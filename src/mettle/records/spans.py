@@ -1,6 +1,6 @@
 """What stands between two marks in a text: `<answer>`..`</answer>`, `<tool_call>`..`</tool_call>`, `{`..`}`.
 
-Parts: `Span`, `spans` (marks that do not nest), `last_balanced` (braces that do). Invariant: a text is walked through
+Parts: `MarkedSpan`, `spans` (marks that do not nest), `last_balanced` (braces that do). Invariant: a text is walked through
 once, so twice the text costs twice the time, whatever a model wrote; a regular expression with `\\s*(.*?)\\s*` between
 its marks costs the cube of it.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 _BRACES = re.compile(r"[{}]")
 
 
-class Span(NamedTuple):
+class MarkedSpan(NamedTuple):
     """A pair of marks: the text from `start` to `end`, marks included, and what stands `inside`, stripped."""
 
     start: int
@@ -22,7 +22,7 @@ class Span(NamedTuple):
     inside: str
 
 
-def spans(text: str, opening: str, closing: str) -> Iterator[Span]:
+def spans(text: str, opening: str, closing: str) -> Iterator[MarkedSpan]:
     """The pairs of marks in their order. A pair is an opening mark and the first closing one after it."""
     end = 0
     while (start := text.find(opening, end)) >= 0:
@@ -31,7 +31,7 @@ def spans(text: str, opening: str, closing: str) -> Iterator[Span]:
         if close < 0:
             return
         end = close + len(closing)
-        yield Span(start, end, text[inner:close].strip())
+        yield MarkedSpan(start, end, text[inner:close].strip())
 
 
 def last_balanced(text: str, opening: str) -> str | None:
