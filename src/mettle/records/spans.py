@@ -1,8 +1,8 @@
 """What stands between two marks in a text: `<answer>`..`</answer>`, `<tool_call>`..`</tool_call>`, `{`..`}`.
 
-Parts: `MarkedSpan`, `spans` (marks that do not nest), `last_balanced` (braces that do). Invariant: a text is walked through
-once, so twice the text costs twice the time, whatever a model wrote; a regular expression with `\\s*(.*?)\\s*` between
-its marks costs the cube of it.
+Parts: `MarkedSpan`, `spans` (marks that do not nest), `last_balanced` (braces that do). Invariant: a text is walked
+through once, so twice the text costs twice the time, whatever a model wrote; a regular expression with
+`\\s*(.*?)\\s*` between its marks costs the cube of it.
 """
 
 from __future__ import annotations
