@@ -1,8 +1,8 @@
 """How sure a detected answer format is: how often calls as clear as this one were right.
 
 Parts: `confidence_of`, `bin_of`, `MEASURED`. The counts are those of the even columns of the labelled set
-(`tests/quality/data/labelled_answers.jsonl`), each read whole and cut to its first rows; a test counts them again and holds
-them to the odd columns, which had no part in them. Invariant: never 0 and never 1, because a count is no proof.
+(`tests/quality/data/labelled_answers.jsonl`), each read whole and cut to its first rows; a test counts them again and
+holds them to the odd columns, which had no part in them. Invariant: never 0 and never 1, because a count is no proof.
 """
 
 from __future__ import annotations
