@@ -3,7 +3,7 @@
 Parts: `is_plain`, `settings_of`, `transport_of`. The SDK takes several times the processor time of our transport for a
 request, and where it would send one can be read from the object: base URL, key, organization, project, headers, timeout
 and retries. Invariants: an object that does more than that is not plain and is called as it is (a subclass, an HTTP
-client or a key provider of one's own, a query, hooks, a method that somebody replaced, on the object or in its package);
+client or a key provider of one's own, a query, hooks, a method that somebody replaced on it or in its package);
 an object has one transport, however often it is given, and no package is imported here.
 """
 
