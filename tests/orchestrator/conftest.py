@@ -157,6 +157,7 @@ def settings():
         "batch_size": 16,
         "group_size": 4,
         "envs": [{"id": "reverse-text", "args": {"num_train": 50, "num_eval": 10}, "name": "words"}],
+        "env_workers": 0,
         "sampling": {"max_tokens": 8},
         "eval": {"num_examples": 5, "interval": 0},
         "health_s": 0.2,

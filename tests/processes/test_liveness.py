@@ -57,11 +57,11 @@ CASES = {
     "a pause for an update is none": (healthy(inference={"paused_s": 3.0}), None, ""),
     "an environment blocks the orchestrator's loop": (
         healthy(orchestrator={"late_s": 11.0, "where": "words/words.py:8 in reward"}, inference=IDLE_ENGINE),
-        "orchestrator", "its event loop is blocked for 11 s in words/words.py:8 in reward",
+        "orchestrator", "its main loop is blocked for 11 s in words/words.py:8 in reward",
     ),
-    "the engine's server has its loop blocked": (healthy(inference={"late_s": 11.0}), "inference", "event loop"),
+    "the engine's server has its loop blocked": (healthy(inference={"late_s": 11.0}), "inference", "main loop"),
     "an environment blocks a worker's loop": (
-        healthy(**{WORKER: {"late_s": 11.0, **ROLLING}}, inference=IDLE_ENGINE), WORKER, "event loop is blocked",
+        healthy(**{WORKER: {"late_s": 11.0, **ROLLING}}, inference=IDLE_ENGINE), WORKER, "main loop is blocked",
     ),
     "an environment in a worker waits for something that never comes": (
         healthy(**{WORKER: ROLLING}, inference=IDLE_ENGINE, orchestrator={**ROLLING}), WORKER, "no steps for 40 s",

@@ -17,6 +17,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
+FAULTS = Path(__file__).parent / "faults"
 STEPS = 12
 CONFIG = f"""
 max_steps = {STEPS}
@@ -26,6 +27,7 @@ seed = 5
 batch_size = 32
 group_size = 8
 max_staleness = 4
+env_workers = 0
 
 [orchestrator.sampling]
 max_tokens = 6
@@ -63,11 +65,16 @@ def rolling_out(ledger: Ledger) -> bool:
     return ledger.task_counts().get("in_flight", 0) > 0
 
 
-def environment() -> dict[str, str]:
-    """The environment of a command, with this Mettle, from any folder, and the tests' own environments."""
+def environment(faults: Path | None = None) -> dict[str, str]:
+    """The environment of a command, with this Mettle, from any folder, and the tests' own environments.
+
+    With a folder of `faults`, every process can be given one (see `faults/sitecustomize.py`).
+    """
     source = str(Path(mettle.__file__).parents[1])
-    paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS), "PYTHONPATH": paths}
+    injected = [] if faults is None else [str(FAULTS)]
+    paths = os.pathsep.join([source, *injected, *filter(None, [os.environ.get("PYTHONPATH")])])
+    added = {} if faults is None else {"METTLE_TEST_FAULTS": str(faults)}
+    return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS), "PYTHONPATH": paths, **added}
 
 
 def mettle_in(folder: Path, *arguments: object, limit_s: float = 100.0) -> subprocess.CompletedProcess[str]:
@@ -99,7 +106,9 @@ class Run:
         prefix: Sequence[str] = (),
         at: Path | None = None,
         text: str = CONFIG,
+        faults: Path | None = None,
     ) -> None:
+        self._environment = environment(faults)
         self.path = (at or folder) / "run"
         self.run_dir = RunDir(self.path)
         self.steps = steps
@@ -114,7 +123,7 @@ class Run:
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [*self._prefix, sys.executable, "-m", "mettle.cli", *arguments]
         with self.stderr.open("wb") as stderr:
-            return subprocess.Popen(command, stdout=self._output, stderr=stderr, env=environment())
+            return subprocess.Popen(command, stdout=self._output, stderr=stderr, env=self._environment)
 
     def resume(self) -> None:
         self.process = self._start("rl", "resume", str(self.path))

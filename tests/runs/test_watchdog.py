@@ -25,11 +25,11 @@ def watch(watchdog, start, end, *, state="T", **fields):
     return found
 
 
-def test_a_process_stopped_by_a_signal_is_named_after_10_s_and_ended_after_30():
+def test_a_process_stopped_by_a_signal_is_named_after_10_s_and_ended_after_20():
     found = watch(Watchdog(), 0, 60, trainer_at=0.0)
     assert [(now, r.kind, r.fault.process) for now, r in found] == [
         (10, "stall", "trainer"),
-        (30, "recovery", "trainer"),
+        (20, "recovery", "trainer"),
     ]
     assert "trainer (pid 3) is stopped by a signal: no sign of life for 10 s" in found[0][1].text
     assert "orchestrator waits 10 s for trainer (trainer publishes v1)" in found[0][1].text

@@ -31,6 +31,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "cli_agent_env": ("CliAgentEnv",),
     _ROOM + "sandbox_env": ("SandboxEnv",),
     _ROOM + "python_env": ("PythonEnv",),
+    _ROOM + "sandboxes": ("AdvancedConfigs",),
     _ROOM + "sandbox_mixin": ("SandboxMixin",),
     _ROOM + "episodes": ("EpisodicSumRubric",),
     _ROOM + "rubrics.rubric": ("RewardFunc", "Rubric"),
@@ -146,7 +147,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
         "error_data",
         "get_error_chain",
     ),
-    _ROOM + "legacy.clients": ("load_prime_config", "setup_anthropic_client", "setup_openai_client"),
+    _ROOM + "legacy.clients": ("OpenAIClient", "load_prime_config", "setup_anthropic_client", "setup_openai_client"),
+    _ROOM + "legacy.results": ("load_endpoints",),
     _ROOM + "legacy.logs": ("log_level", "print_prompt_completions_sample", "quiet_verifiers", "setup_logging"),
     _ROOM + "legacy.responses": ("parse_response_message", "parse_response_messages", "parse_response_tokens"),
     _MESSAGES: (

@@ -21,7 +21,7 @@ from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.engine import EndpointFile, HttpEngine
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.services import HttpModel, HttpServices
-from mettle.orchestrator.telling import tell
+from mettle.orchestrator.telling import tell, watch_supervisor
 from mettle.processes.beats import Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -98,7 +98,11 @@ async def orchestrate(
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:
         orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services, heart=heart)
-        await run_until_signalled(orchestrator, ledger)
+        watching = asyncio.create_task(watch_supervisor(ledger, run_dir))
+        try:
+            await run_until_signalled(orchestrator, ledger)
+        finally:
+            watching.cancel()
     finally:
         await source.close()
         await engine.close()

@@ -19,8 +19,8 @@ ENVIRONMENTS = "environments"
 WORKER_PREFIX = "worker-"
 TOLD_S = 10.0
 """No sign of life, an event loop that stands, or a pause, for this long is told."""
-STOPPED_RESTART_S = 30.0
-"""A process stopped by a signal is ended after this long."""
+STOPPED_RESTART_S = 20.0
+"""A process stopped by a signal is ended after this: it may hold the ledger's lock, and nobody writes till then."""
 SILENT_RESTART_S = 120.0
 """One that runs and does not beat (a host that swaps, a C call that holds the interpreter) is given longer."""
 BLOCKED_RESTART_S = 300.0
@@ -112,7 +112,7 @@ def _own_fault(
         limits: dict[str, float | None] = {"T": STOPPED_RESTART_S, "t": None}
         return Fault(beat.name, beat.pid, FROZEN, silent_s, text, limits.get(state, SILENT_RESTART_S))
     if beat.late_s >= TOLD_S:
-        text = f"{who}: its event loop is blocked for {beat.late_s:.0f} s{where}"
+        text = f"{who}: its main loop is blocked for {beat.late_s:.0f} s{where}"
         limit = None if is_worker(beat.name) else BLOCKED_RESTART_S  # its pool ends a worker
         return Fault(beat.name, beat.pid, BLOCKED, beat.late_s, text, limit)
     if beat.paused_s >= TOLD_S:

@@ -12,7 +12,10 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
+
+from mettle.records.fields import Fields, selected
 
 Content = str | list[dict[str, Any]] | None
 
@@ -45,9 +48,13 @@ class Record(dict[str, Any]):
         """Make one from a mapping or from any object with `model_dump` (a pydantic model)."""
         return cls(**(raw if isinstance(raw, Mapping) else raw.model_dump()))
 
-    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
-        """A plain dict of plain values."""
+    def model_dump(
+        self, *, include: Fields = None, exclude: Fields = None, exclude_none: bool = False, **_: Any
+    ) -> dict[str, Any]:
+        """A plain dict of plain values, with the fields that are asked for."""
         dumped: dict[str, Any] = _plain(self)
+        if include is not None or exclude is not None:
+            dumped = selected(dumped, include, exclude)
         return {key: value for key, value in dumped.items() if value is not None} if exclude_none else dumped
 
     def model_dump_json(self, **options: Any) -> str:
@@ -89,6 +96,11 @@ class SystemMessage(Message):
 
     __slots__ = ()
     ROLE = "system"
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Self:
+        """The text of a file, as it stands."""
+        return cls(content=Path(path).read_text(encoding="utf-8"))
 
 
 class UserMessage(Message):

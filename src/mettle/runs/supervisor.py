@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -27,6 +26,7 @@ from mettle.processes.child import explain_exit, process_state
 from mettle.processes.liveness import TOLD_S, is_worker
 from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.costs import LifeCosts
+from mettle.runs.host import HostWatch
 from mettle.runs.recorder import JournalThread
 from mettle.runs.watchdog import Report, Watchdog
 from mettle.storage.database import BUSY_TIMEOUT_S
@@ -46,8 +46,7 @@ RESTART_WINDOW_S = 1800.0
 """Restarts longer ago than this do not count against `max_restarts`."""
 RESERVE_BYTES = 512 * 2**10
 """Set aside on the run's disk, so that a run that fills it can still say so."""
-LOW_DISK_BYTES = 32 * 2**20
-NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low"})
+NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low", "clock_jump", "gap"})
 """Events that a person at the terminal is told of."""
 
 
@@ -89,10 +88,11 @@ class Supervisor:
         for name, slot in self._slots.items():
             slot.restarts = restarts.get(name, 0)
         self._watchdog = Watchdog()
+        self._host = HostWatch(run_dir.path)
         self._heart = Heartbeat(run_dir.beats / "supervisor.beat", unit="ticks")
         self._recorder = JournalThread(self._tell_of_itself)
         self._last_tick = float("inf")
-        self._is_told_of_itself = self._is_disk_low = False
+        self._is_told_of_itself = False
         self._is_stopping = False
         self.costs = LifeCosts(life)
         self.notes: list[str] = []
@@ -205,7 +205,8 @@ class Supervisor:
                 self._end_stalled(report)
         pids = [slot.process.pid for slot in self._slots.values() if slot.process.exit_code() is None]
         self.costs.measure([pid for pid in pids if pid is not None], list(beats.values()))
-        self._check_disk()
+        for news in self._host.look():
+            self._event(news.kind, news.text, **news.data)
 
     def _living_beats(self) -> dict[str, Beat]:
         """The beats of processes that exist; what a killed one has left is removed."""
@@ -222,16 +223,6 @@ class Supervisor:
             slot.process.signal(signal.SIGKILL)
         elif is_worker(name) and process_state(report.fault.pid):
             os.kill(report.fault.pid, signal.SIGKILL)
-
-    def _check_disk(self) -> None:
-        try:
-            free = shutil.disk_usage(self._run_dir.path).free
-        except OSError:
-            return
-        if free < LOW_DISK_BYTES and not self._is_disk_low:
-            text = f"only {free / 2**20:.0f} MiB are free at {self._run_dir.path}: the run ends where the disk is full"
-            self._event("disk_low", text, free_bytes=free)
-        self._is_disk_low = free < LOW_DISK_BYTES
 
     def _tell_of_itself(self) -> None:
         """In the recorder's thread: the supervisor's own loop stands (a terminal that takes no more output)."""

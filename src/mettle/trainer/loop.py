@@ -183,14 +183,18 @@ class Trainer:
         journal = self.ledger.journal
         deadline = time.monotonic() + (SLICE_S if self.world.size > 1 else float("inf"))
         awaits, budget_s = f"orchestrator ships step {step}", self.config.wait.batch_s
-        with self.heart.waiting("trainer", "batch", "orchestrator", awaits, budget_s=budget_s):
-            while time.monotonic() < deadline:
-                time.sleep(self.config.wait.poll_s)
-                row = self.ledger.batch(step)
-                if row is not None:
-                    return False, row.digest
-                if self._stop.is_set or journal.fact("state") in ENDED:
-                    return True, None
+        try:
+            with self.heart.waiting("trainer", "batch", "orchestrator", awaits, budget_s=budget_s):
+                while time.monotonic() < deadline:
+                    self.heart.tick()
+                    time.sleep(self.config.wait.poll_s)
+                    row = self.ledger.batch(step)
+                    if row is not None:
+                        return False, row.digest
+                    if self._stop.is_set or journal.fact("state") in ENDED:
+                        return True, None
+        finally:
+            self.heart.rest()
         return False, None
 
     def _commit(self, step: int, weights: WeightVersion, metrics: dict[str, float]) -> None:

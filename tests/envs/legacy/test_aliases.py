@@ -92,6 +92,10 @@ def test_a_star_import_brings_the_names_of_the_path():
         "verifiers.rubrics.tool_rubric:ToolRubric",
         "verifiers.envs.env_group:EnvGroup EnvGroupRubric",
         "verifiers.parsers.maybe_think_parser:MaybeThinkParser",
+        "verifiers.envs.sandbox_env:SandboxEnv AdvancedConfigs CreateSandboxRequest AsyncSandboxClient CommandTimeoutError",
+        "verifiers.clients:OpenAIClient",
+        "verifiers.utils.eval_utils:load_endpoints resolve_endpoints_file",
+        "verifiers:AdvancedConfigs OpenAIClient load_endpoints",
         "verifiers:AsyncOpenAI setup_logging ToolCall ErrorChain maybe_await parse_response_messages",
     ],
 )

@@ -42,7 +42,7 @@ STORIES = {
 @pytest.mark.parametrize("name", STORIES)
 def test_a_killed_process_costs_no_task_and_trains_none_twice(tmp_path, name):
     story = STORIES[name]
-    run = Run(tmp_path)
+    run = Run(tmp_path, "--orchestrator.env_workers", "1")
     try:
         for point in story.points:
             run.wait_for(point)

@@ -42,6 +42,7 @@ class Spawned:
     """A worker process that has loaded its environment. `about` is what it says of it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        self._env_id = spec.env_id
         self.connection, theirs = socket.socketpair()
         self.pulse, their_pulse = socket.socketpair()
         with theirs, their_pulse:
@@ -72,7 +73,10 @@ class Spawned:
         while True:
             answer = self._ask("rows", split=split, start=len(found), stop=len(found) + ROWS_PER_FRAME)
             if "error" in answer:
-                raise UserError(f"the {split} rows cannot come from a worker process: {answer['error']}")
+                raise UserError(
+                    f"the {split} rows of {self._env_id} cannot come from a worker process: {answer['error']}; "
+                    "with `workers = 0` it runs in the process that wants them"
+                )
             found += answer["rows"]
             if len(found) >= answer["num_rows"]:
                 return found

@@ -1,0 +1,117 @@
+"""Faults in the real processes of a run at its default budgets: who stands still is named within 30 s, and it goes on.
+
+What was measured stands in docs/explanation/liveness.md; `METTLE_STANDSTILL_LOG` names a file for new figures.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from standstill import NAMED_S, PLACES, FaultyRun
+from stories import published
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a run, which words name it, whom they name, and who ends it (nobody: the test takes it away)."""
+
+    inject: Callable[[FaultyRun], None]
+    words: str
+    process: str
+    is_left: bool = False
+    places: tuple[str, ...] = PLACES
+    overrides: tuple[str, ...] = ("--orchestrator.env_workers", "1")
+
+
+def frozen(name: str, **options: object) -> Fault:
+    return Fault(lambda run: run.stop_process(name), "is stopped by a signal", name, is_left=True, **options)
+
+
+def blocked(name: str, **options: object) -> Fault:
+    return Fault(lambda run: run.block(name), "sitecustomize.py", name, **options)
+
+
+def clock(seconds: float) -> Fault:
+    return Fault(lambda run: run.begin("clock", str(seconds)), "clock", "")
+
+
+IN_THE_ORCHESTRATOR = ("--orchestrator.env_workers", "0")
+BEHIND_THE_PAGE = ("event", "terminal")
+FAULTS = {
+    "frozen trainer": frozen("trainer"),
+    "frozen inference": frozen("inference"),
+    "frozen orchestrator": frozen("orchestrator"),
+    "frozen worker": frozen("worker"),
+    "frozen page": frozen("hub", places=BEHIND_THE_PAGE),
+    "frozen supervisor": Fault(
+        lambda run: run.stop_process("supervisor"), "is stopped by a signal", "supervisor", places=("event", "page")
+    ),
+    "blocked trainer": blocked("trainer"),
+    "blocked inference": blocked("inference"),
+    "blocked orchestrator": blocked("orchestrator"),
+    "blocked worker": blocked("worker"),
+    "blocked page": blocked("hub", places=BEHIND_THE_PAGE),
+    "blocked supervisor": blocked("supervisor"),
+    "an environment holds the loop of the orchestrator": Fault(
+        lambda run: run.begin("holds-loop"), "at_will.py", "orchestrator", overrides=IN_THE_ORCHESTRATOR
+    ),
+    "an environment holds the loop of its worker": Fault(lambda run: run.begin("holds-loop"), "at_will.py", "worker"),
+    "an environment in the orchestrator never answers": Fault(
+        lambda run: run.begin("never-answers"), "no rollouts", "orchestrator", overrides=IN_THE_ORCHESTRATOR
+    ),
+    "an environment in a worker never answers": Fault(lambda run: run.begin("never-answers"), "no rollouts", "worker"),
+    "killed worker": Fault(lambda run: os.kill(run.pid("worker"), 9), "SIGKILL", "worker", is_left=True),
+    "paused engine": Fault(lambda run: run.admin("/admin/pause"), "told to pause", "inference", is_left=True),
+    "clock a day ahead": clock(86_400.0),
+    "clock a day back": clock(-86_400.0),
+}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., FaultyRun]]:
+    made: list[FaultyRun] = []
+
+    def begin(*overrides: str, **options: object) -> FaultyRun:
+        made.append(FaultyRun(tmp_path, *overrides, **options))
+        return made[-1]
+
+    yield begin
+    for run in made:
+        run.heal()
+        run.close()
+
+
+def note(name: str, figures: dict[str, object]) -> None:
+    """Keep the figures of a fault, where they are asked for."""
+    if path := os.environ.get("METTLE_STANDSTILL_LOG"):
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"fault": name, **figures}) + "\n")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
+    fault = FAULTS[name]
+    run = start(*fault.overrides)
+    run.wait_for(published(3))
+    before = {event.event_id for event in run.events()}
+    pid = run.pid(fault.process) if fault.process else 0
+    fault.inject(run)
+    injected = time.monotonic()
+    who = f"(pid {pid})" if fault.words != "SIGKILL" else f"worker {pid}"
+    seen = run.watch(lambda text: fault.words in text and (not fault.process or who in text), places=fault.places)
+    figures = {place: getattr(seen, place) for place in fault.places}
+    note(name, {**figures, "told": [e.message for e in run.events() if e.event_id not in before]})
+    assert all(s is not None and s <= NAMED_S for s in figures.values()), (figures, run.said())
+    blamed = {event.data["process"] for event in run.events() if event.event_id not in before and event.kind == "stall"}
+    assert {("worker" if name.startswith("worker") else name) for name in blamed} <= {fault.process}
+    if not fault.is_left:
+        run.heal()
+    run.goes_on()
+    note(name, {"goes_on_s": time.monotonic() - injected})
+    run.finish()
