@@ -15,7 +15,7 @@ from urllib.parse import quote
 from mettle.clients.base import STREAMING, request_fields
 from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError, one_line, refusal_of
-from mettle.clients.sdk_objects import is_plain, settings_of, transport_of
+from mettle.clients.sdk_objects import is_plain, sdk_of, settings_of, transport_of
 from mettle.clients.wire import well_formed
 
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
@@ -41,6 +41,10 @@ class ModelEndpoint:
             self.base_url = self.transport.base_url
         else:
             self.base_url = str(getattr(source, "base_url", type(source).__name__)).rstrip("/")
+
+    def sdk(self) -> Any:
+        """The SDK's object that was given, or an `AsyncOpenAI` for this endpoint."""
+        return self._sdk if self.transport is None or self._sdk is not None else sdk_of(self.transport)
 
     @property
     def is_blocking(self) -> bool:

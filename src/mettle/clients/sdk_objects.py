@@ -1,10 +1,10 @@
 """An `AsyncOpenAI` or `OpenAI` object that a caller made, taken over: its endpoint, reached over our own transport.
 
-Parts: `is_plain`, `settings_of`, `transport_of`. The SDK takes several times the processor time of our transport for a
-request, and where it would send one can be read from the object: base URL, key, organization, project, headers, timeout
-and retries. Invariants: an object that does more than that is not plain and is called as it is (a subclass, an HTTP
-client or a key provider of one's own, a query, hooks, a method that somebody replaced on it or in its package);
-an object has one transport, however often it is given, and no package is imported here.
+Parts: `is_plain`, `settings_of`, `transport_of`; `sdk_of`, the way back. The SDK takes several times the processor time
+of our transport for a request, and where it would send one can be read from the object: base URL, key, organization,
+project, headers, timeout and retries. Invariants: an object that does more than that is not plain and is called as it
+is (a subclass, an HTTP client or a key provider of one's own, a query, hooks, a method that somebody replaced on it or
+in its package); an object has one transport, however often it is given; the package is imported for `sdk_of` only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mettle.clients.transport import ModelTransport, RetryPolicy
+from mettle.errors import UserError
 
 _HTTP_CLIENTS = {"AsyncOpenAI": "AsyncHttpxClientWrapper", "OpenAI": "SyncHttpxClientWrapper"}
 """The classes that are understood, and the HTTP client that each makes where it is given none."""
@@ -63,6 +64,22 @@ def transport_of(sdk: Any) -> ModelTransport:
         )
         known = _transports[sdk] = (settings, made)
     return known[1]
+
+
+def sdk_of(transport: ModelTransport) -> Any:
+    """An `AsyncOpenAI` that sends where `transport` does, for callers who want to use one themselves."""
+    try:
+        from openai import AsyncOpenAI
+    except ImportError as error:
+        raise UserError("an AsyncOpenAI needs the openai package; pip install openai") from error
+    headers = {name: value for name, value in transport.headers.items() if name != "Content-Type"}
+    key = headers.pop("Authorization", "").removeprefix("Bearer ") or "EMPTY"
+    return AsyncOpenAI(
+        base_url=transport.base_url,
+        api_key=key,
+        default_headers=headers,
+        max_retries=transport.retry.max_retries,
+    )
 
 
 def _headers(sdk: Any) -> dict[str, str]:

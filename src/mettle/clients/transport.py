@@ -83,9 +83,9 @@ class ModelTransport:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.retry = retry or RetryPolicy()
-        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self.headers = {"Content-Type": "application/json", **(headers or {})}
         if api_key:
-            self._headers.setdefault("Authorization", f"Bearer {api_key.strip()}")
+            self.headers.setdefault("Authorization", f"Bearer {api_key.strip()}")
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._max_body_bytes = max_body_bytes
@@ -209,7 +209,7 @@ class ModelTransport:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_timeout_s),
-            headers=self._headers,
+            headers=self.headers,
             trust_env=not self._is_loopback,
             cookie_jar=aiohttp.DummyCookieJar(),
         )

@@ -24,7 +24,7 @@ from mettle.evals.estimator import (
     spread,
 )
 from mettle.evals.facts import RolloutFacts
-from mettle.records.messages import Record
+from mettle.records.record import Record
 
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
