@@ -31,6 +31,7 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "cli_agent_env": ("CliAgentEnv",),
     _ROOM + "sandbox_env": ("SandboxEnv",),
     _ROOM + "python_env": ("PythonEnv",),
+    _ROOM + "rlm.env": ("RLMEnv",),
     _ROOM + "sandboxes": ("AdvancedConfigs",),
     _ROOM + "sandbox_mixin": ("SandboxMixin",),
     _ROOM + "episodes": ("EpisodicSumRubric",),

@@ -56,6 +56,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "envs.experimental.harbor_env.env": ("mettle_harbor.env",),
     "envs.experimental.harbor_env.mcp": ("mettle_harbor.env",),
     "envs.experimental.mcp_env": ("mettle_mcp.env",),
+    "envs.experimental.rlm_env": (_ENVS + "rlm.env",),
+    "envs.rlm_env": (_ENVS + "rlm.env",),
     "envs.experimental.sandbox_mixin": (_ENVS + "sandbox_mixin", _ENVS + "sandboxes"),
     "envs.integrations.openenv_env": ("mettle_openenv.env",),
     "envs.integrations.reasoninggym_env": ("mettle_reasoning_gym.env",),

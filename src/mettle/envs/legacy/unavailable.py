@@ -21,7 +21,6 @@ _SERVER = "`mettle eval run` and the orchestrator run environments in worker pro
 _COMMAND = "use the `mettle` command line: `mettle --help`"
 
 ADVICE = {
-    "RLMEnv": "use PythonEnv, which gives the model a persistent Python, with the context as a file",
     "RLM": _V1,
     "BrowserEnv": "use MCPEnv with a browser server",
     "ComposableEnv": _COMPOSABLE,
@@ -96,7 +95,6 @@ ADVICE_BY_PACKAGE = {
     "serve": _SERVER,
     "workers": _SERVER,
     "envs.experimental.composable": _COMPOSABLE,
-    "envs.experimental.rlm_env": ADVICE["RLMEnv"],
     "envs.experimental.opencode_env": _COMPOSABLE,
     "envs.experimental.opencode_qa_env": _COMPOSABLE,
     "envs.experimental.opencode_rlm_env": _COMPOSABLE,
