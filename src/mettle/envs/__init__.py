@@ -32,6 +32,8 @@ _WHERE: dict[str, tuple[str, ...]] = {
     _ROOM + "sandbox_env": ("SandboxEnv",),
     _ROOM + "python_env": ("PythonEnv",),
     _ROOM + "rlm.env": ("RLMEnv",),
+    _ROOM + "composable": ("ComposableEnv",),
+    _ROOM + "composable.opencode": ("OpenCodeEnv", "OpenCodeQAEnv"),
     _ROOM + "sandboxes": ("AdvancedConfigs",),
     _ROOM + "sandbox_mixin": ("SandboxMixin",),
     _ROOM + "episodes": ("EpisodicSumRubric",),

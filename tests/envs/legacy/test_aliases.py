@@ -94,6 +94,9 @@ def test_a_star_import_brings_the_names_of_the_path():
         "verifiers.parsers.maybe_think_parser:MaybeThinkParser",
         "verifiers.envs.sandbox_env:SandboxEnv AdvancedConfigs CreateSandboxRequest AsyncSandboxClient CommandTimeoutError",
         "verifiers.clients:OpenAIClient",
+        "verifiers.envs.experimental.composable:ComposableEnv Harness TaskSet SandboxTaskSet SandboxSpec",
+        "verifiers.envs.experimental.composable.harnesses.opencode:opencode_harness",
+        "verifiers.envs.experimental.opencode_env:OpenCodeEnv",
         "verifiers.envs.experimental.rlm_env:RLMEnv RLMMonitorRubric",
         "verifiers.utils.eval_utils:load_endpoints resolve_endpoints_file",
         "verifiers:AdvancedConfigs OpenAIClient load_endpoints",
@@ -109,7 +112,6 @@ def test_a_path_has_its_names(path):
     "statement",
     [
         "from verifiers import BrowserEnv, RLTrainer, GRPOTrainer",
-        "from verifiers.envs.experimental.composable import ComposableEnv, Harness",
         "from verifiers.envs.experimental.composable.tasksets.swe import make_swe_taskset",
         "from verifiers.envs.integrations.browser_env import BrowserEnv",
         "from verifiers.scripts.eval import main",
