@@ -67,7 +67,8 @@ class AdvancedConfigs(Model):
 
 
 class CreateSandboxRequest(Model):
-    """What is asked of a new sandbox. An image other than plain Python's, and GPUs, cannot be given here."""
+    """What is asked of a new sandbox. Backends of containers have images; the embedded one has the host's programs, for
+    plain Python's images and those of `sandbox.host_images`, and refuses others. GPUs cannot be given here."""
 
     name: str
     docker_image: str | None = None
