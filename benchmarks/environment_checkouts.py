@@ -1,10 +1,10 @@
 """Which environments of public repositories load and run: their checkouts in, a page of the documentation out.
 
-`--checkouts DIR` holds one folder a repository, as `git clone` or an unpacked wheel leaves it; a folder `owner__name` is
-shown as `owner/name`. Every package in it that has a `load_environment` is tried as it stands, as
+`--checkouts DIR` holds one folder a repository, as `git clone` or an unpacked wheel leaves it; a folder `owner__name`
+is shown as `owner/name`. Every package in it that has a `load_environment` is tried as it stands, as
 `real_environments.py` does it: in a process of its own, without network, with stood-in datasets and a scripted model.
-With `--page FILE` the outcome is written there; environments of repositories that are not in DIR keep the lines that the
-page has. The number that matters: how many run of those whose packages, data and keys were there.
+With `--page FILE` the outcome is written there; environments of repositories that are not in DIR keep the lines that
+the page has. The number that matters: how many run of those whose packages, data and keys were there.
 
 Run: `python benchmarks/environment_checkouts.py --checkouts DIR [--page docs/reference/public-environments.md]`
 """
