@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mettle.envs.composable.env import ComposableEnv
 from mettle.envs.composable.harness import Harness
@@ -91,19 +91,29 @@ class _Rows(TaskSet):
 class OpenCodeEnv(ComposableEnv):
     """OpenCode on the rows of a dataset; the last user message is its instruction."""
 
+    DEFAULT_AGENT_WORKDIR = "/app"
+    DEFAULT_SYSTEM_PROMPT: str | None = None
+    """None is OpenCode's own."""
+    DEFAULT_DISABLED_TOOLS: ClassVar[list[str]] = ["question", "task", "webfetch"]
+    DEFAULT_DISABLE_COMPACTION = True
+    DEFAULT_INCLUDE_TASK_SYSTEM_PROMPT = True
+
     def __init__(
         self,
         dataset: Any,
         rubric: Rubric | None = None,
-        agent_workdir: str = "/app",
-        system_prompt: str | None = None,
-        disabled_tools: Sequence[str] | None = None,
-        disable_compaction: bool = True,
+        agent_workdir: str = DEFAULT_AGENT_WORKDIR,
+        system_prompt: str | None = DEFAULT_SYSTEM_PROMPT,
+        disabled_tools: Sequence[str] | None = tuple(DEFAULT_DISABLED_TOOLS),
+        disable_compaction: bool = DEFAULT_DISABLE_COMPACTION,
         install_command: str | None = None,
+        task_system_prompt: str | None = None,
+        include_task_system_prompt: bool = DEFAULT_INCLUDE_TASK_SYSTEM_PROMPT,
         **kwargs: Any,
     ) -> None:
         harness = opencode_harness(
             system_prompt=system_prompt,
+            task_system_prompt=task_system_prompt if include_task_system_prompt else None,
             disabled_tools=disabled_tools,
             agent_workdir=agent_workdir,
             disable_compaction=disable_compaction,
@@ -114,6 +124,11 @@ class OpenCodeEnv(ComposableEnv):
 
 class OpenCodeQAEnv(OpenCodeEnv):
     """OpenCode on questions of a Hugging Face dataset."""
+
+    DEFAULT_QUESTION_KEY, DEFAULT_ANSWER_KEY = "question", "answer"
+    DEFAULT_INSTRUCTION_PROMPT = DEFAULT_INSTRUCTION_PROMPT_POST = ""
+    DEFAULT_DIFFICULTY_KEY: str | None = None
+    DEFAULT_MIN_AVG_REWARD, DEFAULT_MAX_AVG_REWARD = 0.0, 1.0
 
     def __init__(
         self,

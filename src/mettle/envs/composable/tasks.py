@@ -1,7 +1,7 @@
 """The task's half of a `ComposableEnv`: what is to be solved, in what sandbox, and how it is scored.
 
-Parts: `SandboxSpec`, `Task`, `TaskSet`, `SandboxTaskSet`. Authors override the hooks. Invariant: a task set that was
-filtered or cut is another one over fewer rows; the first keeps its own.
+Parts: `SandboxSpec`, `TaskSet`, `SandboxTaskSet`, `ComposedTask` (in verifiers `Task`). Authors override the hooks.
+Invariant: a task set that was filtered or cut is another one over fewer rows; the first keeps its own.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class TaskSet:
     def __len__(self) -> int:
         return len(self._all())
 
-    def __getitem__(self, index: int) -> Task:
-        return Task(self, self._prompted(dict(self._all()[index])))
+    def __getitem__(self, index: int) -> ComposedTask:
+        return ComposedTask(self, self._prompted(dict(self._all()[index])))
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[ComposedTask]:
         return (self[index] for index in range(len(self)))
 
     async def validate(self, n: int | None = None, concurrency: int = 10) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ class SandboxTaskSet(TaskSet):
 
 
 @dataclass(frozen=True)
-class Task:
+class ComposedTask:
     """One task of a set."""
 
     taskset: TaskSet
@@ -171,3 +171,6 @@ class Task:
     def sandbox_spec(self) -> SandboxSpec | None:
         """Its sandbox."""
         return self.taskset.get_sandbox_spec(self.info)
+
+
+Task = ComposedTask

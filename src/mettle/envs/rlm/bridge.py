@@ -1,7 +1,7 @@
 """How code in a sandbox calls functions of this process.
 
-Parts: `Bridge`, which listens inside the sandbox and answers here; `arguments_of`. A call is a line of JSON with the
-rollout's secret, an answer is another. Invariants: who does not know the secret is hung up on; what a function raises
+Parts: `FunctionBridge`, which listens inside the sandbox and answers here; `arguments_of`. A call is a line of JSON
+with the rollout's secret, an answer is another. Invariants: who does not know the secret is hung up on; what a function raises
 is told to the code that called it; every connection ends with the bridge.
 """
 
@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 64 << 20
 Answering = Callable[[str, list[Any], dict[str, Any], bool], Awaitable[Any]]
 
 
-class Bridge:
+class FunctionBridge:
     """One rollout's bridge. `answering` is called with name, arguments, keywords, and whether they are bare text."""
 
     def __init__(self, answering: Answering) -> None:

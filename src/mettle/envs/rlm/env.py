@@ -19,14 +19,14 @@ from mettle.envs.decorators import cleanup, teardown
 from mettle.envs.errors import SandboxError
 from mettle.envs.proxy.machines import AgentMachine
 from mettle.envs.python_env import PythonEnded, PythonEnv
-from mettle.envs.rlm.bridge import Bridge, arguments_of
+from mettle.envs.rlm.bridge import FunctionBridge, arguments_of
 from mettle.envs.rlm.context_files import MAX_BYTES, ContextFiles
 from mettle.envs.rlm.metrics import RLMMonitorRubric, new_counts, set_metrics
 from mettle.envs.rlm.prompts import scaffold, with_scaffold
 from mettle.envs.rlm.repl import (
     GUEST_FOLDER,
     READ_ANSWER,
-    Answer,
+    CodeAnswer,
     bash_command,
     guest_files,
     python_answer,
@@ -55,7 +55,7 @@ class RLMCodeExecutionTimeout(SandboxError):
 class _Rollout:
     """What belongs to one rollout and is no data."""
 
-    def __init__(self, files: ContextFiles, bridge: Bridge) -> None:
+    def __init__(self, files: ContextFiles, bridge: FunctionBridge) -> None:
         self.files, self.bridge = files, bridge
         self.machine: AgentMachine | None = None
 
@@ -159,7 +159,7 @@ class RLMEnv(SubModels, PythonEnv):
             self.context_dir_key,
             self.filesystem_copy_max_bytes,
         )
-        rollout = _Rollout(files, Bridge(partial(self._answer_call, state)))
+        rollout = _Rollout(files, FunctionBridge(partial(self._answer_call, state)))
         self._rollouts[state["trajectory_id"]] = rollout
         state.update(new_counts())
         state["rollout_id"] = f"rlm_{state['trajectory_id'][:8]}"
@@ -246,7 +246,7 @@ class RLMEnv(SubModels, PythonEnv):
             said = f"{said[: self.max_output_length]}\n[... {len(said) - self.max_output_length} characters not shown]"
         return said
 
-    async def _python_answer(self, state: State) -> Answer | None:
+    async def _python_answer(self, state: State) -> CodeAnswer | None:
         home = shared_machines()
         if not state["python_state"]["ready"]:
             return None
@@ -259,17 +259,17 @@ class RLMEnv(SubModels, PythonEnv):
         return python_answer((reply.answer or {}).get("result"))
 
     @staticmethod
-    async def _bash_answer(machine: AgentMachine) -> Answer | None:
+    async def _bash_answer(machine: AgentMachine) -> CodeAnswer | None:
         try:
             ready = await machine.download(f"{GUEST_FOLDER}/ready", max_bytes=100)
             content = await machine.download(f"{GUEST_FOLDER}/content", max_bytes=MAX_BYTES)
         except OSError:
             return None
         is_ready = ready.decode("utf-8", "replace").strip().lower() in ("1", "true", "yes")
-        return Answer(is_ready, content.decode("utf-8", "replace"))
+        return CodeAnswer(is_ready, content.decode("utf-8", "replace"))
 
     @staticmethod
-    def _note_answer(state: State, answer: Answer | None) -> None:
+    def _note_answer(state: State, answer: CodeAnswer | None) -> None:
         if answer is not None:
             state["rlm_content"] = answer.content
             if answer.is_ready:

@@ -35,7 +35,7 @@ READ_ANSWER: Final = (
 )
 
 
-class Answer(NamedTuple):
+class CodeAnswer(NamedTuple):
     """What the code has made of its answer so far."""
 
     is_ready: bool
@@ -68,11 +68,11 @@ def python_prelude(functions: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def python_answer(result: str | None) -> Answer | None:
+def python_answer(result: str | None) -> CodeAnswer | None:
     """The answer out of what `READ_ANSWER` evaluates to; None where the code has taken the name for something else."""
     try:
         ready, content = json.loads(ast.literal_eval(result or "None") or "null")
-        return Answer(bool(ready), str(content))
+        return CodeAnswer(bool(ready), str(content))
     except (ValueError, TypeError, SyntaxError):
         return None
 
