@@ -1,8 +1,8 @@
 """How code in a sandbox calls functions of this process.
 
 Parts: `FunctionBridge`, which listens inside the sandbox and answers here; `arguments_of`. A call is a line of JSON
-with the rollout's secret, an answer is another. Invariants: who does not know the secret is hung up on; what a function raises
-is told to the code that called it; every connection ends with the bridge.
+with the rollout's secret, an answer is another. Invariants: who does not know the secret is hung up on; what a function
+raises is told to the code that called it; every connection ends with the bridge.
 """
 
 from __future__ import annotations
