@@ -64,7 +64,7 @@ def test_examples_name_environments_that_exist():
         for word in re.findall(r"mettle (?:eval run|data generate|gepa run) ([a-z][a-z0-9-]+)(?= -m)", text)
     }
     assert "reverse-text" in said
-    assert said - ENVIRONMENTS <= {"my-task", "my-environment", "my-env", "sums"}, said - ENVIRONMENTS
+    assert said - ENVIRONMENTS <= {"my-task", "my-environment", "my-env", "sums", "word-length"}, said - ENVIRONMENTS
     paths = {word for text in texts for word in re.findall(r"outputs/(?:evals|gepa)/([a-z0-9-]+?)--", text)}
     assert paths <= ENVIRONMENTS | {"my-task", "sums", "word-length"}, paths
 
