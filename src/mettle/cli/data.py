@@ -84,7 +84,8 @@ def _print_report(report: DataReport, num_rows: int) -> None:
         click.echo("no column looks like an answer; name it with --answer COLUMN")
         return
     evidence = "; ".join(report.format.evidence)
-    click.echo(f"answers: {report.format.name}, confidence {report.format.confidence:.0%}: {evidence}")
+    sure = f"confidence {report.format.confidence:.0%} (measured on labelled columns)"
+    click.echo(f"answers: {report.format.name}, {sure}: {evidence}")
     click.echo(f"parser:  {report.recipe.parser}")
     click.echo(f"reward:  {report.recipe.rubric}")
     click.echo()

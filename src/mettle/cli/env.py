@@ -79,7 +79,7 @@ def init(
 
 def _make_from_data(name: str, directory: Path, file: str, question: str | None, answer: str | None) -> Path:
     from mettle.quality.data.package import create_from_data
-    from mettle.quality.data.report import inspect_data
+    from mettle.quality.data.report import held_out_check, inspect_data
     from mettle.quality.data.sources import open_dataset
 
     made = create_from_data(name, directory, inspect_data(open_dataset(file), question=question, answer=answer))
@@ -88,6 +88,9 @@ def _make_from_data(name: str, directory: Path, file: str, question: str | None,
     click.echo(
         f"made {made.folder}: {len(rows) - num_eval} rows to train on, {num_eval} to evaluate, {made.recipe.format}"
     )
+    held_out = held_out_check({"train": len(rows) - num_eval, "eval": num_eval})
+    if held_out.status != "pass":
+        click.secho(f"few evaluation rows: {held_out.detail}; {held_out.fix}", fg="yellow")
     for reason, num in made.prepared.left_out.most_common():
         click.echo(f"left out {num} rows: {reason}")
     return made.folder

@@ -203,7 +203,8 @@ def summary_rows(stats: Stats) -> list[tuple[str, str]]:
             if not (name == "pass^" and k == "1"):
                 rows.append((f"{name}{k}", _with_interval(found) + threshold))
                 threshold = ""
-    rows.append(("rollouts", f"{stats.num_rollouts} of {stats.num_tasks} tasks"))
+    few = "; few tasks tell little: more tasks narrow the interval, more rollouts of each hardly"
+    rows.append(("rollouts", f"{stats.num_rollouts} of {stats.num_tasks} tasks{few if stats.num_tasks < 20 else ''}"))
     rows.append(("failed", _failures(stats)))
     if stats.truncation_rate:
         rows.append(("truncated", f"{stats.truncation_rate:.1%}"))
