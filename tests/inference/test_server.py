@@ -14,6 +14,7 @@ from policies import END, make_model, picked_logprobs, publish, tiny_config
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
+from mettle.inference.bodies import GenerateBody
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.embedded import EmbeddedEngine, start_engine
@@ -91,6 +92,18 @@ async def test_bad_bodies_are_refused(
     status, answer = await post(http, f"{mock_server.base_url}/generate", body)
     assert (status, answer["error"]["param"]) == (400, param)
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_no_number_in_a_request_ends_the_engine(server: InferenceServer, http: aiohttp.ClientSession) -> None:
+    """Every field of a generation with values that it cannot have, or that no tensor can hold."""
+    for field in GenerateBody.model_fields:
+        for value in ("9" * 23, "9" * 18, "-1", "1e308", "1e-300", "[" + "9" * 23 + "]", '["\\ud800"]'):
+            rest = {"prompt_ids": [5], "max_tokens": 2}
+            rest.pop(field, None)
+            body = f'{json.dumps(rest)[:-1]}{", " if rest else ""}"{field}": {value}}}'
+            async with http.post(f"{server.base_url}/generate", data=body) as answer:
+                assert answer.status < 500, (body, await answer.text())
+    assert server.service.engine.status().is_alive
 
 
 async def test_unknown_routes_and_methods_answer_in_json(

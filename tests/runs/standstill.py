@@ -110,7 +110,7 @@ class FaultyRun(Run):
             time.sleep(0.2)
         return seen
 
-    def goes_on(self, versions: int = 2, limit_s: float = 120.0) -> float:
+    def goes_on(self, versions: int = 2, limit_s: float = 400.0) -> float:
         """Wait until the trainer has made some more versions; the seconds that it took."""
         started, target = time.monotonic(), self.version() + versions
         while self.version() < target:
@@ -122,7 +122,7 @@ class FaultyRun(Run):
     def finish(self) -> None:
         """Stop the run as a person does, and look at its accounts."""
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(timeout=90) in (0, 130), self.said()
+        assert self.process.wait(timeout=200) in (0, 130), self.said()
         ledger = Ledger(self.run_dir.ledger, is_read_only=True)
         try:
             counts = ledger.task_counts()

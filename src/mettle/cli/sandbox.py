@@ -134,6 +134,7 @@ def bench(url: str | None, num: int, is_json: bool) -> None:
 @click.option("--tokens", type=click.Path(path_type=Path), help="File of tokens; that of `mettle sandbox token`.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Speak TLS with this certificate (PEM).")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, unless it is in the same file.")
+@click.option("--public-url", help="Where `prime` clients are sent; the address that they came to by default.")
 @click.option("--backend", default="zygote", show_default=True, help="What it runs on.")
 @click.option(
     "--max-running", type=click.IntRange(min=1), help="Judgements at a time; twice the processors by default."

@@ -90,13 +90,14 @@ class PythonSession:
                     if (ended := job.poll()) is not None:
                         raise PythonWorkerNotReadyError(f"Python ended at its start: {ended.stderr.strip()[-500:]}")
                     await asyncio.sleep(_POLL_S)
-                pid, port = (int(number) for number in said.split())
-                connection = await machine.connect(port)
+                pid, port, secret = said.split()
+                connection = await machine.connect(int(port))
                 reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_ANSWER_BYTES)
+                writer.write(f"{secret}\n".encode())
         except TimeoutError as error:
             await job.kill()
             raise PythonWorkerNotReadyError(f"Python did not start within {timeout_s:g} s") from error
-        return cls(machine, job, pid, reader, writer)
+        return cls(machine, job, int(pid), reader, writer)
 
     async def run(self, code: str, timeout_s: float) -> Reply:
         """Run some code, and interrupt it when its time is over. Raises: PythonEnded."""

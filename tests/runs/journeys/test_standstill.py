@@ -98,7 +98,7 @@ def note(name: str, figures: dict[str, object]) -> None:
 def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
     fault = FAULTS[name]
     run = start(*fault.overrides)
-    run.wait_for(published(3))
+    run.wait_for(published(3), limit_s=400.0)
     before = {event.event_id for event in run.events()}
     pid = run.pid(fault.process) if fault.process else 0
     fault.inject(run)

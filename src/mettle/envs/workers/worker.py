@@ -143,6 +143,7 @@ def described(env: Any) -> Frame:
         "pid": os.getpid(),
         "sampling_args": env.sampling_args,
         "pass_threshold": env.pass_threshold,
+        "pass_on": env.pass_on,
         "tool_defs": [dict(tool) for tool in env.tool_defs],
         "requires_group_rollouts": env.requires_group_rollouts,
         "provides_advantages": env.provides_advantages,

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
+
+MIN_TEMPERATURE: Final = 1e-5
+"""Above 0, which is greedy: logits divided by less than this are no float32."""
+MAX_TOP_K: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +39,8 @@ def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -
         raise RequestRefused(f"n must be from 1 to {limits.max_slots}, not {request.n}", "n")
     if request.seeds and len(request.seeds) != request.n:
         raise RequestRefused(f"seeds has {len(request.seeds)} entries for {request.n} choices", "seeds")
+    if 0 < params.temperature < MIN_TEMPERATURE:
+        message = f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {params.temperature:g}"
+        raise RequestRefused(message, "temperature")
+    if params.top_k > MAX_TOP_K:
+        raise RequestRefused(f"top_k must be from -1 to {MAX_TOP_K}", "top_k")

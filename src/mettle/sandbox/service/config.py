@@ -56,6 +56,10 @@ class ServiceConfig(BaseModel):
     tls_key: Path | None = None
     """Its private key (PEM, without a password); in the certificate's own file, if left out."""
 
+    public_url: str | None = Field(default=None, pattern=r"^https?://[^/\s?#]+$")
+    """Where `prime` clients are sent for commands and files, such as https://sandboxes.example; the address that they
+    came to, if left out. To be given where a certificate has a name, or something stands in front of the service."""
+
     tokens_file: Path | None = None
     """The hashes of tokens that `mettle sandbox token` has made; read again whenever it changes."""
 

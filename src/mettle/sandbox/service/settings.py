@@ -22,6 +22,7 @@ def service_config(
     tokens: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    public_url: str | None,
     backend: str,
     max_running: int | None,
 ) -> ServiceConfig:
@@ -34,6 +35,7 @@ def service_config(
         "tokens_file": str(tokens) if tokens else None,
         "tls_cert": str(tls_cert) if tls_cert else None,
         "tls_key": str(tls_key) if tls_key else None,
+        "public_url": public_url,
         "sandbox.backend": backend if backend != default.sandbox.backend else None,
         "sandbox.max_running": max_running,
     }

@@ -54,6 +54,9 @@ async def test_a_pass_is_for_one_sandbox_and_its_commands_and_files(api: ApiCall
     _, gate = await api.ask("POST", f"/sandbox/{made['id']}/auth")
     base, token = f"/gw/{gate['user_ns']}/{gate['job_id']}", gate["token"]
     assert gate["gateway_url"] == f"{api.url}/gw"
+    port = api.url.rpartition(":")[2]
+    _, named = await api.ask("POST", f"/sandbox/{made['id']}/auth", headers={"Host": f"localhost:{port}@evil.example"})
+    assert named["gateway_url"] == f"{api.url}/gw", "what the caller calls us is not repeated"
     order = {"command": "echo $A; exit 7", "env": {"A": "b"}, "working_dir": "/tmp", "timeout": 5}
     assert (await api.ask("POST", f"{base}/exec", token=token, json=order))[1] == {
         "stdout": "b\n", "stderr": "", "exit_code": 7,

@@ -26,6 +26,7 @@ from mettle.sandbox.service.machines import MachineRecord
 from mettle.sandbox.service.routes import prime_gateway
 from mettle.sandbox.service.state import Pass, client_of, holder_of, known_record_of, record_of, service_of
 from mettle.sandbox.service.tokens import digest
+from mettle.web.server import url_of
 
 _CONTROL: Final = "/api/v1/sandbox"
 _PASS_S: Final = 3600.0
@@ -137,7 +138,7 @@ async def give_pass(request: Request) -> Response:
     service.passes[digest(token)] = Pass(holder_of(request), record.id, expires)
     return json_answer(
         {
-            "gateway_url": f"{request.url.scheme}://{request.url.netloc}/gw",
+            "gateway_url": f"{service.config.public_url or _own_url(request)}/gw",
             "user_ns": "m",
             "job_id": record.id,
             "token": token,
@@ -145,6 +146,12 @@ async def give_pass(request: Request) -> Response:
             "is_vm": False,
         }
     )
+
+
+def _own_url(request: Request) -> str:
+    """The address of this end of the connection. The Host header is the caller's word, and is not repeated."""
+    host, port = request.scope["server"]
+    return f"{request.url.scheme}://{host}" if port is None else url_of(host, port, request.url.scheme)
 
 
 async def error_context(request: Request) -> Response:
