@@ -20,7 +20,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = ("--steps", "2", "--json", "--no-browser")
+SMALL = (
+    "--max-steps", "2", "--trainer.scheduler.warmup-steps", "0", "--trainer.scheduler.decay-steps", "2",
+    "--warm-up.sft.target-reward", "0.01", "--orchestrator.batch-size", "32", "--orchestrator.eval.num-examples", "4",
+)  # fmt: skip
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -83,7 +86,8 @@ def test_wheel_and_sdist_hold_what_is_used_and_nothing_else(dist):
     } <= names
     assert [name for name in names if re.search(r"dist-info/licenses/(LICENSE|.*OFL|.*uPlot)", name)]
     assert not [name for name in names if "/tests/" in name or name.endswith((".pyc", ".db"))]
-    packed = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "src/mettle/py.typed"} <= packed
 
 
@@ -92,9 +96,10 @@ def test_the_wheel_works_from_an_empty_folder(installed):
     assert str(installed.bin.parent) in where
     assert json.loads(installed.mettle("doctor", "--json"))
     listed = installed.mettle("env", "list", "--json")
-    assert {"reverse-text", "arithmetic", "wordle"} <= {env["id"] for env in json.loads(listed)}
+    assert {"reverse-text", "arithmetic", "wordle"} <= {env["name"] for env in json.loads(listed)}
     assert "reverse" in installed.mettle("env", "info", "reverse-text")
-    summary = json.loads(installed.mettle("quickstart", *SHORT))
+    recipe = next(installed.bin.parent.rglob("mettle/runs/quickstart.toml"))
+    summary = json.loads(installed.mettle("rl", "run", str(recipe), "--json", *SMALL))
     assert summary["state"] == "finished"
     assert summary["steps"] == 2
 
@@ -106,7 +111,7 @@ def test_everything_is_found_by_pip_and_the_tutorial_runs(dist, tmp_path):
     [wheel] = dist.glob("*.whl")
     torch = os.environ.get("METTLE_TEST_TORCH", "torch==2.13.0+cpu")
     made.pip(torch, f"{wheel}[train,hub]")
-    assert json.loads(made.mettle("quickstart", *SHORT))["state"] == "finished"
+    assert json.loads(made.mettle("quickstart", "--steps", "24", "--json", "--no-browser"))["state"] == "finished"
     made.mettle("doctor")
     made.mettle("lab", "setup", "lab")
     page = (ROOT / "docs" / "tutorials" / "from-data-to-training.md").read_text()
