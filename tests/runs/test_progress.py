@@ -1,4 +1,4 @@
-"""What a person sees of a run: lines where there is no terminal, a panel where there is one."""
+"""What a person sees of a run: lines where there is no terminal, a panel where there is one, each trouble once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from mettle.storage.ledger import Ledger
 
 @pytest.fixture
 def ledger(tmp_path):
-    ledger = Ledger(tmp_path / "run.db")
+    made = Ledger(tmp_path / "run.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warming_up(ledger):
     ledger.journal.record_process("sft", "running", pid=1, restarts=0, exit_code=None)
     ledger.journal.set_fact("warm_up_goal", {"reward": 0.7, "max_steps": 400})
-    yield ledger
-    ledger.close()
+    return ledger
 
 
 @pytest.fixture
@@ -28,7 +33,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_log_says_how_far_the_warm_up_is_and_how_long_it_takes_at_most(ledger, clock, capsys):
+def test_a_log_says_how_far_the_warm_up_is_and_how_long_it_takes_at_most(warming_up, ledger, clock, capsys):
     with RunProgress(ledger, 400, title="t") as shown:
         for step in range(1, 41):
             clock[0] += 1.0
@@ -43,7 +48,7 @@ def test_a_log_says_how_far_the_warm_up_is_and_how_long_it_takes_at_most(ledger,
     assert lines[-1].endswith(": step 31 of at most 400, reward 0.35, ends at 0.7, at most 6 min left")
 
 
-def test_a_terminal_sees_the_warm_up_as_a_bar(ledger, clock):
+def test_a_terminal_sees_the_warm_up_as_a_bar(warming_up, ledger, clock):
     shown = RunProgress(ledger, 400, title="t")
     ledger.journal.record_metrics(40, {"sft/loss": 1.0, "sft/reward": 0.35})
     screen = Console(file=io.StringIO(), width=120)
@@ -59,7 +64,7 @@ def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsy
         module,
         "read_snapshot",
         lambda ledger, max_steps: module.ProgressSnapshot(
-            "training", next(made), max_steps, [0.5], [], {"reward/mean": 0.5}, []
+            "training", next(made), max_steps, [0.5], [], {"reward/mean": 0.5}
         ),
     )
     with RunProgress(ledger, 400, title="t") as shown:
@@ -68,3 +73,28 @@ def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsy
             shown.update()
     last = capsys.readouterr().err.splitlines()[-1]
     assert ": step 31/400, reward 0.500, about 6 min left" in last
+
+
+def notes_of(capsys):
+    return [line.partition("note: ")[2] for line in capsys.readouterr().err.splitlines() if "note: " in line]
+
+
+def test_what_others_tell_is_shown_once_and_in_a_long_run_too(ledger, capsys):
+    with ledger.database.transaction():
+        for number in range(1500):
+            ledger.journal.event("trainer", "resumed", f"old {number}")
+        ledger.journal.event("orchestrator", "worker_died", "of the life before")
+    notes = []
+    with RunProgress(ledger, 10, title="run", notes=notes) as progress:
+        progress.update(is_last=True)
+        assert notes_of(capsys) == []
+        with ledger.database.transaction():
+            for number in range(1500):
+                ledger.journal.event("trainer", "resumed", f"new {number}")
+            ledger.journal.event("orchestrator", "worker_died", "worker 7 was ended by SIGKILL")
+            ledger.journal.event("supervisor", "stall", "the supervisor says this itself")
+        notes.append("trainer is stopped by a signal")
+        progress.update(is_last=True)
+        assert notes_of(capsys) == ["trainer is stopped by a signal", "worker 7 was ended by SIGKILL"]
+        progress.update(is_last=True)
+        assert notes_of(capsys) == []

@@ -183,6 +183,7 @@ def main() -> None:
     if hello is None:
         return
     with Heartbeat.of_run(worker_name(hello["env_id"], os.getpid()), unit="rollouts") as heart:
+        heart.gauge = lambda: Gauge(0, has_work=True)  # loading is work, too, and may hang
         env, answer = load(hello)
         send(connection, answer)
         if env is not None:
