@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mettle.runs.pace import Pace, time_left
+from mettle.runs.pace import StepPace, time_left
 
 
 def paced(*readings):
-    pace = Pace()
+    pace = StepPace()
     for now, done in readings:
         pace.read(now, done)
     return pace

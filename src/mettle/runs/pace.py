@@ -1,6 +1,6 @@
 """How long something will still take, from how fast it went lately.
 
-Parts: `Pace`. Readings are of a monotonic clock and a count that only grows; a count that fell (a resumed run) starts
+Parts: `StepPace`. Readings are of a monotonic clock and a count that only grows; a count that fell (a resumed run) starts
 anew. Nothing is said before there is enough to go by.
 """
 
@@ -13,7 +13,7 @@ LEAST_S = 2.0
 """An estimate from less than this is a guess."""
 
 
-class Pace:
+class StepPace:
     """The pace of the last half minute."""
 
     def __init__(self) -> None:

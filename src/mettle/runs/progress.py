@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mettle.runs.pace import Pace, time_left
+from mettle.runs.pace import StepPace, time_left
 from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
 from mettle.wording import count, format_interval, format_reward, sparkline
@@ -120,7 +120,7 @@ class RunProgress:
         self._started = time.monotonic()
         self._next_update = 0.0
         self._last_line = ("", -1)
-        self._pace = Pace()
+        self._pace = StepPace()
         self._paced_stage = ""
         self._next_line = 0.0
         self._notes = notes
@@ -160,7 +160,7 @@ class RunProgress:
 
     def _keep_pace(self, snapshot: ProgressSnapshot, now: float) -> None:
         if snapshot.stage != self._paced_stage:
-            self._pace, self._paced_stage = Pace(), snapshot.stage
+            self._pace, self._paced_stage = StepPace(), snapshot.stage
         self._pace.read(now, snapshot.done[0])
 
     def _time_left(self, snapshot: ProgressSnapshot, now: float) -> str:
