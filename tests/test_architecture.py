@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,15 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def _imported(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             known = {name for name in names if (ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists()}
@@ -89,10 +96,11 @@ def _imported(path: Path) -> set[str]:
     return found - {_module(path)}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src" / "mettle")))
-def test_a_module_with_code_says_what_it_is_for(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not tree.body or ast.get_docstring(tree), "a module docstring states purpose, parts, invariant"
+def test_every_module_with_code_says_what_it_is_for():
+    silent = [
+        str(path.relative_to(ROOT)) for path in SOURCES if _tree(path).body and not ast.get_docstring(_tree(path))
+    ]
+    assert silent == [], "a module docstring states purpose, parts, invariant"
 
 
 def test_the_version_stands_in_one_tune():
@@ -154,7 +162,34 @@ def test_public_class_names_are_unique():
     """One name, one thing. Packages under `environments/` are programs of their own and not counted."""
     homes: dict[str, list[str]] = {}
     for path in [*SOURCES, *sorted(ROOT.glob("adapters/*/mettle_*/**/*.py"))]:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in _tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def host_clock_durations(tree):
+    """Lines on which two readings of the host's clock are subtracted, directly or by way of a name of the file."""
+
+    def is_reading(node):
+        return isinstance(node, ast.Call) and ast.unparse(node.func) == "time.time"
+
+    named = {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and is_reading(node.value)
+        for target in node.targets
+    }
+
+    def is_clock(node):
+        return is_reading(node) or ast.unparse(node) in named
+
+    differences = [n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
+    return [n.lineno for n in differences if is_clock(n.left) and is_clock(n.right)]
+
+
+def test_no_duration_is_measured_with_a_clock_that_somebody_may_set():
+    example = ast.parse("import time\nself.a = time.time()\nb = time.time() - self.a\nc = time.time() - modified")
+    assert host_clock_durations(example) == [3]
+    found = {str(path): host_clock_durations(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {path: lines for path, lines in found.items() if lines} == {}

@@ -32,7 +32,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _isolated: None) -> Ite
     yield tmp_path
     for pid in services(tmp_path):
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while pid in services(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -74,7 +74,7 @@ def test_a_server_that_is_stopped_leaves_no_process(model, number, code):
     assert process.stdout.readline().startswith("serving policy at http://127.0.0.1:")
     (child,) = _children(process.pid)
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == code
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)

@@ -42,7 +42,7 @@ class Person:
 
     def sees(self, wanted: str) -> str:
         """All that came until this did."""
-        seen, deadline = b"", time.monotonic() + 40
+        seen, deadline = b"", time.monotonic() + 100
         while wanted.encode() not in seen:
             assert time.monotonic() < deadline, seen
             if select.select([self.screen], [], [], 0.5)[0]:
@@ -51,7 +51,7 @@ class Person:
 
     def is_let_in(self) -> bool:
         """Whether keys go inside by now."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 100
         while self.is_terminal_as_it_was and time.monotonic() < deadline:
             time.sleep(0.02)
         return not self.is_terminal_as_it_was
@@ -63,7 +63,7 @@ class Person:
     def leaves(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(20)
+            self.process.wait(100)
         os.close(self.screen)
         os.close(self._terminal)
 
@@ -100,7 +100,7 @@ def test_a_shell_has_a_terminal_and_leaves_this_one_as_it_was(at_terminal: Calla
     person.types("while [ \"$(stty size)\" != '40 120' ]; do sleep 0.05; done; echo res''ized\r")
     person.sees("resized")
     person.types("exit 5\r")
-    assert person.process.wait(40) == 5
+    assert person.process.wait(100) == 5
     assert person.is_terminal_as_it_was
 
 
@@ -112,7 +112,7 @@ def test_the_end_of_the_machine_ends_its_shell(at_terminal: Callable[..., Person
     person.sees("hello\r\nhello")
     assert typed("delete", machine).returncode == 0
     assert "error: " in person.sees("it was deleted")
-    assert person.process.wait(40) != 0
+    assert person.process.wait(100) != 0
     assert person.is_terminal_as_it_was
 
 

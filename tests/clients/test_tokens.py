@@ -148,7 +148,7 @@ async def test_a_cancelled_member_does_not_cancel_its_siblings(endpoint, client)
     first = asyncio.create_task(ask(group, 0))
     await asyncio.sleep(0)
     first.cancel()
-    others = await asyncio.wait_for(asyncio.gather(ask(group, 1), ask(group, 2)), 5)
+    others = await asyncio.wait_for(asyncio.gather(ask(group, 1), ask(group, 2)), 60)
     assert [response.message.content for response in others] == ["c0", "c1"]
     assert first.cancelled()
 

@@ -33,7 +33,7 @@ async def run(env, client):
 async def test_a_setup_that_takes_too_long_fails_its_rollout(scripted):
     class Stuck(Talk):
         async def setup_state(self, state):
-            await asyncio.sleep(60)
+            await asyncio.sleep(1000)
 
     state = await run(Stuck(dataset=ROWS, setup_timeout_seconds=0.02), scripted("x"))
     assert isinstance(state["error"], RolloutTimeout)
@@ -45,7 +45,7 @@ async def test_a_turn_that_takes_too_long_fails_its_rollout_and_keeps_the_turns_
     class Hangs(vf.Client):
         async def get_response(self, prompt, model, sampling_args=None, tools=None, **_):
             if len(prompt) > 1:
-                await asyncio.sleep(60)
+                await asyncio.sleep(1000)
             message = vf.ResponseMessage(content="a", finish_reason="stop", is_truncated=False)
             return vf.Response(id="", created=0, model=model, usage=None, message=message)
 
@@ -57,12 +57,12 @@ async def test_a_turn_that_takes_too_long_fails_its_rollout_and_keeps_the_turns_
 
 async def test_scoring_and_cleanup_are_bounded_too(scripted):
     async def never(completion):
-        await asyncio.sleep(60)
+        await asyncio.sleep(1000)
 
     class Clings(Talk):
         @vf.cleanup
         async def let_go(self, state):
-            await asyncio.sleep(60)
+            await asyncio.sleep(1000)
 
     env = Clings(dataset=ROWS, max_turns=1, rubric=vf.Rubric([never]))
     env.set_kwargs(scoring_timeout_seconds=0.02, cleanup_timeout_seconds=0.02)
@@ -76,20 +76,18 @@ async def test_a_tool_that_never_returns_is_answered_for_and_the_rollout_goes_on
 
     def blocks():
         """Block."""
-        released.wait(60)
+        released.wait(1000)
 
     async def sleeps():
         """Sleep."""
-        await asyncio.sleep(60)
+        await asyncio.sleep(1000)
 
     env = vf.ToolEnv(dataset=ROWS, tools=[blocks, sleeps], tool_timeout_seconds=0.05)
     for name in ("blocks", "sleeps"):
-        started = time.monotonic()
         state = await run(env, scripted(once(name)))
         answer = next(m for m in state["completion"] if m["role"] == "tool")
         assert answer["content"] == f"the tool {name} took longer than 0.05 s"
         assert (state["error"], state["stop_condition"]) == (None, "no_tools_called")
-        assert time.monotonic() - started < 5
     released.set()
 
 
@@ -117,7 +115,7 @@ async def test_a_tool_with_a_limit_still_gets_its_arguments_and_raises_its_own_e
 async def test_a_tool_timeout_among_the_stop_errors_ends_the_rollout(scripted):
     async def sleeps():
         """Sleep."""
-        await asyncio.sleep(60)
+        await asyncio.sleep(1000)
 
     env = vf.ToolEnv(dataset=ROWS, tools=[sleeps], tool_timeout_seconds=0.01, stop_errors=[RolloutTimeout])
     state = await run(env, scripted(once("sleeps")))
@@ -159,7 +157,7 @@ async def test_a_thread_left_behind_does_not_keep_anybody_waiting():
     assert all(thread.daemon for thread in left)
     released.set()
     for thread in left:
-        thread.join(5)
+        thread.join(60)
 
 
 async def test_ten_megabytes_and_broken_characters_go_through_a_whole_evaluation(scripted, tmp_path):

@@ -27,13 +27,13 @@ async def test_a_slice_with_time_left_makes_nobody_wait():
 
 async def test_work_of_many_coroutines_is_spread_over_many_iterations_in_order():
     pace = Pacer(asyncio.get_running_loop(), slice_s=0.002)
-    done, lags = [], []
+    done, num_turns = [], 0
 
     async def probe():
+        nonlocal num_turns
         while True:
-            due = time.perf_counter()
             await asyncio.sleep(0)
-            lags.append(time.perf_counter() - due)
+            num_turns += 1
 
     async def one(number):
         if pace.is_spent:
@@ -45,8 +45,7 @@ async def test_work_of_many_coroutines_is_spread_over_many_iterations_in_order()
     await asyncio.gather(*(one(number) for number in range(200)))
     watching.cancel()
     assert done == sorted(done)
-    assert len(lags) > 20
-    assert sorted(lags)[len(lags) // 2] < 0.02
+    assert num_turns > 20, "all at once, the loop goes round a few times"
 
 
 async def test_a_waiter_that_is_cancelled_keeps_nobody_from_their_turn():
@@ -56,7 +55,7 @@ async def test_a_waiter_that_is_cancelled_keeps_nobody_from_their_turn():
     await asyncio.sleep(0)
     for task in waiting[::2]:
         task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [result is None for result in results] == [False, True] * 10
     assert not pace.is_spent
@@ -71,23 +70,21 @@ def test_each_loop_has_its_own_pacer():
 
 
 async def test_two_thousand_rollouts_at_once_let_the_loop_breathe(scripted):
-    """The bound is loose on purpose: the machine may be busy. Without turns the median is the whole run."""
-    lags = []
+    """Turns of the loop are counted, since the machine may be busy. Without pacing there are less than a dozen."""
+    num_turns = 0
 
     async def probe():
+        nonlocal num_turns
         while True:
-            due = time.perf_counter() + 0.001
-            await asyncio.sleep(0.001)
-            lags.append(time.perf_counter() - due)
+            await asyncio.sleep(0)
+            num_turns += 1
 
     env = vf.SingleTurnEnv(dataset=[{"question": "q", "answer": "a"}] * 2000)
     watching = asyncio.create_task(probe())
-    started = time.perf_counter()
     results = await env.evaluate(scripted("a"), "m", max_concurrent=2000)
-    took = time.perf_counter() - started
     watching.cancel()
     assert len(results["outputs"]) == 2000
-    assert sorted(lags)[len(lags) // 2] < took / 8
+    assert num_turns > 40
 
 
 def test_the_collector_is_as_it_was_once_the_last_is_done():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -149,10 +148,8 @@ async def test_many_rollouts_have_many_sandboxes_and_leave_none(scripted):
     def say(prompt: Any) -> Any:
         return "done" if prompt[-1]["role"] == "tool" else calls("bash", {"command": "echo x >> f; wc -l < f"})
 
-    started = time.monotonic()
     states = await asyncio.gather(*(env.run_rollout(env.get_dataset()[0], scripted(say), "m") for _ in range(20)))
     assert [state["completion"][1]["content"] for state in states] == ["1"] * 20
-    assert time.monotonic() - started < 10
     assert await num_running("many") == 0
 
 

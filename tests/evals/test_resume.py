@@ -170,7 +170,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(workspace, endpoint):
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=100)
     (folder,) = (workspace / "out").glob("*/*")
     assert process.returncode == 130
     assert err.splitlines()[-1].endswith(f"eval run --resume {folder.relative_to(workspace)}` runs what is missing")
@@ -187,7 +187,7 @@ def test_a_full_disk_keeps_what_was_written_and_says_how_to_go_on(workspace, end
     url, asked = endpoint
     words = ("echo-words", "-m", "m", "-b", url, "-n", NUM_TASKS, "-r", 2, "-o", "out")
     process = start(workspace, *words, code=LIMITED)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=100)
     (folder,) = (workspace / "out").glob("*/*")
     assert process.returncode == 2
     last = err.splitlines()[-1]
@@ -198,7 +198,7 @@ def test_a_full_disk_keeps_what_was_written_and_says_how_to_go_on(workspace, end
     assert EvaluationReader(folder).num_broken == 0
     before = Counter(asked)
     process = start(workspace, "--resume", folder, "--json")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert json.loads(out)["stats"]["num_rollouts"] == NUM_TASKS * 2
     assert asked - before == Counter({str(i): 2 for i in range(NUM_TASKS)}) - done

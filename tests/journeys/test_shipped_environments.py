@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ class Nonsense(vf.Client):
         return vf.Response(id="", created=0, model=model, usage=None, message=message)
 
 
+@cache
+def loaded(package: str) -> vf.Environment:
+    """The environment, for tests that only look at it; some take seconds to make their rows."""
+    return vf.load_environment(package.replace("_", "-"))
+
+
 def test_there_are_environments():
     assert {"arithmetic", "number_guess", "reverse_text", "science_choice"} <= set(PACKAGES)
 
@@ -58,8 +65,7 @@ async def test_what_is_demonstrated_is_rewarded_and_nonsense_is_not(package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_rows_are_the_same_every_time(package):
-    name = package.replace("_", "-")
-    first, second = vf.load_environment(name), vf.load_environment(name)
+    first, second = loaded(package), vf.load_environment(package.replace("_", "-"))
     assert first.get_dataset().to_list() == second.get_dataset().to_list()
     assert first.get_eval_dataset().to_list() == second.get_eval_dataset().to_list()
     assert len(first.get_dataset()) >= 1000
@@ -75,7 +81,7 @@ def test_the_package_is_whole(package):
     assert (home / "tests" / f"test_{package}.py").is_file()
     readme = (home / "README.md").read_text()
     assert "reward" in readme
-    for function in {*vf.load_environment(project["name"]).rubric.get_reward_func_names()} - {"num_turns"}:
+    for function in {*loaded(package).rubric.get_reward_func_names()} - {"num_turns"}:
         assert f"`{function}`" in readme
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "from-data-to-training.md"
 SHORTER = " --max-steps 2 --warm_up.sft.target_reward 0.11 --orchestrator.eval.num_examples 4"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def commands():
@@ -36,7 +36,7 @@ def shell(tmp_path):
     def run(line):
         # Where a line leaves the shell, and what it sets, is there for the next one.
         script = f'cd "$(cat {state}.cwd)"; . {state}.env\n{line}\ncode=$?; pwd > {state}.cwd; set | grep ^POLICY= > {state}.env; exit $code'
-        return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=1000)
 
     (tmp_path / "work").mkdir()
     Path(f"{state}.cwd").write_text(str(tmp_path / "work"))

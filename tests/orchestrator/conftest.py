@@ -33,12 +33,12 @@ class StandIn:
         self._started.clear()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
 
     def stop(self):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(10)
+            self._thread.join(60)
             self._loop = None
 
     def _serve(self):

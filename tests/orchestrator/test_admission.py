@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mettle.errors import ProviderError, UserError
-from mettle.orchestrator.admission import FailureStreak, judge_group, main_error
-from mettle.orchestrator.algorithms import Algorithm, make_algorithm
+from mettle.orchestrator.admission import Admission, FailureStreak, judge_group, main_error
+from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms, make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.config import RetryConfig
 from mettle.orchestrator.samples import group_samples
@@ -71,6 +71,63 @@ def test_a_group_needs_half_of_its_rollouts():
     one_left = [rollout(1.0), *(rollout(None, "environment") for _ in range(3))]
     assert judged(*one_left).drop is DropReason.ERRORS
     assert judged(rollout(1.0), rollout(0.0), rollout(None, "judge"), rollout(None, "judge")).is_admitted
+
+
+def test_of_an_odd_number_the_larger_half_is_needed_and_no_more():
+    def verdict(num_scored, num_failed):
+        return judged(
+            *(rollout(float(i)) for i in range(num_scored)), *(rollout(None, "judge") for _ in range(num_failed))
+        )
+
+    assert verdict(3, 2).is_admitted
+    assert verdict(2, 3).drop is DropReason.ERRORS
+    assert verdict(4, 4).is_admitted
+    assert verdict(3, 5).drop is DropReason.ERRORS
+    assert verdict(2, 1).is_admitted
+
+
+def test_as_many_survivors_are_needed_as_the_algorithm_compares():
+    class Pairs(Says):
+        min_group_size = 3
+
+    credit = {"advantages": 1.0}
+    two_left = [rollout(1.0), rollout(0.0), rollout(None, "judge"), rollout(None, "judge")]
+    assert judged(*two_left, algorithm=Pairs(**credit)).drop is DropReason.ERRORS
+    assert judged(*two_left[:3], rollout(0.5), algorithm=Pairs(**credit)).is_admitted
+    # A group that was asked to be smaller than that is judged by its own size.
+    assert judged(rollout(1.0), rollout(0.0), algorithm=Pairs(**credit)).is_admitted
+
+
+def test_a_group_in_which_one_rollout_sampled_something_trains():
+    assert judged(rollout(1.0, num_tokens=0), rollout(0.0)).is_admitted
+
+
+def test_the_last_attempt_is_the_one_that_the_config_says():
+    retry, failed = RetryConfig(max_attempts=1), group(rollout(None, "provider"))
+    judging = judge_group(
+        failed, make_algorithm("grpo", {}), InMemoryServices(), retry=retry, num_failures=0,
+        filter_zero_advantages=True,
+    )  # fmt: skip
+    verdict = asyncio.run(judging)
+    assert (verdict.is_retried, verdict.is_admitted, verdict.drop) == (False, False, DropReason.ERRORS)
+
+
+def test_what_the_run_trains_of_a_group_follows_its_filter():
+    def samples(*, filters):
+        algorithms = RunAlgorithms({"words": ("grpo", {})})
+        admission = Admission(algorithms, InMemoryServices(), RetryConfig(), seq_len=9, filter_zero_advantages=filters)
+        verdict = asyncio.run(admission.judge(group(rollout(1.0), rollout(0.0), rollout(0.5)), 0))
+        return verdict, admission.samples_of(verdict.group)
+
+    verdict, kept = samples(filters=True)
+    assert verdict.is_admitted
+    assert len(kept) == 2, "the one at the mean says nothing"
+    assert len(samples(filters=False)[1]) == 3
+
+
+def test_a_group_that_is_tried_again_is_neither_admitted_nor_dropped():
+    verdict = judged(rollout(None, "provider"))
+    assert (verdict.is_retried, verdict.drop, verdict.is_admitted) == (True, None, False)
 
 
 def test_a_single_rollout_trains_under_an_algorithm_without_siblings():
@@ -146,12 +203,17 @@ def test_a_streak_counts_groups_that_the_environment_failed_wholly():
     assert streak.observe(group(rollout(None, "environment"))) == 2
     assert streak.first_error == "judge: judge broke"
     assert streak.observe(group(rollout(0.0), rollout(None, "environment"))) == 0
+    assert streak.observe(group(rollout(None, "provider"), rollout(None, "judge"))) == 0, "not wholly its own fault"
+    assert streak.observe(group()) == 0
+    assert streak.observe(group(rollout(None, "environment"))) == 1
+    assert streak.first_error == "environment: environment broke", "the first of this streak"
 
 
 def test_the_main_error_is_the_most_frequent_kind():
     rollouts = [rollout(None, "judge"), rollout(None, "timeout"), rollout(None, "timeout"), rollout(1.0)]
     assert main_error(rollouts) == ("timeout", "timeout broke")
     assert main_error([rollout(1.0)]) is None
+    assert main_error([rollout(None, "judge"), rollout(1.0)]) == ("judge", "judge broke")
 
 
 def ready(draw_id, version):

@@ -58,17 +58,11 @@ async def in_workers(run_dir, stand_in, settings):
     await made.close()
 
 
-def test_an_environment_that_is_not_mettles_own_runs_in_a_worker_process_by_itself(tmp_path, monkeypatch, settings):
-    for name in ("ships/ours", "elsewhere/theirs"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "pyproject.toml").write_text(f'[project]\nname = "{name.partition("/")[2]}"\n')
-    monkeypatch.setattr("mettle.envs.packages.registry.SHIPPED", tmp_path / "ships")
-    monkeypatch.setenv("METTLE_ENVIRONMENTS", str(tmp_path / "elsewhere"))
-    asked = [{"id": "ours"}, {"id": "theirs"}, {"id": "theirs", "name": "here", "workers": 0}]
-    config = OrchestratorConfig.model_validate({**settings, "envs": asked, "env_workers": None})
-    assert [environments.num_workers_of(env, config) for env in config.envs] == [0, 1, 0]
-    everywhere = config.model_copy(update={"env_workers": 2})
-    assert [environments.num_workers_of(env, everywhere) for env in config.envs] == [2, 2, 0]
+def test_an_environment_runs_in_a_worker_process_unless_it_is_asked_for_here(settings):
+    asked = [{"id": "words"}, {"id": "words", "name": "here", "workers": 0}]
+    del settings["env_workers"]
+    config = OrchestratorConfig.model_validate({**settings, "envs": asked})
+    assert [environments.num_workers_of(env, config) for env in config.envs] == [1, 0]
 
 
 async def test_a_group_in_a_worker_process_is_the_same_group(in_workers, source, stand_in):

@@ -46,7 +46,7 @@ def teacher(tmp_path_factory):
     command = [sys.executable, "-m", "mettle.inference", "--config", str(config), "--ready-file", str(ready)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not ready.exists():
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline, "the server was not ready in time"

@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written_keeps_nobody_from_working(tmp_path):
 def test_the_thread_beats_while_the_main_thread_does_something_else(tmp_path):
     with Heartbeat(tmp_path / "trainer.beat"):
         first = read_beats(tmp_path)["trainer"].at
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while read_beats(tmp_path)["trainer"].at == first:
             assert time.monotonic() < deadline
             threading.Event().wait(0.05)

@@ -40,7 +40,7 @@ def test_no_child_outlives_a_parent_that_is_killed(tie, source):
         assert is_running(child)
         time.sleep(0.3)
         parent.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_running(child):
         assert time.monotonic() < deadline, "it outlived its parent"
         time.sleep(0.02)
@@ -66,7 +66,7 @@ def test_a_child_that_does_not_listen_is_killed_with_what_it_has_started(tmp_pat
     grandchild = int((tmp_path / "out").read_text())
     child.end(grace_s=0.2)
     assert how_it_ended(child.wait(0.0) or 0) == "was ended by SIGKILL"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_running(grandchild):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -113,5 +113,5 @@ def test_an_end_in_words(tmp_path):
     )
     assert last_line(output) == "error: no such model"
     child = ChildProcess(python_module("timeit", "--no-such-option"), tie="thread", output=output)
-    assert child.wait(20.0) == 2
+    assert child.wait(100.0) == 2
     assert "no-such-option" in child.tail()

@@ -67,5 +67,5 @@ def test_one_thread_a_process_unless_the_spec_says_otherwise(tmp_path, monkeypat
             output,
         )
         process.start()
-        assert process.wait(20.0) == 0, sys.executable
+        assert process.wait(100.0) == 0, sys.executable
         assert output.read_text().splitlines()[0] == expected

@@ -32,7 +32,8 @@ def statuses(card, section):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in STARTS_MACHINES else n for n in SHIPPED]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow, pytest.mark.nightly]) if n in STARTS_MACHINES else n for n in SHIPPED],
 )
 def test_shipped_environments_pass(name, monkeypatch):
     entry = resolve_environment(name.replace("_", "-"))

@@ -77,7 +77,7 @@ def environment(faults: Path | None = None) -> dict[str, str]:
     return {**os.environ, "METTLE_ENVIRONMENTS": str(ENVIRONMENTS), "PYTHONPATH": paths, **added}
 
 
-def mettle_in(folder: Path, *arguments: object, limit_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def mettle_in(folder: Path, *arguments: object, limit_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """One command in `folder`."""
     return subprocess.run(
         [sys.executable, "-m", "mettle.cli", *(str(argument) for argument in arguments)],
@@ -137,7 +137,7 @@ class Run:
                 ledger.close()
         return default
 
-    def wait_for(self, point: Callable[[Ledger], bool], limit_s: float = 90.0) -> None:
+    def wait_for(self, point: Callable[[Ledger], bool], limit_s: float = 400.0) -> None:
         deadline = time.monotonic() + limit_s
         while not self.read(point, False):
             assert self.process.poll() is None, f"the run ended before it reached the point: {self.said()}"
@@ -153,7 +153,7 @@ class Run:
         pids = self.read(lambda ledger: {p.name: p.pid for p in ledger.journal.processes()}, {})
         os.kill(pids[victim], signal.SIGKILL)
 
-    def end(self, limit_s: float = 150.0) -> int:
+    def end(self, limit_s: float = 600.0) -> int:
         """Wait for the end of the command; returns its exit code."""
         return self.process.wait(timeout=limit_s)
 

@@ -9,7 +9,7 @@ import pytest
 from mettle.errors import UserError
 from mettle.processes.beats import Heartbeat
 from mettle.processes.managed import ProcessSpec
-from mettle.runs.costs import settle, settle_last
+from mettle.runs.costs import settle, settle_last, totals
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.supervisor import Supervisor
 from mettle.storage.ledger import Ledger
@@ -212,17 +212,49 @@ def test_the_address_of_a_server_that_was_killed_goes_with_it(run):
 def test_the_figures_of_a_run_count_all_of_its_lives(run):
     run_dir, ledger, _ = run
     journal = ledger.journal
-    assert settle_last(run_dir, journal) == 1
+    assert totals(run_dir, journal)["wall_s"] is None
+    assert settle_last(run_dir, ledger) == 1
     figures = {"life": 1.0, "wall_s": 100.0, "cpu_s": 30.0, "peak_memory_bytes": 5.0}
     heart = Heartbeat(run_dir.beats / "supervisor.beat")
     heart.figures = lambda: figures
     heart.__enter__()  # the supervisor is killed: its beat stays behind
-    assert settle_last(run_dir, journal) == 2
+    so_far = {"wall_s": 100.0, "cpu_s": 30.0, "peak_memory_bytes": 5}
+    assert totals(run_dir, journal) == so_far  # a run that nobody resumes has its figures, too
+    assert settle_last(run_dir, ledger) == 2
+    assert totals(run_dir, journal) == so_far
     assert (journal.fact("wall_s"), journal.fact("cpu_s"), journal.fact("supervisor_deaths")) == (100.0, 30.0, 1)
-    settle(journal, {**figures, "life": 2.0})
-    assert settle_last(run_dir, journal) == 3  # the beat of a life that is settled counts no more
+    settle(ledger, {**figures, "life": 2.0})
+    assert settle_last(run_dir, ledger) == 3  # the beat of a life that is settled counts no more
     assert (journal.fact("wall_s"), journal.fact("supervisor_deaths")) == (200.0, 1)
     heart.__exit__()
+
+
+def test_the_processor_time_of_a_killed_process_counts_with_that_of_its_workers(run):
+    """A worker of a process that is killed is waited for by nobody of the run."""
+    run_dir, ledger, spec = run
+    worker = """
+        import os, time
+        from mettle.processes.beats import Heartbeat
+        with Heartbeat.of_run(f"worker-x-{os.getpid()}"):
+            while time.process_time() < 1.5: pass
+            open(os.environ["METTLE_BEATS"] + "/busy", "w").close()
+            time.sleep(60)
+    """
+    spec("busy", worker)
+    main = """
+        import os, pathlib, signal, subprocess, sys, time
+        mark = pathlib.Path(os.environ["METTLE_BEATS"]) / "busy"
+        if mark.exists(): sys.exit(0)
+        worker = subprocess.Popen([sys.executable, "-m", "busy_module"])
+        while not mark.exists(): time.sleep(0.05)
+        time.sleep(2.5)  # the supervisor looks once a second
+        worker.kill()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    supervisor = Supervisor(run_dir, ledger, [spec("main", main)], main="main")
+    drive(supervisor, limit_s=60.0)
+    assert supervisor.failure is None
+    assert supervisor.costs.figures()["cpu_s"] >= 1.5
 
 
 def test_a_stubborn_process_is_ended_all_the_same(run, monkeypatch):

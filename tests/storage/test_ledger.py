@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mettle.errors import StorageError
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskState, Turn
-from mettle.records.versions import WeightVersion
+from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.database import RETRY_S, DatabaseBusy, transaction_soon
 from mettle.storage.ledger import TRANSITIONS, Ledger
 from mettle.storage.shards import ShardWriter, read_group
@@ -180,3 +180,145 @@ def test_only_listed_transitions_are_possible(tmp_path_factory, states):
                     ledger._move(connection, draw.draw_id, state)
     assert [d.draw_id for d in ledger.tasks_in(current)] == [draw.draw_id]
     ledger.close()
+
+
+class Clock:
+    """Says a later second each time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_attempts_are_counted_and_what_came_to_nothing_is_pending_again(ledger):
+    draws = ledger.draw_tasks([("words", f"uid-{i}", 0, i) for i in range(3)])
+    assert [ledger.attempts(draw.draw_id) for draw in draws] == [0, 0, 0]
+    for draw in draws:
+        ledger.dispatch(draw.draw_id)
+    ledger.put_back([draws[0].draw_id, draws[2].draw_id])
+    ledger.dispatch(draws[2].draw_id)
+    assert [ledger.attempts(draw.draw_id) for draw in draws] == [1, 1, 2]
+    assert ledger.tasks_in(TaskState.PENDING) == [draws[0]]
+    assert ledger.tasks_in(TaskState.IN_FLIGHT) == draws[1:]
+    assert ledger.attempts(99) == 0
+
+
+def test_a_task_that_nobody_drew_moves_nowhere(ledger):
+    with pytest.raises(StorageError, match="task draw 7 is not in the ledger"):
+        ledger.dispatch(7)
+
+
+def test_a_row_is_drawn_once_in_an_epoch(ledger):
+    (first,) = ledger.draw_tasks([("words", "u", 0, 0)])
+    with pytest.raises(StorageError):
+        ledger.draw_tasks([("words", "new", 0, 1), ("words", "u", 0, 0)])
+    assert ledger.tasks_in(TaskState.PENDING) == [first], "all of them or none"
+    assert len(ledger.draw_tasks([("words", "u", 1, 0), ("other", "u", 0, 0)])) == 2
+
+
+def record(ledger, tmp_path, *rewards, drop=None):
+    number = sum(ledger.task_counts().values())
+    (draw,) = ledger.draw_tasks([("words", f"uid-{number}", 0, number)])
+    ledger.dispatch(draw.draw_id)
+    group = GroupRecord(draw, 2, tuple(rollout(f"{draw.draw_id}-{i}", reward) for i, reward in enumerate(rewards)))
+    ref = ShardWriter(tmp_path / "rollouts").append(group)
+    ledger.record_scored(group, ref, drop=drop)
+    return draw, ref
+
+
+def test_a_scored_group_has_the_mean_and_the_spread_of_the_rewards_that_there_are(ledger, tmp_path):
+    draw, ref = record(ledger, tmp_path, 1.0, None, 0.5)
+    row = ledger.database.row("SELECT * FROM groups WHERE draw_id = ?", (draw.draw_id,))
+    assert (row["reward_mean"], row["reward_std"]) == (0.75, 0.25)
+    assert (row["shard"], row["offset"], row["length"]) == (ref.shard, ref.offset, ref.length)
+    assert ledger.scored_groups() == [(draw.draw_id, ref)]
+    nothing, _ = record(ledger, tmp_path, None, None)
+    row = ledger.database.row("SELECT * FROM groups WHERE draw_id = ?", (nothing.draw_id,))
+    assert (row["reward_mean"], row["reward_std"]) == (None, None)
+
+
+def test_a_group_can_be_scored_and_dropped_in_one(ledger, tmp_path):
+    draw, _ = record(ledger, tmp_path, 1.0, 1.0, drop=DropReason.ZERO_ADVANTAGE)
+    assert ledger.task_counts() == {f"dropped:{DropReason.ZERO_ADVANTAGE.value}": 1}
+    assert ledger.scored_groups() == []
+    assert ledger.past_draws("words") == [(0, 1.0)]
+    with pytest.raises(StorageError, match="is dropped and cannot become shipped"):
+        ship(ledger, 1, [draw])
+
+
+def test_a_batch_is_what_was_shipped_and_the_last_is_that_of_the_highest_step(tmp_path):
+    ledger = Ledger(tmp_path / "run.db", clock=Clock())
+    assert ledger.last_batch() is None
+    assert ledger.batches() == []
+    draws = scored(ledger, tmp_path, 3)
+    for step in (2, 1, 10):
+        ledger.ship(
+            step, f"digest-{step}", [draws.pop().draw_id], num_sequences=2, num_tokens=8, staleness=(0.5, 3),
+            orchestrator_state={"cursor": step},
+        )  # fmt: skip
+    assert [batch.step for batch in ledger.batches()] == [1, 2, 10]
+    last = ledger.last_batch()
+    assert last == ledger.batch(10)
+    assert (last.digest, last.num_sequences, last.num_tokens) == ("digest-10", 2, 8)
+    assert (last.staleness_mean, last.staleness_max, last.orchestrator_state) == (0.5, 3, {"cursor": 10})
+    assert (last.trained_at, last.weights_digest, last.trainings) == (None, None, 0)
+    assert ledger.batch(1).shipped_at < last.shipped_at
+    assert [row["step"] for row in ledger.database.rows("SELECT DISTINCT step FROM rollouts ORDER BY step")] == [
+        1,
+        2,
+        10,
+    ]
+    ledger.close()
+
+
+def test_training_a_step_moves_its_own_tasks_and_no_others(ledger, tmp_path):
+    draws = scored(ledger, tmp_path, 3)
+    ship(ledger, 1, draws[:2])
+    ship(ledger, 2, draws[2:])
+    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"))
+    assert ledger.task_counts() == {"shipped": 1, "trained": 2}
+    assert (ledger.batch(1).trainings, ledger.batch(2).trainings) == (1, 0)
+    assert (ledger.batch(1).weights_digest, ledger.batch(2).weights_digest) == ("abc", None)
+    assert ledger.batch(1).trained_at is not None
+    with pytest.raises(StorageError, match="step 3 was trained but never shipped"):
+        ledger.record_trained(3, WeightVersion(3, "weights/v3", "x"))
+    assert [row.weights.version for row in ledger.versions()] == [1]
+
+
+def test_versions_come_in_order_and_the_newest_is_the_highest(tmp_path):
+    ledger = Ledger(tmp_path / "run.db", clock=Clock())
+    assert (ledger.newest_version(), ledger.version(0), ledger.versions()) == (None, None, [])
+    for version in (0, 10, 2):
+        ledger.publish(WeightVersion(version, f"weights/v{version}", f"digest-{version}"))
+    assert [row.weights.version for row in ledger.versions()] == [0, 2, 10]
+    newest = ledger.newest_version()
+    assert newest.weights == WeightVersion(10, "weights/v10", "digest-10")
+    assert (newest.acked_at, newest.canary, newest.update_ms) == (None, None, None)
+    assert ledger.version(2).published_at > newest.published_at
+    ledger.close()
+
+
+def test_an_acknowledgement_has_its_canary_where_there_was_one(ledger):
+    for version in (1, 2):
+        ledger.publish(WeightVersion(version, "w", f"digest-{version}"))
+    ledger.acknowledge(WeightVersion(1, "w", "digest-1"), CanaryCheck(1, 0.25, 0.5, 64), 12.5)
+    ledger.acknowledge(WeightVersion(2, "w", "digest-2"), None, 3.0)
+    first, second = ledger.versions()
+    assert (first.canary.version, first.canary.mean_abs_diff, first.canary.max_abs_diff) == (1, 0.25, 0.5)
+    assert first.canary.num_tokens == 0, "the ledger keeps the figures and not how many they are of"
+    assert (first.update_ms, second.update_ms, second.canary) == (12.5, 3.0, None)
+    assert second.acked_at is not None
+    ledger.publish(WeightVersion(1, "w", "other"))
+    assert ledger.version(1).canary is None, "it was of other weights"
+
+
+def test_a_reader_sees_what_was_written_and_writes_nothing(ledger, tmp_path):
+    scored(ledger, tmp_path, 1)
+    reader = Ledger(tmp_path / "run.db", is_read_only=True)
+    assert reader.task_counts() == {"scored": 1}
+    with pytest.raises(StorageError):
+        reader.draw_tasks([("words", "new", 0, 1)])
+    reader.close()

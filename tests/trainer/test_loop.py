@@ -202,7 +202,7 @@ def test_a_wait_is_named_and_ends_when_the_run_does(make_run, train_here, ledger
     assert (waits[0].owner, waits[0].edge, waits[0].target) == ("trainer", "batch", "orchestrator")
     assert waits[0].awaits == "orchestrator ships step 1"
     ledger.journal.set_fact("state", "stopping")
-    thread.join(30)
+    thread.join(100)
     assert ended == [0]
     assert heart.waits == []
 
@@ -216,7 +216,7 @@ def test_a_batch_shipped_during_the_wait_is_trained(make_run, train_here, ledger
     while not heart.waits:
         thread.join(0.01)
     ship_batch(run_dir, ledger, 1)
-    thread.join(30)
+    thread.join(100)
     assert ledger.newest_version().weights.version == 1
 
 

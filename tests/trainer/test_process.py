@@ -24,12 +24,12 @@ def start(run_dir):
 
 def finish(run_dir):
     process = start(run_dir)
-    _, errors = process.communicate(timeout=280)
+    _, errors = process.communicate(timeout=1000)
     return process.returncode, errors
 
 
 def wait_until(process, condition):
-    for _ in range(3000):
+    for _ in range(30_000):
         if condition():
             return
         assert process.poll() is None, process.communicate()[1]
@@ -47,7 +47,7 @@ def test_the_config_imports_without_torch():
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path):
     assert finish(tmp_path / "nowhere")[0] == 2
     run_dir = make_run(shipped=1, max_steps=1)
@@ -62,7 +62,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_a_replay_without_its_batches_is_one_line_for_a_person(make_run):
     run_dir = make_run(shipped=1, max_steps=1)
     for path in run_dir.batches.glob("*.npz"):
@@ -75,14 +75,14 @@ def test_a_replay_without_its_batches_is_one_line_for_a_person(make_run):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
     run_dir = make_run(shipped=1, max_steps=9, interval=50)
     process = start(run_dir.path)
     ledger = Ledger(run_dir.ledger)
     wait_until(process, lambda: waits_of(read_beats(run_dir.beats)))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(90) == 0
+    assert process.wait(400) == 0
     process.communicate()
     assert read_beats(run_dir.beats) == {}
     assert (run_dir.checkpoints / "step-1" / "manifest.json").exists()
@@ -91,7 +91,7 @@ def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_a_process_killed_with_sigkill_resumes_to_the_same_bytes(make_run):
     whole, killed = (make_run(name, shipped=6, max_steps=6, interval=4) for name in ("whole", "killed"))
     assert finish(whole.path)[0] == 0

@@ -23,7 +23,7 @@ def train_with_ranks(run_dir, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 @pytest.mark.e2e
 def test_two_ranks_train_like_one_process_and_resume_from_its_checkpoint(make_run, ledger_of):
     one = make_run("one", shipped=4, max_steps=4, device="cpu")

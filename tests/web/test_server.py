@@ -65,11 +65,13 @@ def test_urls():
 async def test_answers_leave_at_once(serve, http):
     """With Nagle's algorithm on, the second write of an answer waits 40 ms for the client's delayed acknowledgement."""
     url = await serve([("GET", "/", hello)])
-    started = time.perf_counter()
-    for _ in range(20):
+    for _ in range(2000):  # each of them waits that long, where it has to; a busy host makes only some of them wait
+        started = time.perf_counter()
         async with http.get(url) as answer:
             assert await answer.text() == "hello"
-    assert time.perf_counter() - started < 20 * 0.035
+        if time.perf_counter() - started < 0.035:
+            return
+    raise AssertionError("every answer took as long as an acknowledgement is delayed")
 
 
 async def test_a_head_without_an_end_is_refused(serve):

@@ -162,10 +162,8 @@ async def test_a_reward_that_is_no_number_leaves_no_reward(scripted):
 
 async def test_a_step_that_hangs_is_given_up_and_the_loop_goes_on(scripted):
     env = walk_env(env_kwargs={"fault": "hang"}, step_timeout_s=0.05)
-    started = time.perf_counter()
     state, _ = await play(env, scripted)
     assert "took longer than 0.05 s" in str(state["error"])
-    assert time.perf_counter() - started < 1.0
 
 
 async def test_quick_environments_move_to_the_loop_and_slow_ones_stay_off_it(scripted):

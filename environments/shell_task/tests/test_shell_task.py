@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -112,11 +111,9 @@ async def test_files_and_processes_stay_and_variables_do_not(env):
     ],
 )
 async def test_what_is_no_answer_earns_nothing_and_breaks_nothing(env, commands):
-    started = time.monotonic()
     state = await done(env, a_row(env, "count_files"), *commands)
     assert state["reward"] == 0.0
     assert len(told(state)) == len(commands)
-    assert time.monotonic() - started < 10
 
 
 async def test_a_link_is_never_taken_for_what_it_leads_to(env):

@@ -13,7 +13,6 @@ import asyncio
 import json
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from mettle.envs.sandbox_mixin import SandboxCreationError, SandboxMixin, Sandbo
 from mettle.envs.sandboxes.models import CreateSandboxRequest
 from mettle.envs.state import State
 from mettle.errors import RolloutError, UserError
+from mettle.processes.clock import steady_time
 from mettle.records.messages import Messages, Response, messages_from
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class CliAgentEnv(SandboxMixin, MultiTurnEnv):
         agent = self._agent(state)
         cwd = state.get("agent_workdir") or self.working_dir
         await agent.start(self.run_command, await self._variables(state), cwd, self.agent_timeout(state))
-        state["agent_start_time"] = time.time()
+        state["agent_start_time"] = steady_time()
         agent.watcher = asyncio.create_task(self.wait_for_completion(state), name=f"agent of {state['rollout_id']}")
 
     def agent_timeout(self, state: State) -> float | None:

@@ -9,7 +9,6 @@ it added; an error ends its own rollout with `state["error"]`, attributed to the
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
@@ -24,6 +23,7 @@ from mettle.envs.rubrics.rubric import Rubric
 from mettle.envs.state import State, TrajectoryStep
 from mettle.envs.timing import TimeSpan
 from mettle.errors import OverlongError
+from mettle.processes.clock import steady_time
 from mettle.records.messages import Messages, Response, ResponseTokens, messages_from
 
 
@@ -109,11 +109,11 @@ class MultiTurnEnv(Environment):
             return prompt
         last = state["trajectory"][-1]
         conversation = [*last["prompt"], *last["completion"]]
-        span = TimeSpan(time.time())
+        span = TimeSpan(steady_time())
         try:
             said = await self.env_response(conversation, state)
         finally:
-            span.end = time.time()
+            span.end = steady_time()
             state["timing"].env.spans.append(span)
         if isinstance(said, tuple):
             said, changed = said
@@ -165,7 +165,7 @@ class MultiTurnEnv(Environment):
                 raise
             await self.mark_timed_out(state)
         finally:
-            state["timing"].generation.end = time.time()
+            state["timing"].generation.end = steady_time()
             await self.clean_up(state)
         return state
 
@@ -176,7 +176,7 @@ class MultiTurnEnv(Environment):
 
     async def _set_up(self, state: State) -> None:
         timing = state["timing"]
-        timing.setup.start = timing.generation.start = time.time()
+        timing.setup.start = timing.generation.start = steady_time()
         limit_s = self.setup_timeout_seconds
         try:
             async with within(limit_s, "setup_state") if limit_s is not None else NO_LIMIT:
@@ -185,7 +185,7 @@ class MultiTurnEnv(Environment):
                 state.update(changed)
         except Exception as error:
             state["error"] = attributed(error, EnvironmentFault, "setup_state")
-        timing.setup.end = time.time()
+        timing.setup.end = steady_time()
 
     async def _is_over(self, state: State) -> bool:
         try:
@@ -211,11 +211,11 @@ class MultiTurnEnv(Environment):
                 history = None
                 if self.context is not None:
                     prompt, history = self._fitted(self.context, prompt, state)
-                span = TimeSpan(time.time())
+                span = TimeSpan(steady_time())
                 try:
                     response = await self.get_model_response(state, prompt)
                 finally:
-                    span.end = time.time()
+                    span.end = steady_time()
                     state["timing"].model.spans.append(span)
                 if (pace := pacer()).is_spent:
                     await pace.turn()

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from mettle.clients.dialects.chat import wire_tool
 from mettle.envs.timing import RolloutTiming, TimeSpan
+from mettle.processes.clock import steady_time
 from mettle.records.messages import Record, Tool, messages_from, tool_from
 
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
@@ -103,12 +103,12 @@ class State(dict[str, Any]):
         """Generation ends here; it began with the state, unless something else was recorded."""
         generation = self["timing"].generation
         generation.start = generation.start or self["timing"].start_time
-        generation.end = time.time()
+        generation.end = steady_time()
 
     def record_scoring_timing(self, start_time: float) -> None:
         """Scoring began at `start_time` and ends here."""
         scoring = self["timing"].scoring
-        scoring.start, scoring.end = start_time, time.time()
+        scoring.start, scoring.end = start_time, steady_time()
 
     def finalize(self) -> State:
         """Mark the rollout as over."""

@@ -6,9 +6,10 @@ the `*_ms` keys are computed from them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from mettle.processes.clock import steady_time
 
 
 class TimeSpan:
@@ -67,7 +68,7 @@ class RolloutTiming:
     KEYS_MS = ("generation_ms", "scoring_ms", "total_ms")
 
     def __init__(self) -> None:
-        self.start_time = time.time()
+        self.start_time = steady_time()
         self.setup = TimeSpan()
         self.generation = TimeSpan()
         self.scoring = TimeSpan()

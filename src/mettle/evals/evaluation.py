@@ -9,7 +9,6 @@ evaluation runs only what is missing or failed; whatever ends it, the published 
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mettle.evals.resume import check_same, kept_rollouts
 from mettle.evals.runner import EvalRunner, EvalTask, StoreKeeper, example_key, requests_for, split
 from mettle.evals.source import GroupRequest, RolloutSource
 from mettle.evals.summary import Summary
+from mettle.processes.clock import steady_time
 from mettle.records.tasks import RolloutRecord
 from mettle.storage.evals import EvalPlan
 
@@ -42,6 +42,7 @@ class Subject:
     base_url: str = ""
     sampling_args: Mapping[str, Any] = field(default_factory=dict)
     pass_threshold: float = 0.5
+    pass_on: Mapping[str, float] | None = None
     tools: list[dict[str, Any]] | None = None
     version_info: Mapping[str, Any] = field(default_factory=dict)
     is_split: bool = True
@@ -68,10 +69,10 @@ class Evaluation:
         self.on_progress = _as_list(options.on_progress)
         self.outputs: list[dict[str, Any]] = []
         self.facts: list[RolloutFacts] = []
-        self.summary = Summary(self.rollouts_per_example, subject.pass_threshold, options.price)
+        self.summary = Summary(self.rollouts_per_example, subject.pass_threshold, options.price, subject.pass_on)
         self._new_rows: dict[str, dict[str, Any]] = {}
         self._folder: EvaluationFolder | None = None
-        self._started = time.time()
+        self._started = steady_time()
         self._time_before = 0.0
 
     async def run(self) -> GenerateOutputs:
@@ -110,7 +111,7 @@ class Evaluation:
             "shuffle": options.shuffle,
             "shuffle_seed": options.shuffle_seed,
             "sampling_args": subject.sampling_args,
-            "time": self._time_before + time.time() - self._started,
+            "time": self._time_before + steady_time() - self._started,
             **self.summary.metadata(),
             "version_info": subject.version_info,
             "state_columns": list(options.state_columns or ()),

@@ -35,6 +35,7 @@ class GenerateOutputs(dict[str, Any]):
             self.facts,
             rollouts_per_example=metadata["rollouts_per_example"],
             pass_threshold=metadata["pass_threshold"],
+            pass_on=metadata.get("pass_on"),
             price=self.price,
         )
 

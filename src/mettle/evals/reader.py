@@ -21,6 +21,7 @@ from mettle.errors import StorageError, UserError
 from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
 from mettle.evals.output import error_row, output_row, record_of
+from mettle.evals.passing import PassRule
 from mettle.evals.report import Stats, stats_of
 from mettle.evals.results import METADATA, RESULTS, ResultsFolder, parsed_row
 from mettle.records.tasks import RolloutRecord
@@ -229,10 +230,9 @@ class EvaluationReader:
         return int(self.metadata.get("rollouts_per_example") or 1)
 
     @property
-    def pass_threshold(self) -> float:
-        """The reward from which on a rollout has passed."""
-        saved = self.metadata.get("pass_threshold")
-        return float(saved) if isinstance(saved, int | float) else 0.5
+    def pass_rule(self) -> PassRule:
+        """When a rollout has passed."""
+        return PassRule.of_metadata(self.metadata)
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -277,7 +277,13 @@ class EvaluationReader:
 
     def stats(self) -> Stats:
         """What came of it, from the rollouts; the price, if any, is worked back from the saved cost."""
-        stats = stats_of(self.facts, rollouts_per_example=self.rollouts_per_example, pass_threshold=self.pass_threshold)
+        rule = self.pass_rule
+        stats = stats_of(
+            self.facts,
+            rollouts_per_example=self.rollouts_per_example,
+            pass_threshold=rule.threshold,
+            pass_on=rule.weights,
+        )
         saved = (self.metadata.get("stats") or {}).get("cost") or self.metadata.get("cost")
         if isinstance(saved, dict):
             stats["cost"] = Stats(saved)

@@ -52,6 +52,7 @@ from mettle.gepa.progress import SearchProgress, Watch
 from mettle.gepa.reflection import ReflectionModel
 from mettle.gepa.rollouts import LoopThread, Rollouts
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, RowSplit, prompt_of_rows, split_rows
+from mettle.processes.clock import steady_time
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class _Run:
         show: Callable[[SearchProgress], None],
         say: Callable[[str], None],
     ) -> None:
-        self.plan, self.folder, self.started = plan, RunFolder(path), time.time()
+        self.plan, self.folder, self.started = plan, RunFolder(path), steady_time()
         spec, prepared = plan.spec, plan.prepared
         self.start = plan.start
         self.journal = PromptJournal(
@@ -278,7 +279,7 @@ class _Run:
         plan, spec = self.plan, self.plan.spec
         outcome = SearchOutcome(
             plan.path, search, plan.start_prompt, search.candidates[search.best], comparison, self.journal.num_errors,
-            self.reflect.num_calls, self._cost(plan.prepared.target.price), time.time() - self.started,
+            self.reflect.num_calls, self._cost(plan.prepared.target.price), steady_time() - self.started,
             plan.path / EVALUATE if plan.path is not None and self._takes_prompt() else None,
         )  # fmt: skip
         if plan.path is None:

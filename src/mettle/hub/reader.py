@@ -18,6 +18,7 @@ from mettle.hub.metrics import MetricTable
 from mettle.hub.provenance import read_config
 from mettle.hub.steps import StepTable
 from mettle.processes.beats import Beat, read_beats
+from mettle.processes.child import process_state
 from mettle.storage.database import Database
 from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
@@ -103,7 +104,7 @@ class RunReader:
 
     def beats(self) -> dict[str, Beat]:
         """The newest signs of life of the run's processes; what a process that is gone has left is none."""
-        return {name: beat for name, beat in read_beats(self.run_dir.beats).items() if is_alive(beat.pid)}
+        return {name: beat for name, beat in read_beats(self.run_dir.beats).items() if process_state(beat.pid)}
 
     @property
     def quiet_s(self) -> float:

@@ -48,6 +48,11 @@ class Batcher:
         return len(self._ready)
 
     @property
+    def num_rejected(self) -> int:
+        """Groups that were rolled out for the next batch and carry no signal."""
+        return self._num_rejected
+
+    @property
     def num_wanted(self) -> int:
         """Groups that the next batch wants.
 
@@ -66,9 +71,9 @@ class Batcher:
         """One more group waits."""
         self._ready.append(group)
 
-    def reject(self) -> None:
-        """A group that was rolled out for the next batch carries no signal."""
-        self._num_rejected += 1
+    def reject(self, number: int = 1) -> None:
+        """Groups that were rolled out for the next batch carry no signal."""
+        self._num_rejected += number
 
     def sweep(self, step: int) -> list[ReadyGroup]:
         """Remove and return the groups that are too stale to be trained at `step` or later."""

@@ -54,6 +54,11 @@ class Dispatcher:
         return min(self._open, default=None)
 
     @property
+    def num_waiting(self) -> int:
+        """Tasks that were drawn and are not open."""
+        return len(self._waiting)
+
+    @property
     def num_permits(self) -> int:
         """Groups that may still be opened."""
         return max(0, self.max_open - len(self._open))

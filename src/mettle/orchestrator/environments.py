@@ -17,7 +17,6 @@ from mettle.clients.config import ClientConfig
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs import load_environment
-from mettle.envs.packages.loading import resolve_environment
 from mettle.envs.rollout_record import record_of_state
 from mettle.envs.workers.endpoints import token_spec
 from mettle.envs.workers.environment import WorkerEnvironment
@@ -34,8 +33,6 @@ from mettle.web.keys import API_KEY_ENV
 
 Rows = Sequence[Mapping[str, Any]]
 
-DEFAULT_WORKERS = 1
-"""Somebody else's environment never runs on the orchestrator's event loop, unless it is asked for."""
 STRAGGLER_SHARE = 0.9
 """Share of a group's time that one rollout may take."""
 
@@ -167,11 +164,8 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def num_workers_of(env: EnvConfig, config: OrchestratorConfig) -> int:
-    """Processes that an environment runs in: as it is configured, else one; none for one that ships with Mettle."""
-    asked = config.env_workers if env.workers is None else env.workers
-    if asked is not None:
-        return asked
-    return 0 if resolve_environment(env.id).is_shipped else DEFAULT_WORKERS
+    """Processes that an environment runs in: as its own table says, else as the run's does."""
+    return config.env_workers if env.workers is None else env.workers
 
 
 def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int, on_death: Callable[[str], None]) -> Any:

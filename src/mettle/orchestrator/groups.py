@@ -6,7 +6,8 @@ leaves a task that is rolled out again, never one that is trained twice or forgo
 
 With `is_ordered` groups are judged and settled in the order of their draws, one between two looks at the room, however
 they came back: then what is drawn and what a batch holds are functions of the seed and the rollouts alone. A group that
-failed and is tried again leaves its place.
+is tried again keeps its place, those that a kill cut short are the first to be opened, and what another version than
+the group's has sampled is rolled out again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from mettle.web.backoff import Backoff
 logger = logging.getLogger(__name__)
 
 ALGORITHM_STATE = "algorithm_state"
+REJECTED = "rejected_groups"
 MAX_BACKOFF_S = 30.0
 
 
@@ -90,7 +92,7 @@ class GroupRunner:
         self._streak = FailureStreak()
         self.next_step = 1
         self.num_finished = 0
-        self._num_looked = 0
+        self._num_settled = self._num_looked = 0
         self.stats = StepStats(0.0)
 
     async def run(self) -> None:
@@ -99,8 +101,8 @@ class GroupRunner:
             while True:
                 for group in await self._open_groups():
                     tasks.create_task(self._run_group(group))
-                if self._is_ordered and self._num_looked != self.num_finished:
-                    self._num_looked = self.num_finished
+                if self._is_ordered and self._num_looked != self._num_settled:
+                    self._num_looked = self._num_settled
                     self._pulse.fire()
                 due = self._dispatcher.next_due
                 now = asyncio.get_running_loop().time()
@@ -133,25 +135,41 @@ class GroupRunner:
             num_ready=self._batcher.num_ready,
             num_running=self._dispatcher.num_open,
         )
+        if self._is_ordered:
+            is_current = self._policy.version + 1 >= self.next_step
+            room = max(0 if self._batcher.has_batch else room, self._dispatcher.num_waiting if is_current else 0)
         return min(self._dispatcher.num_permits, room)
 
     async def _run_group(self, group: OpenGroup) -> None:
-        incarnation = self._policy.incarnation
-        rollouts = await self._roll_out(group)
-        while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
-            await self._pulse.wait()
-        record = GroupRecord(group.draw, group.version, rollouts)
-        if all(r.error_kind == "provider" for r in rollouts) and await self._is_engine_to_blame(incarnation):
-            await self._put_back(record, is_counted=False)
-            return
-        verdict = await self._admission.judge(record, self._dispatcher.num_failures(group.draw.draw_id))
-        if verdict.is_retried:
-            await self._put_back(verdict.group, is_counted=True)
-        else:
-            await self._settle(verdict)
+        while True:
+            incarnation = self._policy.incarnation
+            rollouts = await self._roll_out(group)
+            while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
+                await self._pulse.wait()
+            record, is_counted = GroupRecord(group.draw, group.version, rollouts), False
+            if not await self._is_void(record, incarnation):
+                verdict = await self._admission.judge(record, self._dispatcher.num_failures(group.draw.draw_id))
+                if not verdict.is_retried:
+                    await self._settle(verdict)
+                    return
+                record, is_counted = verdict.group, True
+            if not self._is_ordered:
+                await self._put_back(record, is_counted=is_counted)
+                return
+            await self._try_in_place(record, is_counted=is_counted)
 
     def _is_its_turn(self, draw_id: int) -> bool:
-        return self._num_looked == self.num_finished and self._dispatcher.oldest_draw == draw_id
+        return self._num_looked == self._num_settled and self._dispatcher.oldest_draw == draw_id
+
+    async def _is_void(self, group: GroupRecord, incarnation: str) -> bool:
+        """True when what came back is the engine's doing and says nothing of the task."""
+        unanswered = [r.error_kind == "provider" for r in group.rollouts]
+        is_hit = any(unanswered) if self._is_ordered else all(unanswered)
+        if is_hit and await self._is_engine_to_blame(incarnation):
+            return True
+        sampled = [r.version_range for r in group.rollouts if r.num_completion_tokens]
+        version = group.version_at_start
+        return self._is_ordered and any(found != (version, version) for found in sampled)
 
     async def _roll_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...]:
         """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""
@@ -177,21 +195,40 @@ class GroupRunner:
         return health is None or health.incarnation != incarnation
 
     async def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
+        """Its task waits for another turn, and others may be opened meanwhile."""
         draw = group.draw
-        failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
-        delay = Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
+        delay = self._failed(group, is_counted=is_counted)
         async with transaction_soon(self._ledger.database):
             self._ledger.put_back([draw.draw_id])
         self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
         self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
+        self.num_finished += 1
+        self._pulse.fire()
+
+    async def _try_in_place(self, group: GroupRecord, *, is_counted: bool) -> None:
+        """Its task stays open, so that no other is drawn for it and those after it wait."""
+        draw_id = group.draw.draw_id
+        delay = self._failed(group, is_counted=is_counted)
+        async with transaction_soon(self._ledger.database):
+            self._ledger.put_back([draw_id])
+            self._ledger.dispatch(draw_id)
+        self.num_finished += 1
+        self._pulse.fire()
+        await asyncio.sleep(delay)
+        while not self._policy.is_serving:
+            await self._pulse.wait()
+
+    def _failed(self, group: GroupRecord, *, is_counted: bool) -> float:
+        """Take a failed attempt down; how long to wait before the next."""
+        draw = group.draw
+        failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
         self.stats.observe_errors(group)
         found = main_error(group.rollouts)
         logger.info(
             "group failed and will be tried again",
             extra={"draw_id": draw.draw_id, "env": draw.env_id, "error": found, "failures": failures},
         )
-        self.num_finished += 1
-        self._pulse.fire()
+        return Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
 
     async def _settle(self, verdict: GroupVerdict) -> None:
         """Write a finished group down and hand it on."""
@@ -211,6 +248,7 @@ class GroupRunner:
         else:
             self._batcher.reject()
         self.num_finished += 1
+        self._num_settled += 1
         self._pulse.fire()
         await self._end_if_hopeless(group, drop)
 
@@ -224,6 +262,8 @@ class GroupRunner:
             ref = self._shards.append(group)
             state = self._admission.algorithms.state()
             self._ledger.record_scored(group, ref, drop=drop)
+            if drop is not None:
+                self._ledger.journal.set_fact(REJECTED, self._batcher.num_rejected + 1)
             if state:
                 self._ledger.journal.set_fact(ALGORITHM_STATE, state)
 

@@ -20,7 +20,7 @@ from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
 from mettle.orchestrator.engine import Engine
 from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
-from mettle.orchestrator.groups import GroupRunner
+from mettle.orchestrator.groups import REJECTED, GroupRunner
 from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
@@ -121,7 +121,7 @@ class Orchestrator:
             policy=self._policy,
             updater=self._updater,
             pulse=pulse,
-            is_held=lambda: self._evaluator.has_priority or (config.is_synchronous and self._batcher.has_batch),
+            is_held=self._is_held,
         )
         self._recovered = recover(
             run_dir,
@@ -188,7 +188,12 @@ class Orchestrator:
     def _is_complete(self) -> bool:
         """True when there are enough groups. A group that is still open would be too stale for a later batch where
         none may be stale at all, so that its end is awaited."""
-        return self._batcher.has_batch and not (self._config.is_synchronous and self._dispatcher.num_open)
+        num_begun = self._dispatcher.num_open + self._dispatcher.num_waiting
+        return self._batcher.has_batch and not (self._config.is_synchronous and num_begun)
+
+    def _is_held(self) -> bool:
+        """True while an evaluation goes first. Where the seed decides the order of draws, it may not cut in between."""
+        return self._evaluator.has_priority and not (self._config.is_synchronous and self._dispatcher.num_open)
 
     async def _collect(self, step: int) -> bool:
         """Until there are enough groups for a batch. Any group that finishes renews the budget, an evaluation's too."""
@@ -245,7 +250,8 @@ class Orchestrator:
         batch = assemble(step, groups)
         pack_s = time.perf_counter() - started
         figures |= {"time/wait_for_policy_s": waited_s, "time/pack_s": pack_s, **self._gauges(batch)}
-        await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures)
+        facts = lambda: {REJECTED: self._batcher.num_rejected}  # noqa: E731
+        await ship(self._ledger, self._run_dir, batch, state=self._state(), figures=figures, facts=facts)
         logger.info(
             "shipped batch",
             extra={"step": step, "reward": figures.get("reward/mean"), "staleness": batch.staleness[0]},

@@ -17,7 +17,7 @@ from mettle.orchestrator.batcher import Batcher, ReadyGroup
 from mettle.orchestrator.config import CurriculumConfig
 from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, StandardSampler, TaskSampler
 from mettle.orchestrator.dispatcher import Dispatcher
-from mettle.orchestrator.groups import ALGORITHM_STATE
+from mettle.orchestrator.groups import ALGORITHM_STATE, REJECTED
 from mettle.orchestrator.source import TaskSource
 from mettle.records.tasks import DropReason, GroupRecord, TaskState
 from mettle.storage.ledger import Ledger
@@ -112,6 +112,7 @@ def recover(
             observe(group)
         else:
             ledger.drop(draw_id, DropReason.NO_TOKENS)
+    batcher.reject(ledger.journal.fact(REJECTED, 0))
     last = ledger.last_batch()
     sizes = ledger.journal.fact(DATASETS, {}) | {name: source.num_tasks(name) for name in names}
     ledger.journal.set_fact(DATASETS, sizes)

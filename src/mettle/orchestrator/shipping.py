@@ -7,7 +7,7 @@ state in the same transaction, so a batch exists wholly or not at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,9 @@ async def ship(
     *,
     state: dict[str, Any],
     figures: Mapping[str, float],
+    facts: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
-    """Write the batch, and make it that of its step together with the step's metrics."""
+    """Write the batch, and make it that of its step together with the step's metrics and the facts of that moment."""
     digest, _ = await asyncio.to_thread(write_batch, run_dir.batches, batch)
     async with transaction_soon(ledger.database):
         ledger.ship(
@@ -59,3 +60,5 @@ async def ship(
             orchestrator_state=state,
         )
         ledger.journal.record_metrics(batch.step, figures)
+        for key, value in facts().items():
+            ledger.journal.set_fact(key, value)

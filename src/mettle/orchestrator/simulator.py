@@ -51,6 +51,8 @@ class SimulatedWorld:
     """How fast and how reliable everything is. Times are simulated seconds."""
 
     seed: int = 0
+    pace_seed: int = 0
+    """How long each rollout takes is drawn from this, what comes of it from `seed` and the request's own."""
     num_tasks: int = 40
     rollout_s: float = 1.0
     """Mean time of a model call of four tokens; each rollout draws its own."""
@@ -165,31 +167,37 @@ class SimulatedSource:
         return {}
 
     async def run_group(self, request: GroupRequest) -> tuple[RolloutRecord, ...]:
-        """Roll out one group, at a speed and with luck drawn from the seed."""
+        """Roll out one group: with luck from the request's seed, as an engine samples, and at a speed of each time."""
         self._num_calls += 1
-        rng = random.Random(f"{self._world.seed}/{request.prefix}/{self._num_calls}")
-        is_equal = rng.random() < self._world.equal_rate
-        seeds = [rng.random() for _ in range(request.size)]
+        luck = random.Random(f"{self._world.seed}/{request.sampling.seed}")
+        pace = random.Random(f"{self._world.pace_seed}/{request.prefix}/{self._num_calls}")
+        is_equal = luck.random() < self._world.equal_rate
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._rollout(request, position, random.Random(seed), is_equal))
-                for position, seed in enumerate(seeds)
+                tasks.create_task(
+                    self._rollout(request, position, random.Random(luck.random()), self._pause_s(pace), is_equal)
+                )
+                for position in range(request.size)
             ]
         return tuple(task.result() for task in running)
 
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def _rollout(self, request: GroupRequest, position: int, rng: random.Random, is_equal: bool) -> RolloutRecord:
+    def _pause_s(self, pace: random.Random) -> float:
+        """Before each token of a rollout."""
+        pause_s = pace.expovariate(1.0) * self._world.rollout_s / self.NUM_TOKENS if self._world.rollout_s else 0.0
+        return pause_s * 10.0 if pace.random() < self._world.straggler_rate else pause_s
+
+    async def _rollout(
+        self, request: GroupRequest, position: int, luck: random.Random, pause_s: float, is_equal: bool
+    ) -> RolloutRecord:
         name = f"{request.prefix}-{position}"
-        pause_s = rng.expovariate(1.0) * self._world.rollout_s / self.NUM_TOKENS if self._world.rollout_s else 0.0
-        if rng.random() < self._world.straggler_rate:
-            pause_s *= 10.0
         try:
             versions = await self._engine.sample(self.NUM_TOKENS, pause_s)
         except ProviderError as error:
             return RolloutRecord(name, None, {}, [], (), error_kind="provider", error=str(error))
-        if rng.random() < self._world.error_rate:
+        if luck.random() < self._world.error_rate:
             return RolloutRecord(name, None, {}, [], (), error_kind="environment", error="the tool broke")
         mark = int(request.prefix[1:]) if not request.is_eval else 0
         turn = Turn(
@@ -199,7 +207,7 @@ class SimulatedSource:
             np.full(self.NUM_TOKENS, -0.5, np.float32),
             np.array(versions, np.int32),
         )
-        reward = 0.5 if is_equal else (position % 2) * 0.5 + rng.random() * 0.1
+        reward = 0.5 if is_equal else (position % 2) * 0.5 + luck.random() * 0.1
         return RolloutRecord(name, reward, {"luck": reward}, [{"role": "user", "content": "go"}], (turn,))
 
 

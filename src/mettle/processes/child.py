@@ -185,19 +185,27 @@ def process_memory_bytes(pid: int) -> int:
 
 def process_cpu_s(pid: int) -> float:
     """Processor time of a process and of its children that have ended; 0 when it is gone or the host does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process (T: stopped by a signal, t: traced); empty when it is gone."""
+    """The kernel's letter for a process (T: stopped by a signal, t: traced); empty when it has ended, reaped or not."""
+    fields = _stat(pid)
+    return fields[0] if fields and fields[0] not in "ZX" else ""
+
+
+def process_parent(pid: int) -> int:
+    """Who has to wait for a process; 0 when it is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return []
 
 
 def _end_of(path: Path) -> str:

@@ -1,7 +1,8 @@
 """What a run has cost over all of its lives: wall time, processor time, memory, deaths of its supervisor.
 
-Parts: `LifeCosts` (the life that goes on), `settle` (adds a life to the run's figures), `settle_last` (one that was
-killed, from its last beat). Invariant: each life is added once, whether it ended by itself or was killed.
+Parts: `LifeCosts` (the life that goes on), `totals` (of all lives so far), `settle` (adds a life to the run's figures),
+`settle_last` (one that was killed, from its last beat). Invariant: each life is added once, whether it ended by itself
+or was killed.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from mettle.processes.beats import Beat, read_beats
-from mettle.processes.child import process_cpu_s, process_memory_bytes
-from mettle.processes.liveness import is_worker
+from mettle.processes.child import process_cpu_s, process_memory_bytes, process_parent
 from mettle.storage.journal import Journal
+from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
 LIFE, WALL_S, CPU_S, PEAK_BYTES = "life", "wall_s", "cpu_s", "peak_memory_bytes"
 DEATHS = "supervisor_deaths"
+SETTLED = "lives_settled"
+MEMORY_EVERY_S = 5.0
+"""The kernel walks every page of a process to say this: milliseconds each, and seconds on a host that is overloaded."""
 
 
 class LifeCosts:
@@ -29,49 +33,83 @@ class LifeCosts:
         self._started = time.monotonic()
         self._own_before_s = _own_cpu_s()
         self._cpu_s = 0.0
+        self._lost_s = 0.0
         self._peak_bytes = 0
+        self._next_memory = 0.0
+        self._grandchildren: dict[int, tuple[int, float]] = {}
 
-    def measure(self, pids: Iterable[int], beats: Collection[Beat]) -> None:
-        """Look at the children that run and at the workers that they have started."""
-        workers = [beat.pid for beat in beats if is_worker(beat.name)]
-        living = {*pids, *workers}
-        # Those that have ended are in our own figures, because they were waited for.
-        cpu_s = _own_cpu_s() - self._own_before_s + sum(process_cpu_s(pid) for pid in living)
-        self._cpu_s = max(self._cpu_s, cpu_s)
-        memory = process_memory_bytes(os.getpid()) + sum(process_memory_bytes(pid) for pid in living)
-        self._peak_bytes = max(self._peak_bytes, memory)
+    def measure(self, pids: Collection[int], beats: Collection[Beat]) -> None:
+        """Look at the children that run and at the processes that they have started, which beat as well."""
+        others = {beat.pid for beat in beats} - {*pids, os.getpid()}
+        # A child that has ended is in our own figures, because it was waited for, with those that it has waited for.
+        known = {pid: found for pid, found in self._grandchildren.items() if found[0] not in pids}
+        self._grandchildren = known | {pid: (process_parent(pid), process_cpu_s(pid)) for pid in others}
+        used_s = sum(cpu_s for _, cpu_s in self._grandchildren.values()) + sum(map(process_cpu_s, pids))
+        self._cpu_s = max(self._cpu_s, _own_cpu_s() - self._own_before_s + self._lost_s + used_s)
+        now = time.monotonic()
+        if now >= self._next_memory:
+            self._next_memory = now + MEMORY_EVERY_S
+            memory = process_memory_bytes(os.getpid()) + sum(map(process_memory_bytes, {*pids, *others}))
+            self._peak_bytes = max(self._peak_bytes, memory)
+
+    def ended(self, pid: int, *, is_killed: bool) -> None:
+        """A child is gone. One that was killed has waited for none of its own, whose time would be lost with it."""
+        for other in [other for other, (parent, _) in self._grandchildren.items() if parent == pid]:
+            _, cpu_s = self._grandchildren.pop(other)
+            self._lost_s += cpu_s if is_killed else 0.0
 
     def figures(self) -> dict[str, float]:
         """As they stand in the supervisor's beat."""
         return {
             LIFE: float(self.life),
             WALL_S: time.monotonic() - self._started,
-            CPU_S: max(self._cpu_s, _own_cpu_s() - self._own_before_s),
+            CPU_S: max(self._cpu_s, _own_cpu_s() - self._own_before_s + self._lost_s),
             PEAK_BYTES: float(self._peak_bytes),
         }
 
 
-def settle(journal: Journal, figures: dict[str, float]) -> None:
+def totals(run_dir: RunDir, journal: Journal) -> dict[str, float | None]:
+    """The figures of all lives of a run, the one that goes on or was killed among them; None before the first."""
+    last = _unsettled(run_dir, journal)
+    found = {name: journal.fact(name) for name in (WALL_S, CPU_S, PEAK_BYTES)}
+    if last is None:
+        return found
+    added = {name: (found[name] or 0.0) + last.figures[name] for name in (WALL_S, CPU_S)}
+    return {**added, PEAK_BYTES: max(found[PEAK_BYTES] or 0, int(last.figures[PEAK_BYTES]))}
+
+
+def settle(ledger: Ledger, figures: dict[str, float]) -> None:
     """Add a life to the figures of its run; a life that was added already changes nothing."""
-    if figures.get(LIFE, 0.0) <= (journal.fact("lives_settled") or 0):
-        return
-    journal.set_fact(WALL_S, (journal.fact(WALL_S) or 0.0) + figures[WALL_S])
-    journal.set_fact(CPU_S, (journal.fact(CPU_S) or 0.0) + figures[CPU_S])
-    journal.set_fact(PEAK_BYTES, max(journal.fact(PEAK_BYTES) or 0, int(figures[PEAK_BYTES])))
-    journal.set_fact("lives_settled", int(figures[LIFE]))
+    journal = ledger.journal
+    with ledger.database.transaction():
+        if figures.get(LIFE, 0.0) <= (journal.fact(SETTLED) or 0):
+            return
+        journal.set_fact(WALL_S, (journal.fact(WALL_S) or 0.0) + figures[WALL_S])
+        journal.set_fact(CPU_S, (journal.fact(CPU_S) or 0.0) + figures[CPU_S])
+        journal.set_fact(PEAK_BYTES, max(journal.fact(PEAK_BYTES) or 0, int(figures[PEAK_BYTES])))
+        journal.set_fact(SETTLED, int(figures[LIFE]))
 
 
-def settle_last(run_dir: RunDir, journal: Journal) -> int:
+def settle_last(run_dir: RunDir, ledger: Ledger) -> int:
     """Add the life before this one, where its supervisor was killed; returns the number of this life."""
-    last = read_beats(run_dir.beats).get("supervisor")
-    if last is not None and last.figures.get(LIFE, 0.0) > (journal.fact("lives_settled") or 0):
-        settle(journal, last.figures)
-        journal.set_fact(DEATHS, (journal.fact(DEATHS) or 0) + 1)
-        text = f"the supervisor (pid {last.pid}) was killed {last.figures[WALL_S]:.0f} s after its start"
-        journal.event("supervisor", "supervisor_died", text)
-    life = int(journal.fact("lives") or 0) + 1
-    journal.set_fact("lives", life)
+    journal = ledger.journal
+    with ledger.database.transaction():
+        last = _unsettled(run_dir, journal)
+        if last is not None:
+            settle(ledger, last.figures)
+            journal.set_fact(DEATHS, (journal.fact(DEATHS) or 0) + 1)
+            text = f"the supervisor (pid {last.pid}) was killed {last.figures[WALL_S]:.0f} s after its start"
+            journal.event("supervisor", "supervisor_died", text)
+        life = int(journal.fact("lives") or 0) + 1
+        journal.set_fact("lives", life)
     return life
+
+
+def _unsettled(run_dir: RunDir, journal: Journal) -> Beat | None:
+    """The supervisor's last beat, where the life that it is of is not in the run's figures yet."""
+    last = read_beats(run_dir.beats).get("supervisor")
+    is_new = last is not None and last.figures.get(LIFE, 0.0) > (journal.fact(SETTLED) or 0)
+    return last if is_new else None
 
 
 def _own_cpu_s() -> float:

@@ -170,7 +170,7 @@ def _supervise(
     journal = ledger.journal
     is_warm = bool(journal.fact("is_warm"))
     specs = process_specs(run_dir, config, is_warm=is_warm)
-    life = settle_last(run_dir, journal)
+    life = settle_last(run_dir, ledger)
     supervisor = Supervisor(
         run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts, life=life
     )
@@ -194,7 +194,7 @@ def _supervise(
                 show.update()
     finally:
         reader.close()
-    settle(journal, supervisor.costs.figures())
+    settle(ledger, supervisor.costs.figures())
     journal.set_fact("finished_at", time.time())
     journal.set_fact("failure", supervisor.failure)
     if supervisor.failure is not None:

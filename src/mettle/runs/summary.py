@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mettle.evals.estimator import mean_of, median
-from mettle.runs.costs import DEATHS
+from mettle.runs.costs import DEATHS, totals
 from mettle.runs.progress import describe_eval
 from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
 from mettle.wording import sparkline
 
 CANARY_TOLERANCE = 1e-5
@@ -45,9 +46,7 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
         "tasks": ledger.task_counts(),
         "trained_more_than_once": _trained_more_than_once(ledger),
         "restarts": sum(p.restarts for p in journal.processes()) + (journal.fact(DEATHS) or 0),
-        "wall_s": journal.fact("wall_s"),
-        "cpu_s": journal.fact("cpu_s"),
-        "peak_memory_bytes": journal.fact("peak_memory_bytes"),
+        **totals(RunDir(run_dir), journal),
     }
 
 

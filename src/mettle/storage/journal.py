@@ -96,6 +96,10 @@ class Journal:
             Event(r["event_id"], r["at"], r["source"], r["kind"], r["message"], json.loads(r["data"])) for r in rows
         ]
 
+    def newest_event_id(self) -> int:
+        """The id of the newest event; 0 before the first."""
+        return int(self._database.value("SELECT max(event_id) FROM events") or 0)
+
     def record_process(self, name: str, state: str, *, pid: int | None, restarts: int, exit_code: int | None) -> None:
         """Store what a supervisor sees of a process."""
         now = self._clock()

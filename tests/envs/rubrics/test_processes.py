@@ -27,7 +27,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -144,7 +144,7 @@ def test_no_worker_outlives_a_parent_that_is_killed_in_the_middle_of_calls(how):
         assert len(pids) == 2
         assert all(psutil.pid_exists(pid) for pid in pids)
         os.kill(parent.pid, how)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(_is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.02)
@@ -168,7 +168,7 @@ async def test_a_forked_child_leaves_its_parents_workers_alone(pool):
     answers = context.SimpleQueue()
     child = context.Process(target=_child, args=(pool, answers))
     child.start()
-    child.join(10)
+    child.join(60)
     assert child.exitcode == 0
     assert await pool.call(CALLS + "double", {"value": 2}) == 4
     assert before in pool.pids

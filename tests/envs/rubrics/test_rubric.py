@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -172,3 +173,127 @@ def test_advantages_sum_to_zero_over_exactly_the_rollouts_with_a_number(values, 
         assert (state["reward"] is not None) == is_number == (state["error"] is None)
     advantages = [state["advantage"] for state in states if state["advantage"] is not None]
     assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_each_function_has_a_name_of_its_own_even_the_third_of_one():
+    def same(completion):
+        return 1.0
+
+    def same_2(completion):
+        return 1.0
+
+    assert vf.Rubric([same, same_2, same, same]).get_reward_func_names() == ["same", "same_2", "same_3", "same_4"]
+
+
+def test_what_is_added_and_set_is_what_is_got():
+    rubric = vf.Rubric(parser=vf.XMLParser(["answer"]), flavour="sour")
+    assert rubric.flavour == "sour"
+    assert rubric.class_objects == {"parser": rubric.parser}
+    rubric.add_reward_func(raises)
+    rubric.add_reward_func(raises_later, 0.5)
+    rubric.add_metric(asks_for_what_is_not_there)
+    assert rubric.get_reward_funcs() == rubric.reward_funcs == [raises, raises_later, asks_for_what_is_not_there]
+    assert rubric.get_reward_weights() == rubric.reward_weights == [1.0, 0.5, 0.0]
+    rubric.reward_funcs, rubric.reward_weights = (raises,), (2.0,)
+    assert (rubric.funcs, rubric.weights) == ([raises], [2.0])
+    assert list(rubric.func_stats()) == ["raises"]
+    assert isinstance(vf.Rubric().parser, vf.Parser)
+    assert not vf.Rubric().parallelize_scoring
+    assert vf.Rubric().func_timeout_seconds == 1800.0
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+async def test_functions_run_in_turn_unless_they_are_asked_to_run_side_by_side(side_by_side):
+    running, most = 0, 0
+
+    async def one(completion):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return 1.0
+
+    async def two(completion):
+        return await one(completion)
+
+    states = [state_of(), state_of()]
+    await vf.Rubric([one, two], parallelize_scoring=side_by_side).score_group(states)
+    assert [state["reward"] for state in states] == [2.0, 2.0]
+    assert most == (4 if side_by_side else 2)
+
+
+async def test_the_first_failure_that_counts_is_the_error_and_all_are_noted():
+    states = [state_of(), state_of()]
+    await vf.Rubric([raises, raises_later, asks_for_what_is_not_there], [0.0, 1.0, 1.0]).score_group(states)
+    for state in states:
+        assert str(state["error"]).startswith("raises_later")
+        assert list(state["reward_errors"]) == ["raises", "raises_later", "asks_for_what_is_not_there"]
+
+
+async def test_a_negative_weight_takes_away():
+    state = state_of()
+    await vf.Rubric([lambda completion: 1.0, lambda completion: 0.25], [1.0, -2.0]).score_group([state])
+    assert state["reward"] == 0.5
+
+
+async def test_a_metric_of_a_rollout_that_failed_before_is_kept():
+    state = state_of()
+    state["error"], state["metrics"] = vf.ModelError("down"), {"turns": 2.0}
+    await vf.Rubric([raises]).score_group([state])
+    assert (state["reward"], state["metrics"]) == (None, {"turns": 2.0})
+
+
+async def test_some_wait_and_some_do_not_and_each_rollout_gets_its_own():
+    async def waits():
+        await asyncio.sleep(0)
+        return 0.5
+
+    def mixed(answer):
+        return waits() if answer == "later" else 1.0
+
+    for answers in (["later", "now", "later"], ["now", "later"], ["now", "now"]):
+        states = [state_of(answer) for answer in answers]
+        await vf.Rubric([mixed]).score_group(states)
+        assert [state["reward"] for state in states] == [0.5 if answer == "later" else 1.0 for answer in answers]
+
+
+async def test_a_group_function_gets_every_column_of_the_group():
+    seen = {}
+
+    def group(prompts, completions, answers, states, tasks, infos, judge):
+        seen.update(locals())
+        return [1.0] * len(states)
+
+    rubric = vf.Rubric([group])
+    rubric.add_class_object("judge", "J")
+    states = [state_of("a", "x", info='{"n": 1}'), state_of("b", "y")]
+    await rubric.score_group(states)
+    assert (seen["answers"], seen["judge"]) == (["a", "b"], "J")
+    assert seen["infos"][0] == {"n": 1}
+    assert [completion[0]["content"] for completion in seen["completions"]] == ["x", "y"]
+    assert [len(seen[name]) for name in ("prompts", "states", "tasks")] == [2, 2, 2]
+
+
+async def test_marked_methods_are_called_with_what_they_name():
+    called = []
+
+    class Marked(vf.Rubric):
+        @vf.cleanup
+        async def after(self, state, task):
+            called.append((state["answer"], task))
+
+        @vf.teardown
+        async def at_the_end(self):
+            called.append("end")
+
+    rubric, state = Marked(), state_of("b")
+    await rubric.cleanup(state)
+    await rubric.teardown()
+    assert called == [("b", state.get("task")), "end"]
+
+
+def test_weights_may_be_left_out_and_are_one_each():
+    assert vf.Rubric([raises, raises_later]).weights == [1.0, 1.0]
+    with pytest.raises(ValueError, match="1 functions and 2 weights"):
+        vf.Rubric([raises], [1.0, 1.0])

@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mettle.envs as vf
+from mettle.envs.errors import RolloutTimeout
+from mettle.envs.rubrics import scoring
+from mettle.envs.rubrics.scoring import score_states, set_advantages
 from mettle.envs.state import new_state
 from mettle.errors import JudgeError
 
@@ -224,3 +227,106 @@ async def test_a_teardown_that_fails_does_not_keep_the_others_from_running():
     await group.cleanup(_state())
     await group.teardown()
     assert done == ["", "", "second", "second"]
+
+
+async def nothing(state):
+    """A cleanup that has nothing to do."""
+
+
+def _states(number):
+    return [_state() for _ in range(number)]
+
+
+async def test_without_a_score_a_rollout_that_ended_well_is_worth_nothing_and_one_that_failed_has_no_reward():
+    fine, failed = _states(2)
+    failed["error"] = vf.ModelError("down")
+    await score_states([fine, failed], None, nothing, timeout_s=None)
+    assert (fine["reward"], fine["metrics"]) == (0.0, {})
+    assert (failed["reward"], failed["metrics"]) == (None, {})
+
+
+async def test_scoring_is_timed_from_its_start_to_its_end(monkeypatch):
+    now = iter([10.0, 15.0, 16.0])
+    monkeypatch.setattr(scoring, "steady_time", lambda: next(now))
+    states = _states(2)
+    await score_states(states, None, nothing, timeout_s=None)
+    assert [(state["timing"].scoring.start, state["timing"].scoring.end) for state in states] == [
+        (10.0, 15.0),
+        (10.0, 16.0),
+    ]
+
+
+async def test_a_score_that_takes_too_long_fails_all_and_says_so():
+    states = _states(2)
+    states[0]["metrics"] = {"kept": 1.0}
+
+    async def never():
+        await asyncio.sleep(1000)
+
+    await score_states(states, never, nothing, timeout_s=0.01)
+    assert [type(state["error"]) for state in states] == [RolloutTimeout, RolloutTimeout]
+    assert str(states[0]["error"]) == "scoring took longer than 0.01 s"
+    assert [(state["reward"], state["advantage"]) for state in states] == [(None, None)] * 2
+    assert [state["metrics"] for state in states] == [{"kept": 1.0}, {}]
+
+
+async def test_a_timeout_of_the_score_itself_is_its_own_failure():
+    (state,) = _states(1)
+
+    async def gives_up():
+        raise TimeoutError("the judge's own limit")
+
+    await score_states([state], gives_up, nothing, timeout_s=None)
+    assert isinstance(state["error"], JudgeError)
+    assert not isinstance(state["error"], RolloutTimeout)
+    assert "the judge's own limit" in str(state["error"])
+
+
+async def test_a_score_that_raises_leaves_an_earlier_error_as_it_is():
+    first, second = _states(2)
+    first["error"] = earlier = vf.ModelError("down")
+
+    async def raises():
+        raise KeyError("colour")
+
+    await score_states([first, second], raises, nothing, timeout_s=5.0)
+    assert first["error"] is earlier
+    assert isinstance(second["error"], JudgeError)
+    assert "scoring: KeyError: 'colour'" in str(second["error"])
+    assert (first["reward"], second["reward"]) == (None, None)
+
+
+async def test_a_failed_rollout_has_no_reward_whatever_the_score_gave_it():
+    (state,) = _states(1)
+
+    async def generous():
+        state["reward"], state["error"] = 1.0, vf.ModelError("down")
+
+    await score_states([state], generous, nothing, timeout_s=None)
+    assert state["reward"] is None
+
+
+async def test_a_cleanup_that_fails_is_noted_and_the_next_one_is_run():
+    states, cleaned = _states(2), []
+
+    async def cleanup(state):
+        cleaned.append(state)
+        if state is states[0]:
+            raise OSError("gone")
+
+    await score_states(states, None, cleanup, timeout_s=None)
+    assert [state.get("cleanup_error") for state in states] == ["rubric: OSError: gone", None]
+    assert len(cleaned) == 2
+    assert [state["reward"] for state in states] == [0.0, 0.0]
+
+
+def test_what_a_step_has_of_its_own_is_kept_and_the_rest_inherited():
+    states = [
+        {"reward": 1.0, "trajectory": [{"advantage": 9.0, "reward": None}, {"advantage": None, "reward": 3.0}]},
+        {"reward": 0.0},
+        {"reward": None, "trajectory": [{"advantage": None, "reward": None}]},
+    ]
+    set_advantages(states)
+    assert [state["advantage"] for state in states] == [0.5, -0.5, None]
+    assert states[0]["trajectory"] == [{"advantage": 9.0, "reward": 1.0}, {"advantage": 0.5, "reward": 3.0}]
+    assert states[2]["trajectory"] == [{"advantage": None, "reward": None}]

@@ -124,7 +124,9 @@ def _start(url: str, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [5, 40, 75])
+@pytest.mark.parametrize(
+    "at", [pytest.param(5, marks=pytest.mark.nightly), 40, pytest.param(75, marks=pytest.mark.nightly)]
+)
 def test_a_run_that_is_killed_goes_on_without_asking_anything_twice(mettle, endpoint, at):
     words = ("three-kinds", "-m", "worker", "-M", "writer", "-b", endpoint.url, *SMALL, "-c", "1")
     code, said = mettle("gepa", "run", *words, "-o", "whole", "--json")
@@ -139,7 +141,7 @@ def test_a_run_that_is_killed_goes_on_without_asking_anything_twice(mettle, endp
 
     endpoint.on_request = kill
     process.append(_start(endpoint.url, *words, "-o", "here"))
-    process[0].communicate(timeout=60)
+    process[0].communicate(timeout=100)
     assert process[0].returncode == -signal.SIGKILL
     assert not Path("here/metadata.json").exists()
     in_flight = endpoint.asked[-1]
@@ -166,7 +168,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_names_the_command_that_goes_on(mettle,
 
     endpoint.on_request = interrupt
     process.append(_start(endpoint.url, *words))
-    _, err = process[0].communicate(timeout=60)
+    _, err = process[0].communicate(timeout=100)
     assert process[0].returncode == 130
     last = err.decode().splitlines()[-1]
     assert last.startswith("stopped; the best prompt so far is in here; `")

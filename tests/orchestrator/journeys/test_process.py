@@ -143,7 +143,7 @@ def test_a_lost_engine_is_waited_for_and_used_again(run_dir, stand_in, trainer, 
 def test_the_users_mistake_is_one_line_and_exit_code_2(change, line, stand_in, settings, write_config, start):
     write_config({**settings, **change})
     process = start()
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 2
     (last,) = [text for text in errors.splitlines() if text.startswith("mettle orchestrator:")]
     assert line in last
@@ -154,7 +154,7 @@ def test_an_engine_that_refuses_the_weights_is_exit_code_3(stand_in, trainer, se
     write_config(settings)
     stand_in.canary_diff = 0.5
     process = start()
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 3
     assert "refused 3 times" in errors
     assert "Traceback" not in errors
@@ -170,7 +170,7 @@ def test_other_data_than_the_run_began_with_is_refused_before_anything_is_change
     settings["envs"][0]["args"]["num_train"] = 40
     write_config({**settings, "max_steps": 2})
     process = start()
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 2
     assert "had 50 tasks when the run began and has 40 now" in errors
     assert ledger.task_counts() == before

@@ -3,6 +3,7 @@
 The numbers in the names of the helpers are those of the properties in the specification of training.
 """
 
+import random
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -107,6 +108,7 @@ def test_no_task_is_lost_or_trained_twice_whatever_dies(world, lag, inflight, sa
     check_a_run(world, lag, inflight, sampler)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=120, deadline=None)
@@ -245,8 +247,8 @@ def test_an_engine_that_comes_back_with_old_weights_gets_the_new_ones_first():
 def test_stragglers_and_unnoticed_restarts_bring_stale_tokens_which_are_not_trained(seed):
     """The sweep at shipping is what holds the bound: such groups come back, and are dropped."""
     world = SimulatedWorld(
-        seed=seed, rollout_s=1.0, train_s=0.2, straggler_rate=0.1, engine_deaths=(4.0, 7.0, 10.0, 13.0),
-        engine_down_s=0.0,
+        seed=seed, pace_seed=seed, rollout_s=1.0, train_s=0.2, straggler_rate=0.1,
+        engine_deaths=(3.0, 6.0, 9.0, 12.0, 15.0), engine_down_s=0.0,
     )  # fmt: skip
     options = config(max_steps=10, eval={"num_examples": 3, "interval": 3})
     simulated, ledger, folder = played(options, world)
@@ -327,3 +329,41 @@ def flat(error):
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in flat(inner)]
     return [error]
+
+
+def shipped(options, world):
+    """The digests of a run's batches by step, and what its evaluations found."""
+    simulated, ledger, folder = played(options, world)
+    with folder:
+        check_accounts(options, simulated, ledger)
+        digests = {row.step: row.digest for row in ledger.batches()}
+        means = {(row.kind, row.step, row.env_id): row.mean for row in read_evals(ledger.database)}
+        ledger.close()
+    return digests, means
+
+
+@pytest.mark.parametrize("number", [*range(8), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(8, 80))])
+def test_with_nothing_stale_the_seed_decides_the_batches_whatever_the_speeds_and_whoever_dies(number):
+    rng = random.Random(number)
+    options = config(
+        max_lag=0, max_staleness=0, max_inflight_groups=rng.choice([None, 1, 5]), batch_size=16,
+        curriculum={"sampler": rng.choice(["standard", "difficulty_pool"])}, max_empty_batches=1000,
+    )  # fmt: skip
+    luck = {"seed": number, "error_rate": rng.choice([0.0, 0.3]), "equal_rate": rng.choice([0.0, 0.5])}
+    wild = SimulatedWorld(
+        **luck, pace_seed=number + 1, rollout_s=rng.choice([0.05, 1.0, 5.0]), train_s=rng.choice([0.01, 2.0]),
+        straggler_rate=0.1, engine_down_s=rng.choice([0.0, 3.0]),
+        kills_at=tuple(rng.uniform(0.0, 30.0) for _ in range(rng.randrange(3))),
+        kills_at_transaction=tuple(rng.randrange(1, 60) for _ in range(rng.randrange(3))),
+        engine_deaths=tuple(rng.uniform(0.0, 30.0) for _ in range(rng.randrange(3))),
+        trainer_deaths=tuple(range(1, 1 + rng.randrange(3))),
+    )  # fmt: skip
+    assert shipped(options, SimulatedWorld(**luck)) == shipped(options, wild)
+
+
+def test_another_seed_gives_other_batches():
+    options = config(max_lag=0, max_staleness=0, max_steps=2)
+    other = options.model_copy(update={"seed": options.seed + 1})
+    (ours, our_means), (theirs, their_means) = shipped(options, SimulatedWorld()), shipped(other, SimulatedWorld())
+    assert set(ours.values()).isdisjoint(theirs.values())
+    assert our_means != their_means

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stories import CONFIG, complaint, environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from stories import Run, environment
 
 from mettle.storage.run_dir import RunDir
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 
 class SmallDisk:
@@ -74,7 +74,9 @@ def test_a_disk_with_too_little_space_is_refused_at_the_start(disk, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["3m", "7m", "12m"])
+@pytest.mark.parametrize(
+    "size", [pytest.param("3m", marks=pytest.mark.nightly), "7m", pytest.param("12m", marks=pytest.mark.nightly)]
+)
 def test_a_full_disk_ends_a_run_with_one_line_and_nothing_lost(disk, tmp_path, size):
     run = Run(tmp_path, prefix=disk.prefix, at=disk.inside)
     try:

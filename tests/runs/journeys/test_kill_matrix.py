@@ -6,47 +6,61 @@ replayed version has the same bytes as before, and the run reached its last step
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from stories import STEPS, Run, check_accounts, published, rolling_out, shipped
 
 from mettle.storage.ledger import Ledger
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True)
-class Story:
+class Kill:
     victim: str
-    points: tuple[Callable[[Ledger], bool], ...]
+    point: Callable[[Ledger], bool]
 
 
-STORIES = {
-    "inference: while rollouts run, between steps, near the end": Story(
-        "inference", (rolling_out, published(3), published(STEPS - 2))
-    ),
-    "orchestrator: while rollouts run, after shipping, near the end": Story(
-        "orchestrator", (rolling_out, shipped(4), published(STEPS - 1))
-    ),
-    "trainer: before its first step, between checkpoints, after one": Story(
-        "trainer", (shipped(1), published(3), published(6))
-    ),
-    "supervisor: while rollouts run, between checkpoints, near the end": Story(
-        "supervisor", (rolling_out, published(5), published(STEPS - 1))
+EACH_ONCE = (
+    Kill("inference", rolling_out),
+    Kill("orchestrator", shipped(4)),
+    Kill("trainer", published(6)),
+    Kill("supervisor", published(STEPS - 2)),
+)
+MATRIX = {
+    "inference: while rollouts run, between steps, near the end": (rolling_out, published(3), published(STEPS - 2)),
+    "orchestrator: while rollouts run, after shipping, near the end": (rolling_out, shipped(4), published(STEPS - 1)),
+    "trainer: before its first step, between checkpoints, after one": (shipped(1), published(3), published(6)),
+    "supervisor: while rollouts run, between checkpoints, near the end": (
+        rolling_out,
+        published(5),
+        published(STEPS - 1),
     ),
 }
 
 
-@pytest.mark.parametrize("name", STORIES)
+def test_each_process_killed_once_costs_no_task_and_trains_none_twice(tmp_path):
+    survive(tmp_path, EACH_ONCE)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MATRIX)
 def test_a_killed_process_costs_no_task_and_trains_none_twice(tmp_path, name):
-    story = STORIES[name]
-    run = Run(tmp_path, "--orchestrator.env_workers", "1")
+    victim = name.partition(":")[0]
+    survive(tmp_path, tuple(Kill(victim, point) for point in MATRIX[name]))
+
+
+def survive(folder: Path, kills: tuple[Kill, ...]) -> None:
+    """Play the kills out on one run, and check what it has at its end."""
+    run = Run(folder, "--orchestrator.env_workers", "1")
     try:
-        for point in story.points:
-            run.wait_for(point)
-            run.kill(story.victim)
+        for kill in kills:
+            run.wait_for(kill.point)
+            run.kill(kill.victim)
             time.sleep(0.3)
         assert run.end() == 0, run.said()
     finally:
@@ -54,10 +68,11 @@ def test_a_killed_process_costs_no_task_and_trains_none_twice(tmp_path, name):
     ledger = Ledger(run.run_dir.ledger, is_read_only=True)
     try:
         check_accounts(ledger)
-        if story.victim != "supervisor":
+        victims = Counter(kill.victim for kill in kills)
+        if "supervisor" not in victims:
             restarts = {p.name: p.restarts for p in ledger.journal.processes()}
-            assert restarts[story.victim] == len(story.points)
-        if story.victim == "trainer":
+            assert {name: restarts[name] for name in victims} == victims
+        if "trainer" in victims:
             assert max(batch.trainings for batch in ledger.batches()) > 1, "no step was replayed: the test saw nothing"
     finally:
         ledger.close()

@@ -39,14 +39,14 @@ class TestIsolatedMachines(MachineContract):
             assert (await machine.exec("gcc main.c && ./a.out")).stdout == "compiled\n"
 
     async def test_idle_machines_are_cheap(self, machines: MachinePool) -> None:
-        started = time.process_time(), time.monotonic()
+        before_s = time.process_time() + _cpu_s(machines.template_pid)
         made = [await machines.create() for _ in range(50)]
-        wall_s = time.monotonic() - started[1]
+        cpu_s = time.process_time() + _cpu_s(machines.template_pid) - before_s
         # Process 1 does not let its own user look into it.
         resident = [_proportional_bytes(pid) for pid in _children(machines.template_pid) if os.geteuid() == 0] or [0]
         for one in made:
             await one.delete()
-        assert wall_s / 50 < 0.1
+        assert cpu_s / 50 < 0.1
         assert sum(resident) / len(resident) < 6 << 20
 
 
@@ -75,6 +75,12 @@ async def test_chosen_packages_are_shown_and_nothing_beside_them() -> None:
 
 def _children(pid: int | None) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _cpu_s(pid: int | None) -> float:
+    """Processor time of a process and of those that it has waited for."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def _proportional_bytes(pid: int) -> int:

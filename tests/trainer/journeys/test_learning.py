@@ -21,7 +21,7 @@ from mettle.trainer.model import full_state, load_policy
 from mettle.trainer.probe import EnvironmentProbe
 from mettle.trainer.sft import DONE_FILE, run_warm_up
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,6 @@ class EnvironmentEntry:
     folder: Path | None = None
 
     @property
-    def is_shipped(self) -> bool:
-        """True for one that is Mettle's own."""
-        return self.folder is not None and self.folder.parent == SHIPPED
-
-    @property
     def origin(self) -> str:
         """Where it was found, for people."""
         return "installed" if self.folder is None else str(self.folder)

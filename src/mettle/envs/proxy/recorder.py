@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -21,6 +20,7 @@ from mettle.envs.proxy.sessions import AgentSession, refused_over
 from mettle.envs.state import State
 from mettle.envs.timing import TimeSpan
 from mettle.errors import OverlongError, RolloutError
+from mettle.processes.clock import steady_time
 from mettle.records.messages import Messages, Response, ResponseTokens, Tool
 from mettle.web.problems import HttpError
 
@@ -70,7 +70,7 @@ class Recorder:
         await self._admit()
         state = self._state
         call.messages = self._memory.recognise(await self._harness.normalize_intercepted_messages(call.messages))
-        span = TimeSpan(time.time())
+        span = TimeSpan(steady_time())
         try:
             tools, arguments = self._request(call)
             response = await self._harness.get_model_response(
@@ -83,7 +83,7 @@ class Recorder:
         except Exception as error:
             raise self._failed(attributed(error, ModelError, "model call")) from error
         finally:
-            span.end = time.time()
+            span.end = steady_time()
             state["timing"].model.spans.append(span)
         self.is_context_full = False
         return response

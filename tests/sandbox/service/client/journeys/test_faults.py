@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -76,9 +75,7 @@ async def test_a_killed_service_is_one_clear_error_and_leaves_no_process(tmp_pat
             assert isinstance(await raised(attempt), ServiceLost)
         await wait_until(lambda: asyncio.sleep(0, not any(is_alive(pid) for pid in family)))
         connection.close()
-        started = time.monotonic()
         assert isinstance(await raised(machines.create()), ServiceLost)
-        assert time.monotonic() - started < 8
         assert job.poll() is None, "nobody knows what became of it"
 
 
