@@ -1,4 +1,4 @@
-"""JSON that is long: read in a process beside this one, one body of a token at a time, so that others do not wait for it.
+"""JSON that is long: read in a process beside this one, one body of a token at a time, and nobody else waits for it.
 
 `json.loads` holds the interpreter for as long as it works, and what was made of 40 MB takes seconds to look at. So a
 long body is parsed aside and comes back in slices of its longest list; what is done with it then is done in a thread,
@@ -20,7 +20,7 @@ from mettle.web.problems import HttpError
 
 SHORT_BYTES: Final = 256 << 10
 _SLICE: Final = 1000
-_MAX_VALUES: Final = 2_000_000
+_MAX_VALUES: Final = 500_000
 _CPU_S: Final = 5.0
 _CPU_S_PER_MB: Final = 0.25
 
