@@ -41,9 +41,13 @@ class ProgressSnapshot:
     troubles: list[Event]
 
 
-def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
-    """The state of the run as the journal has it."""
+def read_snapshot(
+    ledger: Ledger, max_steps: int, *, rewards: list[tuple[int, float]] | None = None
+) -> ProgressSnapshot:
+    """The state of the run as the journal has it. `rewards` are those read before, by step; newer ones are added."""
+    rewards = [] if rewards is None else rewards
     journal = ledger.journal
+    rewards += journal.metric("reward/mean", after=rewards[-1][0] if rewards else -1)
     latest = {name: value for name, (_, value) in journal.latest().items()}
     newest = ledger.newest_version()
     step = newest.weights.version if newest is not None else 0
@@ -53,16 +57,16 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
         stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
         step=step,
         max_steps=max_steps,
-        rewards=[value for _, value in journal.metric("reward/mean")],
+        rewards=[value for _, value in rewards],
         evals=evals,
         figures=latest,
-        troubles=_troubles(ledger)[-3:],
+        troubles=_troubles(ledger),
     )
 
 
 def _troubles(ledger: Ledger) -> list[Event]:
     """What the other processes have told of; the supervisor's own words come from it, not from the disk."""
-    return [e for e in ledger.journal.events() if e.kind in TROUBLES and e.source != "supervisor"]
+    return ledger.journal.newest_events(TROUBLES, SHOWN_NOTES, except_source="supervisor")
 
 
 def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
@@ -101,6 +105,7 @@ class RunProgress:
         self._next_line = 0.0
         self._notes = notes
         self._num_notes = 0
+        self._rewards: list[tuple[int, float]] = []
         self._last_trouble = max((event.event_id for event in _troubles(ledger)), default=0)
 
     def __enter__(self) -> RunProgress:
@@ -123,7 +128,7 @@ class RunProgress:
         if self._is_quiet or (now < self._next_update and not is_last):
             return
         self._next_update = now + 0.5
-        snapshot = read_snapshot(self._ledger, self._max_steps)
+        snapshot = read_snapshot(self._ledger, self._max_steps, rewards=self._rewards)
         if self._live is not None:
             self._live.update(self._panel(snapshot, now - self._started), refresh=True)
         else:

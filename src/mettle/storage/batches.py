@@ -19,6 +19,11 @@ from mettle.records.tokens import COLUMNS, Batch
 from mettle.storage.files import storage_errors, write_atomic
 
 
+def batch_path(folder: Path, digest: str) -> Path:
+    """Where the batch of a digest lies."""
+    return folder / f"{digest}.npz"
+
+
 def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     """Write `batch` and return its digest and path. Writing the same batch twice is one file."""
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
@@ -29,7 +34,7 @@ def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     data = buffer.getvalue()
     digest = hashlib.sha256(data).hexdigest()
-    path = folder / f"{digest}.npz"
+    path = batch_path(folder, digest)
     if not path.exists():
         write_atomic(path, data)
     return digest, path
@@ -40,7 +45,7 @@ def read_batch(folder: Path, digest: str) -> Batch:
 
     Raises: StorageError if the file is missing, or cut short, or changed, or of another version of this format.
     """
-    path = folder / f"{digest}.npz"
+    path = batch_path(folder, digest)
     with storage_errors(path, "reading batch"):
         data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
