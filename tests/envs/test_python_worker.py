@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mettle.envs import python_worker
+from mettle.envs.python_env import PythonEnded, _read_answer
 
 
 @pytest.fixture
@@ -43,3 +44,23 @@ def test_only_who_knows_the_secret_has_code_run(worker: tuple[int, str], tmp_pat
         assert not (tmp_path / "mark").exists()
     assert json.loads(told(port, secret.encode() + b"\n" + order))["status"] == "ok", "strangers have not ended it"
     assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "[]", "[" * 100_000, '{"status": 1}']
+    + [
+        json.dumps({"status": "ok", "stdout": "", "stderr": "", "result": None, "execution_count": 1} | odd)
+        for odd in (
+            {"execution_count": float("inf")},
+            {"execution_count": "1"},
+            {"stdout": [["x"]]},
+            {"result": {"a": 1}},
+        )
+    ],
+    ids=range(9),
+)
+def test_whatever_the_code_answers_in_the_workers_place_is_told_as_its_end(line: str) -> None:
+    """No exception that would count as the sandbox's failure, and take the rollout out of its group."""
+    with pytest.raises(PythonEnded):
+        _read_answer(line.encode())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.processes.beats import Beat, Wait
-from mettle.processes.liveness import diagnose, root_of, worker_name
+from mettle.processes.liveness import Looks, diagnose, root_of, worker_name
 
 NOW = 1000.0
 PIDS = {"supervisor": 1, "orchestrator": 2, "trainer": 3, "inference": 4, "hub": 5, "sft": 6}
@@ -131,8 +131,20 @@ def test_what_the_kernel_says_tells_a_stopped_process_from_a_slow_host_and_a_deb
 
 def test_a_silence_counts_only_as_long_as_somebody_looked():
     beats = healthy(trainer={"at": NOW - 3600}, inference={"at": NOW - 3600})
-    assert diagnose(beats, NOW, watched_s=2.0) == []
-    assert {fault.age_s for fault in diagnose(beats, NOW, watched_s=11.0)} == {11.0}
+    assert diagnose(beats, NOW, looked_s=lambda since: min(2.0, NOW - since)) == []
+    assert {fault.age_s for fault in diagnose(beats, NOW, looked_s=lambda since: min(11.0, NOW - since))} == {11.0}
+
+
+def test_gaps_between_looks_are_taken_off_and_what_was_seen_before_them_stays():
+    looks = Looks()
+    assert looks.seconds_since(0.0) == 0.0
+    for now in (100.0, 101.0, 104.0, 111.0, 112.0, 3600.0, 3601.0):
+        looks.look(now)
+    assert looks.seconds_since(0.0) == 4 + 1 + 1
+    assert looks.seconds_since(102.0) == 2 + 1 + 1
+    assert looks.seconds_since(108.0) == 1 + 1
+    assert looks.seconds_since(3600.5) == 0.5
+    assert looks.seconds_since(3700.0) == 0.0
 
 
 def test_the_chain_of_waits_is_followed_to_its_root():

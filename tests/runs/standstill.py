@@ -24,8 +24,24 @@ from mettle.storage.ledger import Ledger
 TEXT = CONFIG.replace("hub = false", "hub = true").replace("ascii-share", "at-will")
 ENDLESS = 100_000
 PLACES = ("event", "terminal", "page")
-NAMING = ("stall", "worker_died", "clock_jump", "gap", "disk_low", "restart")
+NAMING = ("stall", "recovery", "worker_died", "clock_jump", "gap", "disk_low", "restart")
 NAMED_S = 30.0
+WARM_UP = """
+max_steps = 1000
+
+[warm_up]
+enabled = true
+
+[warm_up.sft]
+target_reward = 1.0
+
+[orchestrator]
+batch_size = 64
+group_size = 16
+eval = { num_examples = 0 }
+sampling = { max_tokens = 8 }
+envs = [{ id = "reverse-text" }]
+"""
 
 
 @dataclass(slots=True)
@@ -40,17 +56,22 @@ class Sighting:
 class FaultyRun(Run):
     """An endless run whose processes take faults."""
 
-    def __init__(self, folder: Path, *overrides: str, text: str = TEXT, **options: object) -> None:
+    def __init__(self, folder: Path, *overrides: str, text: str = TEXT, loads: bool = True) -> None:
         self.faults = folder / "faults"
         self.faults.mkdir()
-        super().__init__(folder, *overrides, steps=ENDLESS, text=text, faults=self.faults, **options)
+        if not loads:
+            self.begin("never-loads")
+        super().__init__(folder, *overrides, steps=ENDLESS, text=text, faults=self.faults)
 
     def pid(self, name: str) -> int:
         """The pid of a process of the run; `worker` is any that an environment runs in."""
         if name == "supervisor":
             return self.process.pid
+        beats = read_beats(self.run_dir.beats)
         if name == "worker":
-            return next(beat.pid for beat in read_beats(self.run_dir.beats).values() if is_worker(beat.name))
+            return next(beat.pid for beat in beats.values() if is_worker(beat.name))
+        if name in beats:  # a rank of the trainer is no process that the supervisor has started
+            return beats[name].pid
         return int(self.read(lambda ledger: {p.name: p.pid for p in ledger.journal.processes()}, {})[name])
 
     def stop_process(self, name: str) -> None:

@@ -30,7 +30,7 @@ def isolated(arguments):
     return [unshare, "-rn", sys.executable, "-c", LOOPBACK_ONLY, *arguments]
 
 
-@pytest.mark.parametrize("steps", [pytest.param(None, id="whole", marks=pytest.mark.nightly), 24])
+@pytest.mark.parametrize("steps", [pytest.param(None, id="whole", marks=pytest.mark.nightly), 8])
 def test_a_policy_learns_with_no_connection_leaving_the_machine(tmp_path, steps):
     """In a few steps nothing can be seen of learning, and everything of the rest; `trainer/journeys` sees it learn."""
     folder = tmp_path / "run"
@@ -40,10 +40,9 @@ def test_a_policy_learns_with_no_connection_leaving_the_machine(tmp_path, steps)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     baseline, final = summary["baseline"]["mean"], summary["final"]["mean"]
-    assert 0.35 < baseline < 0.65
+    assert 0.6 < baseline < 0.85, "the warm-up ends at .7 of the reward by its own, smaller sample"
     if steps is None:
-        assert final >= baseline + 0.2
-        assert final >= 0.8
+        assert final >= 0.93, "what each of the published seeds reaches"
     assert summary["steps"] == (steps or summary["steps"])
     assert summary["state"] == "finished"
     assert summary["canary_mean_abs_diff"] <= 1e-5

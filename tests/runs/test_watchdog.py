@@ -1,9 +1,13 @@
 """The watchdog tells a stall once, ends who stands still once, and counts no time in which it did not look."""
 
+from contextlib import ExitStack
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.processes.beats import Beat, Wait
+from mettle.processes.beats import Beat, Gauge, Heartbeat, Wait
+from mettle.processes.liveness import worker_name
 from mettle.runs.watchdog import Watchdog, wait_graph
 
 
@@ -61,6 +65,16 @@ def test_a_supervisor_that_was_stopped_itself_blames_nobody_for_that():
     assert watch(watchdog, 3604, 3640) == []
 
 
+def test_a_watchdog_that_hardly_runs_names_a_frozen_process_all_the_same():
+    """On a host with far more to do than it can, each look comes late; what was seen before the gap still counts."""
+    watchdog, told = Watchdog(), []
+    for now in (0, 4, 11, 14, 21, 25, 32, 36, 43):
+        told += [
+            (now, r.kind) for r in watchdog.check(at(float(now), trainer_at=0.0), float(now), state_of=lambda p: "T")
+        ]
+    assert told == [(25, "stall")]
+
+
 def test_the_wait_graph_names_the_whole_way_and_the_time():
     beats = at(40.0)
     beats["trainer"] = Beat(
@@ -80,3 +94,78 @@ def test_whenever_it_looks_each_process_is_told_and_ended_at_most_once(times):
         kinds += [r.kind for r in watchdog.check(at(float(now), trainer_at=0.0), float(now), state_of=lambda pid: "T")]
     assert kinds.count("recovery") <= 1
     assert "recovery" not in kinds or "stall" in kinds
+
+
+WORKER = worker_name("words", 77)
+BEHIND = {"inference": "", WORKER: "inference", "orchestrator": WORKER, "trainer": "orchestrator"}
+"""Each has something to do while the one before it has."""
+
+
+class SimulatedRun:
+    """The beats of a run second by second, in which one process has a fault from some second on."""
+
+    def __init__(self, victim, fault):
+        self.victim, self.fault, self.now = victim, fault, 0.0
+        self.hearts = {name: Heartbeat(name=name, clock=lambda: self.now) for name in BEHIND}
+        self.done = dict.fromkeys(BEHIND, 0)
+        self.moved = dict.fromkeys(BEHIND, 0.0)
+        self.waits = ExitStack()
+        self.beats = {}
+
+    def second(self, *, is_broken):
+        self.now += 1.0
+        self.waits.close()
+        for name, before in BEHIND.items():
+            is_victim = is_broken and name == self.victim
+            is_asked = not self._is_unasked(name, is_broken)
+            if not is_victim and is_asked and (not before or self.now - self.moved[before] < 3.0):
+                self.done[name] += 1
+                self.moved[name] = self.now
+            has_work = is_victim or (self.moved[name] == self.now if name == "trainer" else is_asked)
+            self.hearts[name].gauge = (
+                lambda name=name, has_work=has_work, is_paused=is_victim and self.fault == "paused": Gauge(
+                    self.done[name], has_work, is_paused
+                )
+            )
+            if not (is_victim and self.fault == "blocked"):
+                self.hearts[name].tick()
+        self._wait()
+        for name, heart in self.hearts.items():
+            if not (is_broken and name == self.victim and self.fault == "frozen"):
+                self.beats[name] = heart.measure()
+        return dict(self.beats)
+
+    def _is_unasked(self, name, is_broken):
+        """Who would ask it for something stands still."""
+        askers = {"inference": (WORKER, "orchestrator"), WORKER: ("orchestrator",)}
+        return is_broken and self.victim in askers.get(name, ())
+
+    def _wait(self):
+        """What they say of themselves, the victim too: it stopped while it waited, and says so for ever."""
+        if self.now - self.moved["trainer"] > 1:
+            budget_s, awaits = 600.0, "orchestrator ships step 2"
+            self.waits.enter_context(
+                self.hearts["trainer"].waiting("trainer", "batch", "orchestrator", awaits, budget_s=budget_s)
+            )
+        edge, target = (
+            ("rollouts", "environments") if self.now - self.moved["orchestrator"] > 1 else ("weights", "trainer")
+        )
+        self.waits.enter_context(
+            self.hearts["orchestrator"].waiting("orchestrator", edge, target, "more", budget_s=1800.0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("victim", "fault"),
+    [*((victim, fault) for victim in BEHIND for fault in ("frozen", "blocked", "stuck")), ("inference", "paused")],
+)
+def test_at_default_budgets_each_fault_in_each_process_is_named_within_30_s_and_nobody_else_is(victim, fault):
+    run, watchdog, told = SimulatedRun(victim, fault), Watchdog(), []
+    for second in range(60 + 31):
+        beats = run.second(is_broken=second >= 60)
+        reports = watchdog.check(beats, run.now, state_of=lambda pid: "T")
+        assert second >= 60 or not reports, reports
+        told += [(second - 60, report) for report in reports if report.kind == "stall"]
+    assert told, "nothing was told"
+    assert {report.fault.process for _, report in told} == {victim}
+    assert told[0][1].fault.kind == fault

@@ -346,7 +346,7 @@ def test_a_reader_sees_what_was_written_and_writes_nothing(ledger, tmp_path):
         reader.draw_tasks([("words", "new", 0, 1)])
     reader.close()
 
-def test_the_newest_figures_names_and_events_are_found_without_reading_all(tmp_path):
+def test_the_newest_figures_and_names_are_found_without_reading_all(tmp_path):
     ledger = Ledger(tmp_path / "run.db")
     journal = ledger.journal
     assert (journal.metric_names(), journal.latest()) == ([], {})
@@ -355,14 +355,6 @@ def test_the_newest_figures_names_and_events_are_found_without_reading_all(tmp_p
     assert journal.metric_names() == ["a/x", "b"]
     assert journal.latest() == {"a/x": (2, 1.0), "b": (3, 4.5)}
     assert journal.metric("b", after=1) == [(2, 3.0), (3, 4.5)]
-    for number in range(5):
-        journal.event("supervisor" if number == 4 else "trainer", "stall" if number % 2 == 0 else "warning", str(number))
-    found = journal.newest_events(["stall"], 2, except_source="supervisor")
-    assert [event.message for event in found] == ["0", "2"]
-    # The index is walked; a scan would look at every value of every step.
-    for name, sql in (("latest", "SELECT step FROM metrics WHERE name = 'b' ORDER BY step DESC LIMIT 1"),):
-        plan = " ".join(row["detail"] for row in ledger.database.rows(f"EXPLAIN QUERY PLAN {sql}"))
-        assert "SEARCH" in plan, (name, plan)
     ledger.close()
 
 

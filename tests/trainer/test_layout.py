@@ -1,5 +1,7 @@
 """Layouts change what a batch costs and nothing else."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import gradients, make_batch, make_group, make_learner, make_sample, planned
 
 from mettle.trainer.config import MicroBatchConfig
-from mettle.trainer.layout import Sequences, deal_sequences, empty_layout
+from mettle.trainer.layout import Sequences, _row_size, deal_sequences, empty_layout, plan_layouts
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 
@@ -201,3 +203,122 @@ def test_a_pull_towards_a_reference_wants_a_token_that_was_sampled_and_a_referen
     sample["ref_logprobs"][-1] = -np.inf
     counts = Sequences.of(make_batch([sample])).counts
     assert (counts.ref_kl, counts.non_finite) == (5, 2)
+
+
+def sequences_of(*needed, prompt=2):
+    """One sequence for each number of tokens that have to be computed, with prompts that differ."""
+    rng = np.random.default_rng(0)
+    return Sequences.of(
+        make_batch([make_sample(rng, np.array([i] * prompt), length + 1 - prompt) for i, length in enumerate(needed)])
+    )
+
+
+def shapes(needed, *, is_packed=False, **limits):
+    sequences = sequences_of(*needed)
+    config = MicroBatchConfig(share_prompts=False, **limits)
+    layouts = plan_layouts(sequences, np.arange(len(needed)), config, attention_cost=0.01, is_packed=is_packed)
+    return [layout.token_ids.shape for layout in layouts]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, [(4, 5)]),
+        ({"max_rows": 4}, [(4, 5)]),
+        ({"max_rows": 3}, [(3, 5), (1, 3)]),
+        ({"max_rows": 2}, [(2, 5), (2, 5)]),
+        ({"max_tokens": 20}, [(4, 5)]),
+        ({"max_tokens": 19}, [(3, 5), (1, 3)]),
+        ({"max_tokens": 15}, [(3, 5), (1, 3)]),
+        ({"max_tokens": 14}, [(2, 5), (2, 5)]),
+        ({"max_tokens": 4}, [(1, 5), (1, 5), (1, 5), (1, 3)]),
+    ],
+)
+def test_a_pass_takes_as_many_rows_as_its_limits_allow_longest_first(limits, expected):
+    assert shapes([5, 3, 5, 5], **limits) == expected
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"), [(13, [(1, 13)]), (12, [(1, 10), (1, 3)]), (10, [(1, 10), (1, 3)]), (4, [(1, 5), (1, 5), (1, 3)])]
+)  # fmt: skip
+def test_a_packed_pass_takes_as_many_tokens_as_its_limit_allows(max_tokens, expected):
+    assert shapes([5, 3, 5], is_packed=True, max_tokens=max_tokens) == expected
+
+
+def test_nothing_chosen_is_no_pass_and_an_empty_pass_has_one_token_and_no_target():
+    assert plan_layouts(sequences_of(5), np.zeros(0, np.int64), MicroBatchConfig(), attention_cost=0.01) == []
+    empty = empty_layout()
+    assert (empty.form, empty.token_ids.tolist(), empty.positions.tolist()) == ("padded", [[0]], [[0]])
+    assert (empty.segments, len(empty.sources), len(empty.targets.token_ids)) == (None, 0, 0)
+
+
+def test_padded_and_packed_passes_predict_each_token_from_the_one_before():
+    rng = np.random.default_rng(0)
+    long, short = make_sample(rng, np.array([1, 2]), 3), make_sample(rng, np.array([3, 4, 5]), 1)
+    batch = make_batch([short, long])
+    (padded,) = planned(batch, MicroBatchConfig(share_prompts=False), attention_cost=0.01)
+    first, second = long["token_ids"], short["token_ids"]
+    assert padded.token_ids.tolist() == [first[:4].tolist(), [*second[:3].tolist(), 0]]
+    assert padded.positions.tolist() == [[0, 1, 2, 3]] * 2
+    assert padded.sources.tolist() == [1, 2, 3, 4 + 2]
+    assert padded.targets.token_ids.tolist() == [*first[2:].tolist(), second[3]]
+    assert padded.targets.sequences.tolist() == [0, 0, 0, 1]
+    (packed,) = planned(batch, MicroBatchConfig(), attention_cost=0.01, is_packed=True)
+    assert packed.token_ids.tolist() == [[*first[:4].tolist(), *second[:3].tolist()]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert packed.sources.tolist() == [1, 2, 3, 6]
+    assert packed.targets.sequences.tolist() == [0, 0, 0, 1]
+
+
+def test_a_shared_row_is_laid_out_as_its_picture_says():
+    rng = np.random.default_rng(0)
+    prompt = np.array([9, 8, 7, 6])
+    a, b = make_sample(rng, prompt, 3), make_sample(rng, prompt, 4)
+    (layout,) = planned(make_batch([a, b]), MicroBatchConfig(), attention_cost=1 / 256)
+    own_a, own_b = a["token_ids"][4:6].tolist(), b["token_ids"][4:7].tolist()
+    assert layout.form == "shared"
+    assert layout.token_ids.tolist() == [[9, 8, 7, 6, *own_a, *own_b]]
+    assert layout.segments.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2, 2]]
+    assert layout.positions.tolist() == [[0, 1, 2, 3, 4, 5, 4, 5, 6]]
+    assert layout.sources.tolist() == [3, 4, 5, 3, 6, 7, 8]
+    assert layout.targets.sequences.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    other = make_sample(rng, np.array([1, 1, 1]), 1)
+    rows = planned(make_batch([a, b, other, other, other]), MicroBatchConfig(), attention_cost=1 / 256)
+    (both,) = [layout for layout in rows if layout.token_ids.shape[0] == 2]
+    assert both.segments.tolist()[1] == [0, 0, 0, -1, -1, -1, -1, -1, -1]
+
+
+def test_a_rank_gets_the_longest_that_is_left_when_it_has_the_least():
+    sequences = sequences_of(9, 8, 7, 6, 5, 4)
+    assert [members.tolist() for members in deal_sequences(sequences, 2)] == [[0, 3, 4], [1, 2, 5]]
+    assert [members.tolist() for members in deal_sequences(sequences, 1)] == [[0, 1, 2, 3, 4, 5]]
+    assert [members.tolist() for members in deal_sequences(sequences_of(3), 2)] == [[0], []]
+
+
+def cost_per_sequence(prompt, tail, attention_cost, size):
+    """Of a row of `size` sequences behind one prompt; alone, attention looks at half the square."""
+    length = prompt + size * tail
+    return length + attention_cost * length**2 / 2 if size == 1 else (length + attention_cost * length**2) / size
+
+
+@pytest.mark.parametrize("attention_cost", [1 / 64, 1 / 256, 1 / 1024])
+@pytest.mark.parametrize("prompt", [1, 6, 40, 300])
+@pytest.mark.parametrize("tail", [1, 8, 60])
+@pytest.mark.parametrize("number", [2, 5, 64])
+def test_a_row_has_about_as_many_sequences_as_cost_least(attention_cost, prompt, tail, number):
+    sequences = SimpleNamespace(prompts=np.full(number, prompt), needed=np.full(number, prompt + tail))
+    size = _row_size(sequences, np.arange(number), attention_cost, 10**6)
+    costs = {m: cost_per_sequence(prompt, tail, attention_cost, m) for m in range(1, number + 1)}
+    assert 1 <= size <= number
+    assert costs[size] <= 1.02 * min(costs.values())
+    assert (size > 1) == (min(costs.values()) < costs[1]) or costs[1] <= 1.02 * min(costs.values())
+
+
+def test_a_row_keeps_to_the_tokens_of_a_pass():
+    sequences = SimpleNamespace(prompts=np.full(64, 300), needed=np.full(64, 310))
+    group = np.arange(64)
+    assert _row_size(sequences, group, 1 / 4096, 10**6) == 64
+    assert _row_size(sequences, group, 1 / 4096, 360) == 6
+    assert _row_size(sequences, group, 1 / 4096, 359) == 5
+    assert _row_size(sequences, group, 1 / 4096, 301) == 1
+    assert _row_size(sequences, group, 1 / 4096, 100) == 1

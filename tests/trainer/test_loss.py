@@ -306,3 +306,39 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy_and_only_where_it_is_
     entropy = entropy.detach()
     expected = 0.3 / 4 * weights[:, None] * p * (p.log() + entropy[:, None])
     torch.testing.assert_close(logits.grad, expected.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_each_component_is_divided_by_its_own_count_and_by_no_less_than_one():
+    logprobs, targets = random_targets(np.random.default_rng(3), 20)
+    own = torch.from_numpy(logprobs)
+
+    def loss(*counts):
+        return total_loss(own, torch.zeros_like(own), tensors(targets), ComponentCounts(*counts), DefaultLoss())
+
+    parts = sums(loss(1, 1, 1))
+    assert min(abs(parts[name]) for name in ("rl", "ce", "ref_kl")) > 0.01
+    for counts in ((1, 1, 1), (0, 0, 0), (2, 1, 1), (1, 2, 1), (1, 1, 2), (4, 5, 8)):
+        rl, ce, ref_kl = (max(1, count) for count in counts)
+        expected = parts["rl"] / rl + parts["ce"] / ce + parts["ref_kl"] / ref_kl
+        assert loss(*counts).loss.item() == pytest.approx(expected)
+
+
+def test_a_pass_without_tokens_adds_nothing():
+    _, targets = random_targets(np.random.default_rng(0), 0)
+    none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
+    output = total_loss(none, none.detach(), tensors(targets), ComponentCounts(3, 3, 3), DefaultLoss())
+    assert output.loss.item() == 0.0
+    assert output.sums.tolist() == [0.0] * len(SUM_NAMES)
+    assert output.max_mismatch_kl.item() == 0.0
+
+
+@pytest.mark.parametrize(("sampler", "num_clamped"), [(-1.5, 0), (-1.5000001, 1), (-0.5, 0), (-0.4999999, 1)])
+def test_a_ratio_at_the_limit_is_not_yet_cut(sampler, num_clamped):
+    _, targets = random_targets(np.random.default_rng(0), 1)
+    targets |= {
+        "logprobs": np.array([sampler]), "rl_weights": np.ones(1), "ce_weights": np.zeros(1),
+        "ref_kl_weights": np.zeros(1), "loss_mask": np.ones(1, bool),
+    }  # fmt: skip
+    own, form = torch.tensor([-1.0], dtype=torch.float64), DefaultLoss(log_ratio_clamp=0.5)
+    output = total_loss(own, torch.zeros(1), tensors(targets), ComponentCounts(1, 0, 0), form)
+    assert sums(output)["num_clamped"] == num_clamped

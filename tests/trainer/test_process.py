@@ -11,6 +11,7 @@ import pytest
 from mettle.processes.beats import BEATS_FOLDER, read_beats, waits_of
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_version
+from mettle.trainer.process import main
 
 SOURCE = Path(__file__).parents[2] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
@@ -45,19 +46,18 @@ def test_the_config_imports_without_torch():
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
 
 
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path):
-    assert finish(tmp_path / "nowhere")[0] == 2
+def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path, capsys):
+    """Found before anything is set up, so that it needs no process of its own."""
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
     run_dir = make_run(shipped=1, max_steps=1)
-    code, errors = finish(run_dir.path)
-    assert (code, errors) == (0, "")
     run_dir.config("trainer").write_text('{"max_stepz": 3}')
-    code, errors = finish(run_dir.path)
-    assert code == 2, errors
-    assert len(errors.splitlines()) == 1
-    assert "max_stepz" in errors
+    assert main([str(run_dir.path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "max_stepz" in line
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "usage: python -m mettle.trainer RUN_DIR" in capsys.readouterr().err
 
 
 @pytest.mark.e2e
@@ -94,7 +94,7 @@ def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
 @pytest.mark.timeout(1500)
 def test_a_process_killed_with_sigkill_resumes_to_the_same_bytes(make_run):
     whole, killed = (make_run(name, shipped=6, max_steps=6, interval=4) for name in ("whole", "killed"))
-    assert finish(whole.path)[0] == 0
+    assert finish(whole.path) == (0, "")
     process = start(killed.path)
     wait_until(process, lambda: (killed.version(2) / "manifest.json").exists())
     process.kill()

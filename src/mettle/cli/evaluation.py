@@ -197,7 +197,7 @@ def summary_rows(stats: Stats) -> list[tuple[str, str]]:
     """What an evaluation came to, as names and texts."""
     rows = [("reward", _with_interval(stats.reward))]
     rows += [(name, _with_interval(found)) for name, found in stats.metrics.items()]
-    threshold = f"; reward of {figure(stats.pass_threshold)} or more"
+    threshold = f"; {' + '.join(stats.pass_on or ('reward',))} of {figure(stats.pass_threshold)} or more"
     for name, table in (("pass@", stats.pass_at_k), ("pass^", stats.pass_all_k)):
         for k, found in table.items():
             if not (name == "pass^" and k == "1"):

@@ -13,6 +13,7 @@ from typing import Any
 
 from mettle.envs.environment import Environment
 from mettle.envs.errors import EnvironmentFault
+from mettle.envs.rubrics.correctness import correctness_weights, joined
 from mettle.envs.rubrics.rubric import Rubric, score_alone
 from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.state import State
@@ -127,6 +128,17 @@ class EnvGroup(Environment):
         if isinstance(env, EnvGroup):
             routes |= env._routes({**info, "env_id": list(info["env_id"])[1:]})
         return routes
+
+    @property
+    def pass_on(self) -> dict[str, float] | None:
+        """As the environments have it, each for its own rollouts."""
+        if self._pass_on is not None:
+            return correctness_weights(self.rubric, self._pass_on)
+        return joined([env.pass_on for env in self.envs], [env.rubric for env in self.envs])
+
+    @pass_on.setter
+    def pass_on(self, names: str | Sequence[str] | None) -> None:
+        self._pass_on = names
 
     def get_env_for_name(self, name: str) -> Environment:
         """The environment of that name.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mettle.clients.answer_length import readable
 from mettle.clients.dialects.chat import wire_tool
 from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
@@ -32,6 +33,7 @@ from mettle.envs.many_rollouts import ManyRollouts
 from mettle.envs.pacing import pacer
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rows import format_row
+from mettle.envs.rubrics.correctness import correctness_weights
 from mettle.envs.rubrics.rubric import Rubric, score_alone
 from mettle.envs.rubrics.rubric_group import RubricGroup
 from mettle.envs.rubrics.scoring import score_states
@@ -81,6 +83,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         scoring_timeout_seconds: float | None = None,
         cleanup_timeout_seconds: float | None = None,
         pass_threshold: float = 0.5,
+        pass_on: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         if dataset is None and eval_dataset is None:
@@ -113,6 +116,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
         self.scoring_timeout_seconds = scoring_timeout_seconds
         self.cleanup_timeout_seconds = cleanup_timeout_seconds
         self.pass_threshold = pass_threshold
+        self._pass_on = pass_on
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._signatures = SignatureCache()
@@ -125,6 +129,18 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
     @property
     def _title(self) -> str:
         return self.env_id or type(self).__name__
+
+    @property
+    def pass_on(self) -> dict[str, float] | None:
+        """Weights of the metrics that are held against `pass_threshold`; None where it is the whole reward.
+
+        Raises: UserError when it was set to a metric that there is not.
+        """
+        return correctness_weights(self.rubric, self._pass_on)
+
+    @pass_on.setter
+    def pass_on(self, names: str | Sequence[str] | None) -> None:
+        self._pass_on = names
 
     @property
     def oai_tools(self) -> list[dict[str, Any]]:
@@ -174,7 +190,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
             raise
         except Exception as error:
             raise attributed(error, ModelError, "model call") from error
-        return response
+        return readable(response)
 
     async def is_completed(self, state: State, **_: Any) -> bool:
         """Ask the stop conditions in their order; the first that fires names the reason."""

@@ -91,6 +91,7 @@ def evaluation_of(
         base_url=_base_url(client),
         sampling_args=arguments,
         pass_threshold=env.pass_threshold,
+        pass_on=env.pass_on,
         tools=[dict(tool) for tool in env.tool_defs] or None,
         version_info=_version_info(env),
         is_split=is_split,

@@ -135,15 +135,13 @@ def _read_answer(line: bytes) -> dict[str, Any]:
     """The code can reach what answers, so that its answer is checked like anything else that it says."""
     try:
         answer = json.loads(line)
-        return {
-            "status": str(answer["status"]),
-            "stdout": str(answer["stdout"]),
-            "stderr": str(answer["stderr"]),
-            "result": None if answer["result"] is None else str(answer["result"]),
-            "execution_count": int(answer["execution_count"]),
-        }
-    except (ValueError, KeyError, TypeError) as error:
+        found = {name: answer[name] for name in ("status", "stdout", "stderr", "result", "execution_count")}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PythonEnded("no answer") from error
+    texts = [found["status"], found["stdout"], found["stderr"], found["result"] or ""]
+    if not all(isinstance(text, str) for text in texts) or type(found["execution_count"]) is not int:
+        raise PythonEnded("no answer")
+    return found
 
 
 class PythonMonitorRubric(Rubric):

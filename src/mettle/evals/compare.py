@@ -14,11 +14,21 @@ from typing import Any
 from mettle.errors import UserError
 from mettle.evals.estimator import Difference, known_range, mean_of, paired_difference, sign_test
 from mettle.evals.facts import RolloutFacts
+from mettle.evals.passing import PassRule
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import by_task
 from mettle.evals.resume import settings_of
 
-COMPARED = ("env_id", "env_args", "sampling_args", "rollouts_per_example", "pass_threshold", "shuffle", "shuffle_seed")
+COMPARED = (
+    "env_id",
+    "env_args",
+    "sampling_args",
+    "rollouts_per_example",
+    "pass_threshold",
+    "pass_on",
+    "shuffle",
+    "shuffle_seed",
+)
 NO_CHANGE = 1e-9
 
 
@@ -105,7 +115,7 @@ def compare_evaluations(before: EvaluationReader, after: EvaluationReader) -> Co
     if not shared:
         why = f"{len(changed)} have the same number but ask something else" if changed else "they have other numbers"
         raise UserError(f"{before.path} and {after.path} have no scored task in common: {why}")
-    tasks = [_change(e, left[e], right[e], before.pass_threshold, after.pass_threshold) for e in shared]
+    tasks = [_change(e, left[e], right[e], before.pass_rule, after.pass_rule) for e in shared]
     rewards = [facts.reward for side in (left, right) for e in shared for facts in side[e] if facts.reward is not None]
     difference = paired_difference(
         [task.reward_before for task in tasks], [task.reward_after for task in tasks], known_range(rewards)
@@ -137,14 +147,14 @@ def _is_other(before: list[RolloutFacts], after: list[RolloutFacts]) -> bool:
 
 
 def _change(
-    example: Any, before: list[RolloutFacts], after: list[RolloutFacts], threshold: float, threshold_after: float
+    example: Any, before: list[RolloutFacts], after: list[RolloutFacts], rule: PassRule, rule_after: PassRule
 ) -> TaskChange:
     return TaskChange(
         example,
         mean_of([facts.reward or 0.0 for facts in before]),
         mean_of([facts.reward or 0.0 for facts in after]),
-        mean_of([float((facts.reward or 0.0) >= threshold) for facts in before]),
-        mean_of([float((facts.reward or 0.0) >= threshold_after) for facts in after]),
+        mean_of([float(rule.holds(facts)) for facts in before]),
+        mean_of([float(rule_after.holds(facts)) for facts in after]),
     )
 
 

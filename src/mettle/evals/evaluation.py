@@ -42,6 +42,7 @@ class Subject:
     base_url: str = ""
     sampling_args: Mapping[str, Any] = field(default_factory=dict)
     pass_threshold: float = 0.5
+    pass_on: Mapping[str, float] | None = None
     tools: list[dict[str, Any]] | None = None
     version_info: Mapping[str, Any] = field(default_factory=dict)
     is_split: bool = True
@@ -68,7 +69,7 @@ class Evaluation:
         self.on_progress = _as_list(options.on_progress)
         self.outputs: list[dict[str, Any]] = []
         self.facts: list[RolloutFacts] = []
-        self.summary = Summary(self.rollouts_per_example, subject.pass_threshold, options.price)
+        self.summary = Summary(self.rollouts_per_example, subject.pass_threshold, options.price, subject.pass_on)
         self._new_rows: dict[str, dict[str, Any]] = {}
         self._folder: EvaluationFolder | None = None
         self._started = steady_time()

@@ -24,6 +24,7 @@ from mettle.evals.estimator import (
     spread,
 )
 from mettle.evals.facts import RolloutFacts
+from mettle.evals.passing import PassRule
 from mettle.records.messages import Record
 
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
@@ -40,9 +41,11 @@ def stats_of(
     *,
     rollouts_per_example: int,
     pass_threshold: float = 0.5,
+    pass_on: Mapping[str, float] | None = None,
     price: Price | None = None,
 ) -> Stats:
-    """The statistics of an evaluation."""
+    """The statistics of an evaluation; `pass_threshold` and `pass_on` are those of `PassRule`."""
+    rule = PassRule(pass_threshold, pass_on)
     tasks = by_task(rollouts)
     rewards = [[facts.reward for facts in task if facts.reward is not None] for task in tasks.values()]
     num_scored = sum(map(len, rewards))
@@ -52,8 +55,9 @@ def stats_of(
         num_scored=num_scored,
         reward=(reward := _mean(rewards)),
         avg_at_k=Stats({str(rollouts_per_example): reward.mean} if reward is not None else {}),
-        **_passes(rewards, rollouts_per_example, pass_threshold),
+        **_passes(tasks.values(), rollouts_per_example, rule),
         pass_threshold=pass_threshold,
+        pass_on=Stats(pass_on) if pass_on else None,
         metrics=_metrics(tasks.values()),
         groups=_groups(rewards),
         errors=_errors(rollouts),
@@ -95,9 +99,10 @@ def _mean(tasks: Sequence[Sequence[float]], name: str = "") -> Stats | None:
     )
 
 
-def _passes(rewards: Sequence[Sequence[float]], rollouts_per_example: int, threshold: float) -> dict[str, Stats]:
+def _passes(tasks: Iterable[Sequence[RolloutFacts]], rollouts_per_example: int, rule: PassRule) -> dict[str, Stats]:
     """pass@k and pass^k over the tasks with at least k scored rollouts."""
-    counts = [(len(task), sum(reward >= threshold for reward in task)) for task in rewards]
+    scored = [[facts for facts in task if facts.reward is not None] for task in tasks]
+    counts = [(len(task), sum(map(rule.holds, task))) for task in scored]
     found: dict[str, Stats] = {}
     for name, estimator in (("pass_at_k", pass_at_k), ("pass_all_k", pass_all_k)):
         table = Stats()

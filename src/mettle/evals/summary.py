@@ -13,14 +13,21 @@ from typing import Any
 from mettle.clients.prices import Price
 from mettle.evals.estimator import RunningMean, pass_all_k, pass_at_k, powers_of_two
 from mettle.evals.facts import RolloutFacts
+from mettle.evals.passing import PassRule
 
 
 class Summary:
     """Running sums over rollouts."""
 
-    def __init__(self, rollouts_per_example: int, pass_threshold: float, price: Price | None = None) -> None:
+    def __init__(
+        self,
+        rollouts_per_example: int,
+        pass_threshold: float,
+        price: Price | None = None,
+        pass_on: Mapping[str, float] | None = None,
+    ) -> None:
         self.rollouts_per_example = rollouts_per_example
-        self.pass_threshold = pass_threshold
+        self.rule = PassRule(pass_threshold, pass_on)
         self.price = price
         self.num_rollouts = 0
         self.num_errors = 0
@@ -66,7 +73,8 @@ class Summary:
             "avg_error": self.num_errors / self.num_rollouts if self.num_rollouts else 0.0,
             "pass_at_k": self._averages(at_least_one for at_least_one, _ in self._passes.values()),
             "pass_all_k": self._averages(all_of_them for _, all_of_them in self._passes.values()),
-            "pass_threshold": self.pass_threshold,
+            "pass_threshold": self.rule.threshold,
+            **({"pass_on": dict(self.rule.weights)} if self.rule.weights else {}),
             "usage": self._average_usage(),
             **({"cost": cost} if cost is not None else {}),
         }
@@ -85,7 +93,7 @@ class Summary:
         """A task enters pass@k when the last of its rollouts is scored, as in the published format."""
         assert facts.reward is not None, "only a scored rollout passes or fails"
         num, num_correct = self._by_example.get(facts.example_id, (0, 0))
-        num, num_correct = num + 1, num_correct + (facts.reward >= self.pass_threshold)
+        num, num_correct = num + 1, num_correct + self.rule.holds(facts)
         self._by_example[facts.example_id] = num, num_correct
         if num != self.rollouts_per_example:
             return

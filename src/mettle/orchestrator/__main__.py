@@ -22,7 +22,7 @@ from mettle.orchestrator.engine import EndpointFile, HttpEngine
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.services import HttpModel, HttpServices
 from mettle.orchestrator.telling import tell, watch_supervisor
-from mettle.processes.beats import Heartbeat
+from mettle.processes.beats import Gauge, Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.web.keys import Keys
@@ -94,6 +94,7 @@ async def orchestrate(
         task.add_done_callback(telling.discard)
 
     model_dir = Path(config.model) if config.model else run_dir.model
+    heart.gauge = lambda: Gauge(0, has_work=True)  # loading environments is work, too, and may hang
     source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death)
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:

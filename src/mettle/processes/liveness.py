@@ -1,18 +1,19 @@
 """Who makes no progress: a pure function of the beats of a run and the time.
 
-Parts: `Fault`, `diagnose`, `root_of`. A process that gives no sign of life, whose event loop stands, that is paused, or
-that has work and does not move, is at fault by what was measured of it. Only where nobody is, and somebody has waited
-long all the same, the waits are followed from process to process to the one at their root. Invariant: a process that
-makes progress is at fault for nothing, however long others wait for it.
+Parts: `Fault`, `Looks`, `diagnose`, `root_of`. A process that gives no sign of life, whose main loop stands, that is
+paused, or that has work and does not move, is at fault by what was measured of it. Only where nobody is, and somebody
+has waited long all the same, the waits are followed from process to process to the one at their root. Invariant: a
+process that makes progress is at fault for nothing, however long others wait for it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mettle.processes.beats import Beat, Wait
+from mettle.processes.beats import GAP_S, Beat, Wait
 
 ENVIRONMENTS = "environments"
 """The target of who waits for rollouts: whichever process the environments' work stands in."""
@@ -31,6 +32,7 @@ IDLE_TOLD_TIMES = 5.0
 IDLE_RESTART_S = 300.0
 IDLE_RESTART_TIMES = 20.0
 """Work without progress is judged by the longest that the same process has taken before, where there is such a time."""
+MAX_GAPS = 256
 WAIT_TOLD = 0.25
 WAIT_RESTART = 0.5
 """Shares of a wait's budget, where nothing else is known of who is awaited."""
@@ -55,20 +57,47 @@ class Fault:
         return self.restart_at_s is not None and self.age_s >= self.restart_at_s
 
 
+class Looks:
+    """When somebody looked, so that the time in which nobody did counts against nobody.
+
+    A host that sleeps, or is so busy that the watcher itself does not run, stops the silent and the watcher alike.
+    """
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=MAX_GAPS)
+
+    def look(self, now: float) -> None:
+        """Somebody looks now; until the next look a moment passes, or a gap opens."""
+        if self._last is None:
+            self._gaps.append((float("-inf"), now))
+        elif now - self._last > GAP_S:
+            self._gaps.append((self._last, now))
+        self._last = now
+
+    def seconds_since(self, time: float) -> float:
+        """From `time` to the newest look, without the gaps."""
+        if self._last is None:
+            return 0.0
+        missed_s = sum(max(0.0, end - max(start, time)) for start, end in self._gaps)
+        return max(0.0, self._last - time - missed_s)
+
+
 def diagnose(
     beats: Mapping[str, Beat],
     now: float,
     *,
-    watched_s: float = float("inf"),
+    looked_s: Callable[[float], float] | None = None,
     state_of: Callable[[int], str] = lambda pid: "",
 ) -> list[Fault]:
     """What stands still, the longest first; nothing while everything moves.
 
-    `watched_s` is for how long the caller has looked without a gap: no silence counts for longer. `state_of` gives the
+    `looked_s` says for how long the caller has looked since a time: no silence counts for longer. `state_of` gives the
     kernel's letter for a process (T: stopped, t: traced, D: waits for a device).
     """
-    faults = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, now, watched_s, state_of))]
-    return sorted(faults or _awaited(beats, now, watched_s), key=lambda fault: -fault.age_s)
+    seen_s = looked_s or (lambda since: now - since)
+    faults = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, seen_s, state_of))]
+    return sorted(faults or _awaited(beats, seen_s), key=lambda fault: -fault.age_s)
 
 
 def root_of(beats: Mapping[str, Beat], wait: Wait) -> tuple[str, ...]:
@@ -100,9 +129,9 @@ def is_worker(name: str) -> bool:
 
 
 def _own_fault(
-    beat: Beat, beats: Mapping[str, Beat], now: float, watched_s: float, state_of: Callable[[int], str]
+    beat: Beat, beats: Mapping[str, Beat], looked_s: Callable[[float], float], state_of: Callable[[int], str]
 ) -> Fault | None:
-    silent_s = min(now - beat.at, watched_s)
+    silent_s = looked_s(beat.at)
     where = f" in {beat.where}" if beat.where else ""
     who = f"{beat.name} (pid {beat.pid})"
     if silent_s >= TOLD_S:
@@ -145,11 +174,11 @@ def _is_held_up(beat: Beat, beats: Mapping[str, Beat]) -> bool:
     return is_worker(beat.name) and any(other.name == "inference" for other in behind)
 
 
-def _awaited(beats: Mapping[str, Beat], now: float, watched_s: float) -> list[Fault]:
+def _awaited(beats: Mapping[str, Beat], looked_s: Callable[[float], float]) -> list[Fault]:
     """Waits that have used up a share of their budget, laid at the root; in a circle, at whom the longest waits for."""
     found: dict[frozenset[str], Fault] = {}
     for wait in (wait for beat in beats.values() for wait in beat.waits):
-        waited_s = min(now - wait.since, watched_s)
+        waited_s = looked_s(wait.since)
         if waited_s < WAIT_TOLD * wait.budget_s:
             continue
         chain = root_of(beats, wait)

@@ -14,6 +14,8 @@ from typing import Any
 
 from mettle.errors import UserError
 from mettle.evals.estimator import mean_of, mean_over_tasks, spread
+from mettle.evals.facts import facts_of_row
+from mettle.evals.passing import PassRule
 from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, list_evaluations
 from mettle.quality.checks import Check, check
 
@@ -63,13 +65,15 @@ class Distribution:
 def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any] | None = None) -> Distribution:
     """Read the figures off the rows of `results.jsonl`."""
     metadata = metadata or {}
-    threshold = float(metadata.get("pass_threshold") or 0.5)
+    rule = PassRule.of_metadata(metadata)
     scored = [row for row in rows if row.get("error") is None and isinstance(row.get("reward"), int | float)]
     failed = [row for row in rows if row not in scored] if len(scored) < len(rows) else []
     rewards = [float(row["reward"]) for row in scored]
     groups: dict[Any, list[float]] = defaultdict(list)
+    passes: dict[Any, list[float]] = defaultdict(list)
     for row in scored:
         groups[row.get("example_id", 0)].append(float(row["reward"]))
+        passes[row.get("example_id", 0)].append(float(rule.holds(facts_of_row(row))))
     estimate, seen = mean_over_tasks(list(groups.values())), spread(rewards)
     several = [group for group in groups.values() if len(group) > 1]
     return Distribution(
@@ -86,8 +90,8 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
         num_varying_groups=sum(max(group) - min(group) > EPSILON for group in several),
         group_means=tuple(mean_of(group) for group in groups.values()),
         group_tries=tuple(len(group) for group in groups.values()),
-        pass_threshold=threshold,
-        group_passes=tuple(mean_of([float(r >= threshold) for r in group]) for group in groups.values()),
+        pass_threshold=rule.threshold,
+        group_passes=tuple(mean_of(group) for group in passes.values()),
     )
 
 

@@ -21,6 +21,8 @@ from mettle.storage.run_dir import RunDir
 LIFE, WALL_S, CPU_S, PEAK_BYTES = "life", "wall_s", "cpu_s", "peak_memory_bytes"
 DEATHS = "supervisor_deaths"
 SETTLED = "lives_settled"
+MEMORY_EVERY_S = 5.0
+"""The kernel walks every page of a process to say this: milliseconds each, and seconds on a host that is overloaded."""
 
 
 class LifeCosts:
@@ -33,6 +35,7 @@ class LifeCosts:
         self._cpu_s = 0.0
         self._lost_s = 0.0
         self._peak_bytes = 0
+        self._next_memory = 0.0
         self._grandchildren: dict[int, tuple[int, float]] = {}
 
     def measure(self, pids: Collection[int], beats: Collection[Beat]) -> None:
@@ -43,8 +46,11 @@ class LifeCosts:
         self._grandchildren = known | {pid: (process_parent(pid), process_cpu_s(pid)) for pid in others}
         used_s = sum(cpu_s for _, cpu_s in self._grandchildren.values()) + sum(map(process_cpu_s, pids))
         self._cpu_s = max(self._cpu_s, _own_cpu_s() - self._own_before_s + self._lost_s + used_s)
-        memory = process_memory_bytes(os.getpid()) + sum(map(process_memory_bytes, {*pids, *others}))
-        self._peak_bytes = max(self._peak_bytes, memory)
+        now = time.monotonic()
+        if now >= self._next_memory:
+            self._next_memory = now + MEMORY_EVERY_S
+            memory = process_memory_bytes(os.getpid()) + sum(map(process_memory_bytes, {*pids, *others}))
+            self._peak_bytes = max(self._peak_bytes, memory)
 
     def ended(self, pid: int, *, is_killed: bool) -> None:
         """A child is gone. One that was killed has waited for none of its own, whose time would be lost with it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mettle.processes.beats import GAP_S
+from mettle.processes.liveness import TOLD_S
 
 LOW_DISK_BYTES = 32 * 2**20
 JUMP_S = 5.0
@@ -52,7 +52,7 @@ class HostWatch:
         if last is None:
             return found
         stood_s, jumped_s = now - last[0], (wall - last[1]) - (now - last[0])
-        if stood_s > GAP_S:
+        if stood_s > TOLD_S:
             text = f"the supervisor did not run for {stood_s:.0f} s; no silence of others counts for that time"
             found.append(HostNews("gap", text, {"age_s": round(stood_s, 1)}))
         if abs(jumped_s) > JUMP_S:

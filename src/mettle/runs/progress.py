@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mettle.storage.evals import EvalRow, read_evals
-from mettle.storage.journal import Event
 from mettle.storage.ledger import Ledger
 from mettle.wording import count, format_interval, format_reward, sparkline
 
@@ -38,7 +37,6 @@ class ProgressSnapshot:
     rewards: list[float]
     evals: list[EvalRow]
     figures: dict[str, float]
-    troubles: list[Event]
 
 
 def read_snapshot(
@@ -60,13 +58,7 @@ def read_snapshot(
         rewards=[value for _, value in rewards],
         evals=evals,
         figures=latest,
-        troubles=_troubles(ledger),
     )
-
-
-def _troubles(ledger: Ledger) -> list[Event]:
-    """What the other processes have told of; the supervisor's own words come from it, not from the disk."""
-    return ledger.journal.newest_events(TROUBLES, SHOWN_NOTES, except_source="supervisor")
 
 
 def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
@@ -106,7 +98,8 @@ class RunProgress:
         self._notes = notes
         self._num_notes = 0
         self._rewards: list[tuple[int, float]] = []
-        self._last_trouble = max((event.event_id for event in _troubles(ledger)), default=0)
+        self._last_event = ledger.journal.newest_event_id()
+        self._told: list[str] = []
 
     def __enter__(self) -> RunProgress:
         if not self._is_quiet and self._console.is_terminal:
@@ -129,18 +122,25 @@ class RunProgress:
             return
         self._next_update = now + 0.5
         snapshot = read_snapshot(self._ledger, self._max_steps, rewards=self._rewards)
+        new = self._news()
         if self._live is not None:
             self._live.update(self._panel(snapshot, now - self._started), refresh=True)
         else:
+            for note in new:
+                print(f"[{now - self._started:5.0f} s] note: {note}", file=sys.stderr, flush=True)
             self._print_line(snapshot, now)
 
-    def _print_line(self, snapshot: ProgressSnapshot, now: float) -> None:
+    def _news(self) -> list[str]:
+        """What was told since the last update: by the supervisor itself, by the other processes in the journal."""
         new = list(self._notes[self._num_notes :])
         self._num_notes += len(new)
-        new += [event.message for event in snapshot.troubles if event.event_id > self._last_trouble]
-        self._last_trouble = max([self._last_trouble, *(event.event_id for event in snapshot.troubles)])
-        for note in new:
-            print(f"[{now - self._started:5.0f} s] note: {note}", file=sys.stderr, flush=True)
+        while events := self._ledger.journal.events(after_id=self._last_event):
+            self._last_event = events[-1].event_id
+            new += [event.message for event in events if event.kind in TROUBLES and event.source != "supervisor"]
+        self._told = [*self._told, *new][-SHOWN_NOTES:]
+        return new
+
+    def _print_line(self, snapshot: ProgressSnapshot, now: float) -> None:
         is_new_stage = snapshot.stage != self._last_line[0]
         if not is_new_stage and (now < self._next_line or snapshot.step == self._last_line[1]):
             return
@@ -171,7 +171,7 @@ class RunProgress:
             grid.add_row(f"{row.kind} held-out", describe_eval(row))
         if snapshot.figures:
             grid.add_row("", Text(describe(snapshot.figures), style="dim"))
-        for note in [*(event.message for event in snapshot.troubles), *self._notes][-SHOWN_NOTES:]:
+        for note in self._told:
             grid.add_row("note", Text(note, style="yellow", overflow="fold"))
         return Group(head, grid)
 

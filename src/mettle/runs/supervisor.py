@@ -199,7 +199,8 @@ class Supervisor:
 
     def _check(self) -> None:
         beats = self._living_beats()
-        for report in self._watchdog.check(beats, time.monotonic(), state_of=process_state):
+        others = {name: beat for name, beat in beats.items() if beat.pid != os.getpid()}  # of itself its thread tells
+        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state):
             fault = report.fault
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
@@ -218,12 +219,13 @@ class Supervisor:
         return beats
 
     def _end_stalled(self, report: Report) -> None:
-        name = report.fault.process
+        name, pid = report.fault.process, report.fault.pid
         slot = self._slots.get(name) or self._slots.get(name.partition("-")[0])  # trainer-1 is a rank of the trainer
         if slot is not None and slot.process.exit_code() is None:
             slot.process.signal(signal.SIGKILL)
-        elif is_worker(name) and process_state(report.fault.pid):
-            os.kill(report.fault.pid, signal.SIGKILL)
+        if (slot is not None or is_worker(name)) and pid and process_state(pid):  # in a session of its own
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _tell_of_itself(self) -> None:
         """In the recorder's thread: the supervisor's own loop stands (a terminal that takes no more output)."""
@@ -253,6 +255,7 @@ class Supervisor:
             slot.process.remove_ready_file()
             if slot.state not in ("done", "failed"):
                 self._set_state(name, slot, "stopped", slot.process.exit_code())
+        self._living_beats()
         self._recorder.close(BUSY_TIMEOUT_S)
         self._free_reserve()
         self._is_over()  # a word that could not be written is a failure of the run

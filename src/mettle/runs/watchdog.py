@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mettle.processes.beats import GAP_S, Beat, waits_of
-from mettle.processes.liveness import Fault, diagnose, root_of
+from mettle.processes.beats import Beat, waits_of
+from mettle.processes.liveness import Fault, Looks, diagnose, root_of
 
 SHOWN_WAITS = 3
 MIN_SHOWN_S = 1.0
@@ -32,17 +32,14 @@ class Watchdog:
 
     _told: dict[tuple[str, int, str], Fault] = field(default_factory=dict)
     _acted: set[tuple[str, int, str]] = field(default_factory=set)
-    _last: float | None = None
-    _since: float = 0.0
+    _looks: Looks = field(default_factory=Looks)
 
     def check(
         self, beats: Mapping[str, Beat], now: float, *, state_of: Callable[[int], str] = lambda pid: ""
     ) -> list[Report]:
         """What is new since the last call, which should come every second or so."""
-        if self._last is None or now - self._last > GAP_S:
-            self._since = now
-        self._last = now
-        faults = diagnose(beats, now, watched_s=now - self._since, state_of=state_of)
+        self._looks.look(now)
+        faults = diagnose(beats, now, looked_s=self._looks.seconds_since, state_of=state_of)
         reports: list[Report] = []
         for fault in faults:
             key = (fault.process, fault.pid, fault.kind)

@@ -35,6 +35,7 @@ RequiredLayer = Literal[
     "seccomp",
     "own-kernel",
     "own-users",
+    "own-host-user",
     "landlock",
     "cgroup-memory",
     "cgroup-pids",
@@ -239,7 +240,15 @@ class SandboxConfig(BaseModel):
     """Packages installed beside Mettle that code may import, with what they require; read-only, in /packages."""
 
     host_uid: int = Field(default=64113, ge=1, le=(1 << 31) - 1)
-    """The ordinary user, as the host counts, that judged code runs as when the pool is started by root."""
+    """The ordinary user, as the host counts, that a pool's template becomes when root starts it; what it runs gets
+    users of its own."""
+
+    first_host_uid: int = Field(default=1_879_048_192, ge=1, le=(1 << 31) - 1)
+    """The first of the users (and groups), as the host counts, that root's pools take for what they run: one for each
+    cell and machine, in blocks of 4096 for each pool. They should be nobody's; these are what systemd leaves free."""
+
+    num_host_uids: int = Field(default=1 << 27, ge=0, le=1 << 31)
+    """How many of them there are. With less than 4096, all that a pool of root's runs shares `host_uid`."""
 
     start_timeout_s: float = Field(default=20.0, gt=0)
     """How long the template process may take to start."""

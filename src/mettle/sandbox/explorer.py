@@ -115,6 +115,15 @@ def listing(directory: str) -> list[str]:
         return []
 
 
+def host_user() -> int | None:
+    """Who this is outside, as far as /proc tells."""
+    try:
+        with open("/proc/self/uid_map") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError):
+        return None
+
+
 def can_fork() -> bool:
     """Whether it can start a process."""
     try:
@@ -203,6 +212,7 @@ def findings() -> dict[str, object]:
             "pid": os.getppid() == 1 or (IS_MACHINE and os.getsid(1) == 0),  # process 1 belongs to a session outside
             "uts": os.uname().nodename == "sandbox",
         },
+        "host_user": host_user(),
         "root": listing("/"),
         "writable": [path for path in READ_ONLY if can_write(path)],
         "is_machine": IS_MACHINE,

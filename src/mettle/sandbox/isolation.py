@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.sandbox import hosts
+from mettle.sandbox import host_ids, hosts
 from mettle.sandbox.config import Backend, Grade, Requirement, SandboxConfig
+from mettle.sandbox.host_ids import HostIds
 from mettle.sandbox.zygote import landlock
 
 ORDER: Final[tuple[Grade, ...]] = ("none", "landlock-only", "ns-noseccomp", "ns", "kernel")
@@ -45,13 +46,14 @@ _WITH_CGROUP: Final = {
 }
 _NOT_CGROUPS: Final = ("cgroup-namespace",)
 OPTIONAL_LAYERS: Final = (
-    *("own-proc", "landlock", "own-kernel", "own-users"),
+    *("own-proc", "landlock", "own-kernel", "own-users", "own-host-user"),
     *(f"cgroup-{name}" for name in _WITHOUT_CGROUP),
 )
 """What no grade asks for (but `kernel` for its own); a config that does names them."""
 _PROC_FIX: Final = (
     "in Kubernetes `procMount: Unmasked` with `hostUsers: false`; in Docker `--security-opt systempaths=unconfined`"
 )
+_UNKNOWN_USERS: Final = HostIds(why_not="nothing was said about users")
 _ALONE: Final = {
     "memory": "a test is one process, whose address space is limited",
     "pids": "a test can start no process, and process 1 counts its threads",
@@ -201,12 +203,14 @@ def unisolated(config: SandboxConfig) -> IsolationReport:
     return _report(config, "none", [Layer("everything", False, detail, "set sandbox.backend to 'zygote'")])
 
 
-def examine(config: SandboxConfig, findings: dict[str, Any], layers: dict[str, str]) -> IsolationReport:
-    """Grade what code inside a cell found when it tried the doors."""
+def examine(
+    config: SandboxConfig, findings: dict[str, Any], layers: dict[str, str], users: HostIds = _UNKNOWN_USERS
+) -> IsolationReport:
+    """Grade what code inside a cell found when it tried the doors. `users` are those that it may be on the host."""
     found = [_namespace_layer(name, kind, findings, layers) for name, kind in _NAMESPACES.items()]
     found += [_root_layer(findings), _proc_layer(findings), _privilege_layer(findings), _limits_layer(findings)]
     is_contained = all(layer.is_in_force for layer in found)
-    found.append(_own_proc_layer(findings))
+    found += [_own_proc_layer(findings), _host_user_layer(findings["host_user"], users)]
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
     found += [seccomp, _landlock_layer(findings, layers.get("landlock", "not tried"))]
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
@@ -230,6 +234,7 @@ def examine_alone(config: SandboxConfig, findings: dict[str, Any], refusals: dic
         Layer("read-only root", not written, f"writable: {' '.join(written)}" if written else "its own directory is"),
         Layer("private /proc", not read, f"code reads {' '.join(read)}" if read else "no file of it can be read"),
         Layer("own /proc", False, "there is no namespace that it could show"),
+        Layer("own host user", False, "all run as one user of the host: there are no namespaces"),
         _privilege_layer({"privileges": held}),
         Layer("resource limits", not unlimited, f"unlimited: {' '.join(unlimited)}" if unlimited else _ALONE_LIMITS),
         Layer("seccomp", not calls, f"the kernel answered {', '.join(calls)}" if calls else _ALONE_CALLS),
@@ -301,6 +306,19 @@ def _own_proc_layer(findings: dict[str, Any]) -> Layer:
         "/dev/stdin, /dev/fd and programs that need /proc do not work inside, because this host masks parts of its own"
     )
     return Layer("own /proc", False, lost, _PROC_FIX)
+
+
+def _host_user_layer(user: int | None, users: HostIds) -> Layer:
+    """What the kernel counts by user of the host (pages of pipes, descriptors in sockets) is then nobody else's."""
+    fix = host_ids.FIX if os.geteuid() else host_ids.FIX_FOR_ROOT
+    if not users.ids:
+        return Layer("own host user", False, f"all share one user of the host: {users.why_not}", fix)
+    first, number = users.ids
+    if user is None:
+        return Layer("own host user", True, "set up, and not visible without /proc")
+    is_own = first <= user < first + number
+    detail = f"each is a user of its own to the host, here {user}" if is_own else f"code is user {user} of the host"
+    return Layer("own host user", is_own, detail, "" if is_own else fix)
 
 
 def _privilege_layer(findings: dict[str, Any]) -> Layer:

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.host_ids import HostIds, find_subordinates
 from mettle.sandbox.packages import distributions_of, package_paths
 from mettle.sandbox.toolchains import known_languages, shown_paths
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
@@ -75,6 +76,7 @@ class TemplateProcess:
         self.is_landlocked = is_landlocked
         self.generation = generation
         self.layers: dict[str, str] = {}
+        self.host_ids = HostIds()
         self.is_ready = False
         self._num_spawned = 0
         self._scratch = _make_scratch() if config.backend == "unsafe" or is_landlocked else ""
@@ -125,6 +127,7 @@ class TemplateProcess:
         if hello["preload"]:
             raise UserError(f"the sandbox cannot preload its modules: {hello['preload']}")
         self.layers = hello["layers"]
+        self.host_ids = HostIds(tuple(hello.get("host_users", ())), str(hello.get("why_no_host_users", "")))
         self.is_ready = bool(hello["is_ready"])
 
     async def spawn_cell(self, limits: CellLimits | None = None) -> Clone:
@@ -182,6 +185,7 @@ class TemplateProcess:
 
     def _execute(self, control: socket.socket, log_end: int) -> subprocess.Popen[bytes]:
         config = self._config
+        subordinates = find_subordinates()
         settings = Settings(
             control_fd=control.fileno(),
             owner_pid=os.getpid(),
@@ -197,6 +201,9 @@ class TemplateProcess:
             packages=_packages(config),
             preload=config.preload,
             host_paths=shown_paths(list(known_languages(config).values())),
+            host_ids=(config.first_host_uid, config.num_host_uids),
+            sub_ids=subordinates.ids,
+            why_no_sub_ids=subordinates.why_not,
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]

@@ -93,15 +93,6 @@ class Journal:
                 (self._clock(), source, kind, message, json.dumps(data, default=str)),
             )
 
-    def newest_events(self, kinds: Sequence[str], limit: int, *, except_source: str = "") -> list[Event]:
-        """The newest `limit` events of these kinds from everybody but `except_source`, oldest first."""
-        marks = ", ".join("?" * len(kinds))
-        rows = self._database.rows(
-            f"SELECT * FROM events WHERE kind IN ({marks}) AND source != ? ORDER BY event_id DESC LIMIT ?",
-            (*kinds, except_source, limit),
-        )
-        return [_event(row) for row in reversed(rows)]
-
     def events(self, *, after_id: int = 0, kind: str | None = None, limit: int = 1000) -> list[Event]:
         """Events after an id, oldest first."""
         rows = self._database.rows(
@@ -109,6 +100,10 @@ class Journal:
             (after_id, kind, kind, limit),
         )
         return [_event(row) for row in rows]
+
+    def newest_event_id(self) -> int:
+        """The id of the newest event; 0 before the first."""
+        return int(self._database.value("SELECT max(event_id) FROM events") or 0)
 
     def record_process(self, name: str, state: str, *, pid: int | None, restarts: int, exit_code: int | None) -> None:
         """Store what a supervisor sees of a process."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from mettle.envs.prepared import Prepared
 from mettle.errors import UserError
+from mettle.evals.passing import PassRule
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.slots import Slots
 from mettle.synthesis.config import GenerateSpec
@@ -77,6 +78,7 @@ def build(wanted: GenerateSpec) -> Written:
     Raises: UserError when there are no results, or nothing of them is kept.
     """
     reader = EvaluationReader(Path(wanted.results) if wanted.results is not None else wanted.folder / ROLLOUTS)
-    least = reader.pass_threshold if wanted.min_reward is None else wanted.min_reward
-    rules = wanted.model_copy(update={"min_reward": least})
-    return write_dataset(wanted.folder, select(reader.rows(), rules), source_of(reader.metadata), rules, wanted.formats)
+    rule = reader.pass_rule if wanted.min_reward is None else PassRule(wanted.min_reward)
+    rules = wanted.model_copy(update={"min_reward": rule.threshold})
+    kept = select(reader.rows(), rules, rule)
+    return write_dataset(wanted.folder, kept, source_of(reader.metadata), rules, wanted.formats)

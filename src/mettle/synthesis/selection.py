@@ -15,6 +15,7 @@ from typing import Any
 
 from mettle.evals.facts import facts_of_row
 from mettle.evals.output import task_key_of
+from mettle.evals.passing import PassRule
 from mettle.synthesis.chats import Chat, Unusable, chats_of, text_of
 from mettle.synthesis.config import Rules
 from mettle.synthesis.duplicates import Seen
@@ -41,16 +42,19 @@ class KeptRollouts:
     tasks: set[str] = field(default_factory=set)
 
 
-def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> KeptRollouts:
-    """Sort the rows of an evaluation into what trains, what is held out, and what is left out."""
-    least = float("-inf") if rules.min_reward is None else rules.min_reward
+def select(rows: Iterable[Mapping[str, Any]], rules: Rules, passing: PassRule | None = None) -> KeptRollouts:
+    """Sort the rows of an evaluation into what trains, what is held out, and what is left out.
+
+    `passing` says what is good enough; without it, the reward has to reach `min_reward`.
+    """
+    passing = passing or PassRule(float("-inf") if rules.min_reward is None else rules.min_reward)
     selection = KeptRollouts()
     by_task: dict[str, list[Kept]] = defaultdict(list)
     for index, row in enumerate(rows):
         selection.num_rollouts += 1
         task = str(row.get("task_key") or task_key_of(row))
         selection.tasks.add(task)
-        kept = _candidate(row, rules, least, task, index, selection.left_out)
+        kept = _candidate(row, rules, passing, task, index, selection.left_out)
         if kept is not None:
             by_task[task].append(kept)
     seen = Seen(rules.near)
@@ -63,14 +67,14 @@ def select(rows: Iterable[Mapping[str, Any]], rules: Rules) -> KeptRollouts:
 
 
 def _candidate(
-    row: Mapping[str, Any], rules: Rules, least: float, task: str, index: int, left_out: Counter[str]
+    row: Mapping[str, Any], rules: Rules, passing: PassRule, task: str, index: int, left_out: Counter[str]
 ) -> Kept | None:
     facts = facts_of_row(row)
     if facts.reward is None:
         left_out["failed"] += 1
     elif facts.is_truncated and not rules.keep_truncated:
         left_out["cut off"] += 1
-    elif facts.reward < least:
+    elif not passing.holds(facts):
         left_out["reward below the threshold"] += 1
     else:
         try:

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from mettle.errors import MettleError
 from mettle.log import setup_logging
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.processes.orphans import tie_to_thread
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import TrainerConfig, read_config
@@ -48,6 +49,10 @@ def guarded(program: str, arguments: Sequence[str], work: Callable[[RunDir], Non
 def train(run_dir: RunDir) -> None:
     """Train until the run is over or SIGTERM; a step that has begun is finished."""
     config = read_config(run_dir.config("trainer"), TrainerConfig)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        tie_to_thread(
+            os.getppid()
+        )  # torchrun's ranks have sessions of their own, and would outlive it when it is killed
     setup_torch(config.num_threads, config.seed)
     stop = StopFlag()
     stop_on_signals(stop)

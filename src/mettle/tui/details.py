@@ -13,6 +13,7 @@ from typing import Any
 from textual.content import Content
 
 from mettle.evals.facts import RolloutFacts
+from mettle.evals.passing import PassRule
 from mettle.tui.overview import MUTED, Paragraphs, Part
 from mettle.wording import bar, duration, format_reward, number, one_line, printable, whole
 
@@ -24,16 +25,16 @@ SHOWN = frozenset((
 ))  # fmt: skip
 
 
-def tone_of(facts: RolloutFacts, threshold: float) -> str:
+def tone_of(facts: RolloutFacts, rule: PassRule) -> str:
     """The tone of a reward: `good` where it passes, `middling` above nothing, `bad` at nothing, `dim` without one."""
     if facts.reward is None:
         return "dim"
-    return "good" if facts.reward >= threshold else "middling" if facts.reward > 0 else "bad"
+    return "good" if rule.holds(facts) else "middling" if facts.reward > 0 else "bad"
 
 
-def facts_line(facts: RolloutFacts, threshold: float) -> Content:
+def facts_line(facts: RolloutFacts, rule: PassRule) -> Content:
     """The rollout in one line."""
-    colour = {"good": "$success", "middling": "$warning", "bad": "$error", "dim": MUTED}[tone_of(facts, threshold)]
+    colour = {"good": "$success", "middling": "$warning", "bad": "$error", "dim": MUTED}[tone_of(facts, rule)]
     parts: list[Part] = [("reward ", MUTED), (format_reward(facts.reward), f"bold {colour}")]
     if facts.reward is not None:
         parts += [" ", (bar(max(0.0, min(1.0, facts.reward)), 8), colour)]
@@ -48,11 +49,11 @@ def facts_line(facts: RolloutFacts, threshold: float) -> Content:
     return Content.assemble(*parts)
 
 
-def details(row: Mapping[str, Any], facts: RolloutFacts, threshold: float, width: int) -> Content:
+def details(row: Mapping[str, Any], facts: RolloutFacts, rule: PassRule, width: int) -> Content:
     """The page."""
     page = Paragraphs(width)
-    colour = {"good": "$success", "middling": "$warning", "bad": "$error", "dim": MUTED}[tone_of(facts, threshold)]
-    page.head("Reward", f"passes from {threshold:g}")
+    colour = {"good": "$success", "middling": "$warning", "bad": "$error", "dim": MUTED}[tone_of(facts, rule)]
+    page.head("Reward", f"passes with {rule.what} from {rule.threshold:g}")
     if facts.reward is None:
         page.line(("none: the rollout failed", MUTED))
     else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from mettle.errors import UserError
 from mettle.evals.facts import RolloutFacts
+from mettle.evals.passing import PassRule
 
 Predicate = Callable[[RolloutFacts], bool]
 
@@ -61,7 +62,7 @@ class Filter:
         return all(predicate(facts) for predicate in self.predicates)
 
 
-def parse_filter(source: str, metrics: Iterable[str] = (), pass_threshold: float = 0.5) -> Filter:
+def parse_filter(source: str, metrics: Iterable[str] = (), rule: PassRule | None = None) -> Filter:
     """Read a filter.
 
     Raises: UserError when a term is not understood.
@@ -82,16 +83,16 @@ def parse_filter(source: str, metrics: Iterable[str] = (), pass_threshold: float
         if not name and value.startswith(("'", '"')):
             texts.append(TextTerm(_unquoted(value), bool(sign)))
             continue
-        predicate = _predicate(name, sign_of, _unquoted(value), known, pass_threshold)
+        predicate = _predicate(name, sign_of, _unquoted(value), known, rule or PassRule())
         predicates.append(_negated(predicate) if sign else predicate)
     if any(not term.text for term in texts):
         raise UserError('text: needs something to look for, as in text:"so the answer is"')
     return Filter(source.strip(), tuple(predicates), tuple(texts))
 
 
-def _predicate(name: str, sign: str | None, value: str, metrics: list[str], threshold: float) -> Predicate:
+def _predicate(name: str, sign: str | None, value: str, metrics: list[str], rule: PassRule) -> Predicate:
     if sign is None:
-        return _word(name + value, metrics, threshold)
+        return _word(name + value, metrics, rule)
     if sign == ":":
         return _name(name, value)
     read = FIGURES.get(name)
@@ -107,16 +108,16 @@ def _predicate(name: str, sign: str | None, value: str, metrics: list[str], thre
     return lambda facts: (here := read(facts)) is not None and bool(compare(here, number))
 
 
-def _word(word: str, metrics: list[str], threshold: float) -> Predicate:
+def _word(word: str, metrics: list[str], rule: PassRule) -> Predicate:
     match word:
         case "error":
             return lambda facts: facts.cause is not None
         case "ok":
             return lambda facts: facts.cause is None
         case "passed":
-            return lambda facts: facts.reward is not None and facts.reward >= threshold
+            return rule.holds
         case "failed":
-            return lambda facts: facts.reward is not None and facts.reward < threshold
+            return lambda facts: facts.reward is not None and not rule.holds(facts)
         case "truncated":
             return lambda facts: facts.is_truncated
     raise UserError(_unknown("word", word, [*WORDS, *FIGURES, *NAMES, *metrics]))

@@ -129,7 +129,7 @@ def _reward(page: Paragraphs, reader: EvaluationReader, stats: Mapping[str, Any]
             tone="$warning" if share > 0.5 else "",
         )
     rewards = [facts.reward for facts in reader.facts if facts.reward is not None]
-    _histogram(page, rewards, reader.pass_threshold)
+    _histogram(page, rewards, reader.pass_rule.threshold)
 
 
 def _histogram(page: Paragraphs, rewards: list[float], threshold: float) -> None:
@@ -151,7 +151,9 @@ def _histogram(page: Paragraphs, rewards: list[float], threshold: float) -> None
 def _passes(page: Paragraphs, stats: Mapping[str, Any]) -> None:
     if not stats["pass_at_k"]:
         return
-    page.head("pass@k", f"unbiased; a reward from {stats['pass_threshold']:g} passes")
+    page.head(
+        "pass@k", f"unbiased; {' + '.join(stats['pass_on'] or ['a reward'])} from {stats['pass_threshold']:g} passes"
+    )
     for k, found in stats["pass_at_k"].items():
         page.row(f"pass@{k}", format_reward(found["mean"]), format_interval(found["interval"]))
     for k, found in stats["pass_all_k"].items():

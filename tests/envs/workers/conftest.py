@@ -34,7 +34,9 @@ class Troubled(vf.MultiTurnEnv):
 def load_environment(num_rows=4, trouble=None, fails=None):
     if fails == "exit":
         os._exit(3)
-    if fails:
+    while fails == "waits" and os.path.exists(os.environ["TROUBLED_WAITS"]):
+        time.sleep(0.02)
+    if fails and fails != "waits":
         raise ValueError(fails)
     rows = [{"question": f"q{i}", "answer": "fine", "info": {"trouble": trouble}} for i in range(num_rows)]
     odd = [{"question": "q", "picture": object()}] if trouble == "odd rows" else rows

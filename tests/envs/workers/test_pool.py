@@ -20,6 +20,7 @@ from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
 from mettle.envs.workers.pool import WorkerPool
 from mettle.envs.workers.spawn import Spawned, WorkerDied, WorkerSpec
 from mettle.errors import UserError
+from mettle.processes.beats import BEATS_FOLDER, read_beats
 
 pytestmark = pytest.mark.usefixtures("troubled")
 
@@ -54,6 +55,18 @@ async def test_an_evaluation_in_workers_is_the_evaluation_without(endpoint):
     assert theirs.pop("handle").startswith("<object object")
     assert mine == theirs
     json.dumps(there["outputs"])
+
+
+async def test_a_worker_that_is_still_loading_has_work(tmp_path, monkeypatch):
+    """So whoever watches it can say where it hangs."""
+    wait, beats = tmp_path / "wait", tmp_path / "beats"
+    wait.touch()
+    monkeypatch.setenv("TROUBLED_WAITS", str(wait))
+    monkeypatch.setenv(BEATS_FOLDER, str(beats))
+    spawning = asyncio.create_task(asyncio.to_thread(Spawned, WorkerSpec("troubled", {"fails": "waits"})))
+    await until(lambda: any(beat.has_work for beat in read_beats(beats).values()), limit_s=60.0)
+    wait.unlink()
+    (await spawning).end()
 
 
 async def test_states_come_back_with_their_tokens_and_shared_messages(endpoint):

@@ -318,3 +318,116 @@ def test_a_longer_model_grows_its_cache_in_both_directions() -> None:
         expected = picked_logprobs(model, ids)[len(request.prompt_ids) - 1 :]
         assert torch.allclose(expected, torch.tensor(generation.choices[0].logprobs), atol=1e-4)
     assert scheduler.kv_bytes > 4 * small
+
+
+def test_what_was_done_is_counted(model: Any) -> None:
+    scheduler, heard = make_scheduler(model), Heard()
+    scheduler.add(ask("a", [1, 2, 3], n=2, max_tokens=4, ignore_eos=True), heard)
+    scheduler.add(ask("b", [5], max_tokens=2, ignore_eos=True), heard)
+    assert (scheduler.num_waiting, scheduler.num_running) == (3, 0)
+    scheduler.add(ask("gone", [6, 7]), heard)
+    scheduler.abort("gone")
+    steps = 1
+    while scheduler.step():
+        steps += 1
+    totals = scheduler.totals
+    assert (totals.prompt_tokens, totals.sampled_tokens) == (4, 2 * 4 + 2)
+    assert (totals.requests, totals.aborted, totals.steps) == (3, 1, steps)
+    assert (scheduler.num_waiting, scheduler.num_running) == (0, 0)
+
+
+def admitted(scheduler: Scheduler, *requests: GenerationRequest) -> int:
+    """Sequences that run after the first step."""
+    for request in requests:
+        scheduler.add(request, Heard())
+    scheduler.step()
+    return scheduler.num_running
+
+
+@pytest.mark.parametrize(("counts", "running"), [((4, 4), 8), ((4, 5), 4), ((8,), 8), ((3, 3, 3), 6), ((7, 2, 1), 7)])
+def test_as_many_are_admitted_as_there_are_slots_and_nobody_overtakes(
+    model: Any, counts: tuple[int, ...], running: int
+) -> None:
+    requests = [ask(str(i), [i + 1], n=n, max_tokens=9, ignore_eos=True) for i, n in enumerate(counts)]
+    assert admitted(make_scheduler(model), *requests) == running
+
+
+@pytest.mark.parametrize(
+    ("prompts", "running"),
+    [
+        ([[1] * 5, [2] * 5], 2),
+        ([[1] * 5, [2] * 6], 1),
+        ([[1] * 10, [2]], 1),
+        ([[1] * 50, [2]], 1),
+        ([[1] * 5, [1] * 5, [1] * 5, [2] * 5], 4),
+        ([[1] * 5, [2] * 5, [3]], 2),
+    ],
+)
+def test_new_prompts_keep_to_the_tokens_of_a_prefill_and_equal_ones_count_once(
+    model: Any, prompts: list[list[int]], running: int
+) -> None:
+    requests = [ask(str(i), prompt, max_tokens=9, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    assert admitted(make_scheduler(model, max_prefill_tokens=10), *requests) == running
+
+
+def test_a_step_says_whether_there_is_more_to_do(model: Any) -> None:
+    scheduler = make_scheduler(model, max_slots=1)
+    assert not scheduler.step()
+    for name in ("a", "b"):
+        scheduler.add(ask(name, [1], max_tokens=2, ignore_eos=True), Heard())
+    assert not scheduler.step(is_admitting=False)
+    assert scheduler.num_waiting == 2
+    assert scheduler.step()
+    assert scheduler.num_waiting == 1
+    assert not scheduler.step(is_admitting=False), "what waits does not count"
+    assert scheduler.step()
+    assert not scheduler.step()
+
+
+def test_everything_can_be_ended_or_failed_at_once(model: Any) -> None:
+    scheduler, heard = make_scheduler(model, max_slots=2), Heard()
+    for i in range(4):
+        scheduler.add(ask(str(i), [i + 1], max_tokens=50, ignore_eos=True), heard)
+    scheduler.step()
+    scheduler.abort_all()
+    assert sorted(g.request_id for g in heard.generations) == ["0", "1", "2", "3"]
+    assert scheduler.totals.aborted == 4
+    assert [len(g.choices[0].token_ids) for g in heard.generations] == [2, 2, 0, 0]
+    for i in range(4):
+        scheduler.add(ask(str(i), [i + 1], max_tokens=50, ignore_eos=True), heard)
+    scheduler.step()
+    scheduler.fail_all(ServiceError("the engine is gone"))
+    assert len(heard.errors) == 4
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+    assert not scheduler.step()
+
+
+def test_weights_of_another_shape_are_no_swap(model: Any) -> None:
+    other = make_scheduler(make_model(tiny_config(num_hidden_layers=1)))
+    with pytest.raises(AssertionError, match="a swap keeps the model's shape"):
+        make_scheduler(model).swap(other.decoder, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 100])
+def test_a_long_prompt_is_scored_in_parts_that_make_the_whole(
+    model: Any, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr("mettle.inference.engine.scheduler._LOGIT_ROWS", rows)
+    prompt = [4, 8, 15, 16, 23, 42]
+    request = GenerationRequest("a", prompt, SamplingParams(max_tokens=0), prompt_logprobs=True)
+    (generation,) = run_requests(make_scheduler(model), [request])
+    assert generation.prompt_logprobs is not None
+    found = torch.tensor([v for v in generation.prompt_logprobs if v is not None])
+    assert torch.allclose(found, picked_logprobs(model, prompt), atol=1e-4)
+    single = GenerationRequest("b", [7], SamplingParams(max_tokens=0), prompt_logprobs=True)
+    assert run_requests(make_scheduler(model), [single])[0].prompt_logprobs == [None]
+
+
+def test_seeds_of_their_own_take_the_place_of_one_seed(model: Any) -> None:
+    def tokens(request: GenerationRequest) -> list[list[int]]:
+        return [c.token_ids for c in run_requests(make_scheduler(model), [request])[0].choices]
+
+    params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+    together = tokens(GenerationRequest("a", [1, 2], params, 2, seeds=(11, 12)))
+    alone = [tokens(ask(str(seed), [1, 2], seed=seed, ignore_eos=True))[0] for seed in (11, 12)]
+    assert together == alone

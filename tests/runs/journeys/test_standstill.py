@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from standstill import NAMED_S, PLACES, FaultyRun
+from standstill import NAMED_S, PLACES, WARM_UP, FaultyRun
 from stories import published
+
+from mettle.processes.beats import read_beats
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -42,10 +44,13 @@ def clock(seconds: float) -> Fault:
 
 
 IN_THE_ORCHESTRATOR = ("--orchestrator.env_workers", "0")
+TWO_RANKS = ("--deployment.num_trainer_ranks", "2")
 BEHIND_THE_PAGE = ("event", "terminal")
 FAULTS = {
     "frozen trainer": frozen("trainer"),
     "frozen inference": frozen("inference"),
+    "frozen rank 0 of two": frozen("trainer", overrides=TWO_RANKS),
+    "frozen rank 1 of two": frozen("trainer-1", overrides=TWO_RANKS),
     "frozen orchestrator": frozen("orchestrator"),
     "frozen worker": frozen("worker"),
     "frozen page": frozen("hub", places=BEHIND_THE_PAGE),
@@ -114,4 +119,48 @@ def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
         run.heal()
     run.goes_on()
     note(name, {"goes_on_s": time.monotonic() - injected})
+    run.finish()
+
+
+@pytest.mark.parametrize("name", ["inference", "orchestrator", "trainer"])
+def test_a_loop_that_stays_blocked_is_ended_and_the_run_goes_on(name, start):
+    run = start("--orchestrator.env_workers", "1")
+    run.wait_for(published(3), limit_s=400.0)
+    run.block(name)
+    injected = time.monotonic()
+    seen = run.watch(lambda text: f"ending {name} after" in text, places=("event", "terminal"), limit_s=400.0)
+    run.goes_on()
+    note(
+        f"{name} stays blocked",
+        {"event": seen.event, "terminal": seen.terminal, "goes_on_s": time.monotonic() - injected},
+    )
+    run.finish()
+
+
+@pytest.mark.parametrize(("name", "words"), [("frozen", "is stopped by a signal"), ("blocked", "sitecustomize.py")])
+def test_a_warm_up_that_stands_still_is_named(name, words, start):
+    run = start(text=WARM_UP)
+    run.wait_for(lambda ledger: len(ledger.journal.metric("sft/loss")) >= 3, limit_s=400.0)
+    pid = run.pid("sft")
+    run.stop_process("sft") if name == "frozen" else run.block("sft")
+    injected = time.monotonic()
+    seen = run.watch(lambda text: words in text and f"sft (pid {pid})" in text)
+    note(f"{name} warm-up", {place: getattr(seen, place) for place in PLACES})
+    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), run.said()
+    if name == "frozen":
+        run.wait_for(lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()}["sft"] == 1)
+        note(f"{name} warm-up", {"goes_on_s": time.monotonic() - injected})
+    run.heal()
+    run.finish()
+
+
+@pytest.mark.parametrize(("workers", "process"), [("1", "worker"), ("0", "orchestrator")])
+def test_an_environment_that_never_loads_is_named(workers, process, start):
+    run = start("--orchestrator.env_workers", workers, loads=False)
+    run.wait_for(lambda _: any(name.startswith(process) for name in read_beats(run.run_dir.beats)), limit_s=400.0)
+    seen = run.watch(lambda text: "at_will.py" in text and process in text)
+    note(f"an environment that never loads, {workers} workers", {place: getattr(seen, place) for place in PLACES})
+    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), run.said()
+    run.heal()
+    run.goes_on(3)
     run.finish()

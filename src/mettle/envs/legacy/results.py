@@ -38,7 +38,7 @@ def load_outputs(results_path: str | Path) -> list[dict[str, Any]]:
     for line in (Path(results_path) / RESULTS).read_text(encoding="utf-8").splitlines():
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return rows
 

@@ -59,6 +59,7 @@ class WorkerEnvironment:
         self.env_version = about["env_version"]
         self.sampling_args: dict[str, Any] = about["sampling_args"]
         self.pass_threshold: float = about["pass_threshold"]
+        self.pass_on: dict[str, float] | None = about["pass_on"]
         self.tool_defs = [Tool(**tool) for tool in about["tool_defs"]]
         self.requires_group_rollouts: bool = about["requires_group_rollouts"]
         self.provides_advantages: bool = about["provides_advantages"]

@@ -143,6 +143,7 @@ def described(env: Any) -> Frame:
         "pid": os.getpid(),
         "sampling_args": env.sampling_args,
         "pass_threshold": env.pass_threshold,
+        "pass_on": env.pass_on,
         "tool_defs": [dict(tool) for tool in env.tool_defs],
         "requires_group_rollouts": env.requires_group_rollouts,
         "provides_advantages": env.provides_advantages,
@@ -182,6 +183,7 @@ def main() -> None:
     if hello is None:
         return
     with Heartbeat.of_run(worker_name(hello["env_id"], os.getpid()), unit="rollouts") as heart:
+        heart.gauge = lambda: Gauge(0, has_work=True)  # loading is work, too, and may hang
         env, answer = load(hello)
         send(connection, answer)
         if env is not None:

@@ -7,8 +7,6 @@ markup or script: it is data inside a script element that cannot be closed from 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 from collections.abc import Iterator
@@ -18,8 +16,10 @@ from typing import Any
 
 from mettle.errors import StorageError
 from mettle.evals.estimator import mean_of
+from mettle.evals.export.theme import BAR, digest, style
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
+from mettle.evals.passing import PassRule
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import by_task, plain
 from mettle.records.tasks import content_of
@@ -37,10 +37,10 @@ def write_page(reader: EvaluationReader, path: Path, *, num_rollouts: int | None
     """
     template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
-    style = template.partition("<style>")[2].partition("</style>")[0]
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+    policy = f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style())}'"
     title = f"{reader.entry.env_id} with {reader.entry.model}"
     before, _, after = template.partition("{{data}}")
+    before = before.replace("{{style}}", style()).replace("{{bar}}", BAR)
     before = before.replace("{{policy}}", html.escape(policy)).replace("{{title}}", html.escape(title))
     try:
         with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -69,12 +69,13 @@ def _element(name: str, value: Any) -> str:
 def _summary(reader: EvaluationReader) -> dict[str, Any]:
     tasks = sorted(by_task(reader.facts).items(), key=lambda task: _place(task[0]))
     metadata = {k: v for k, v in reader.metadata.items() if k not in ("stats", "tools", "launch")}
+    metadata |= {"env_id": reader.entry.env_id, "model": reader.entry.model}
     return {
         "metadata": metadata,
         "stats": plain(reader.stats()),
         "bars": _bars([facts.reward for facts in reader.facts if facts.reward is not None]),
-        "tasks": [_task(example, task, reader.pass_threshold) for example, task in tasks],
-        "rollouts": [_line(facts) for facts in reader.facts],
+        "tasks": [_task(example, task, reader.pass_rule) for example, task in tasks],
+        "rollouts": [_line(facts, reader.pass_rule) for facts in reader.facts],
         "num_broken": reader.num_broken,
     }
 
@@ -97,21 +98,22 @@ def _bars(rewards: list[float]) -> list[dict[str, float]]:
     return [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
 
 
-def _task(example: Any, task: list[RolloutFacts], threshold: float) -> dict[str, Any]:
+def _task(example: Any, task: list[RolloutFacts], rule: PassRule) -> dict[str, Any]:
     rewards = [facts.reward for facts in task if facts.reward is not None]
     return {
         "id": example,
         "mean": mean_of(rewards) if rewards else None,
-        "passed": sum(reward >= threshold for reward in rewards),
+        "passed": sum(map(rule.holds, task)),
         "scored": len(rewards),
         "failed": len(task) - len(rewards),
     }
 
 
-def _line(facts: RolloutFacts) -> list[Any]:
+def _line(facts: RolloutFacts, rule: PassRule) -> list[Any]:
     """What the table of rollouts shows, as a list to keep the page small."""
     stop = facts.error_type if facts.cause else facts.stop_condition
-    return [facts.example_id, facts.reward, stop, facts.output_tokens, facts.total_s, facts.excerpt, bool(facts.cause)]
+    figures = [facts.example_id, facts.reward, stop, facts.output_tokens, facts.total_s]
+    return [*figures, facts.excerpt, bool(facts.cause), rule.holds(facts)]
 
 
 def _conversation(row: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +140,3 @@ def _cut(text: str) -> str:
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     return f"{text[:MAX_MESSAGE_CHARS]}\n[{len(text) - MAX_MESSAGE_CHARS} more characters are in the results]"
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -21,7 +21,7 @@ FORMATS = (
 NUM_SAMPLED = 500
 NEEDED_SHARE = 0.8
 BOOLEANS = frozenset({"yes", "no", "true", "false", "y", "n"})
-CHOICE_LINE = re.compile(r"^\s*\(?([A-J])[).:]\s+(?=\S)", re.MULTILINE)
+CHOICE_LINE = re.compile(r"^[ \t]*\(?([A-J])[).:]\s+(?=\S)", re.MULTILINE)
 CHOICE_KEY = re.compile(r"\(?([A-Ja-j]|[0-9])\)?")
 MAX_LABEL_CHARS = 40
 

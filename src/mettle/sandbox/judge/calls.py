@@ -20,13 +20,15 @@ from mettle.errors import UserError
 from mettle.sandbox.config import LanguageSpec
 from mettle.sandbox.judge.comparators import values_match
 from mettle.sandbox.judge.verdicts import CallTest
-from mettle.sandbox.zygote.values import MAX_DEPTH, MAX_INT_BITS, UnencodableValue
+from mettle.sandbox.zygote.values import MAX_DEPTH, MAX_INT_BITS, UnencodableValue, require_spread
 
 MAX_WORDS_BYTES: Final = 1 << 17
 _SAFE_INT: Final = (1 << 53) - 1
 _DRIVERS: Final = Path(__file__).with_name("drivers")
 _NAMES: Final = {"json": re.compile(r"[^\W\d][\w$]*|[$][\w$]*"), "text": re.compile(r"[A-Za-z_][\w:-]*")}
-_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
+# One way to read each text, so that a long one that is no number is given up after one pass over it.
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+_MAX_NUMBER_CHARS: Final = 1000
 _RETURNED: Final = b"."
 _ODD_FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -63,7 +65,7 @@ def decode_value(spec: LanguageSpec, data: bytes) -> Any:
         return _from_json(json.loads(data), 0)
     except UnencodableValue:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise UnencodableValue(f"not an encoded value: {type(error).__name__}") from error
 
 
@@ -82,9 +84,10 @@ def _words_match(printed: str, expected: Any, tolerance: float | None) -> bool:
         )
     if isinstance(expected, int | float) and not isinstance(expected, bool):
         text = printed.strip()
-        if not _NUMBER.fullmatch(text) or len(text) > MAX_DEPTH * 20:
+        if len(text) > _MAX_NUMBER_CHARS or not (found := _NUMBER.fullmatch(text)):
             return False
-        number = int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+        is_whole = found[1].isdigit() and not found[3]
+        number = int(text) if is_whole else float(text)
         return values_match(number, expected, "numeric", tolerance)
     try:
         return printed == _to_word(expected).rstrip("\n")
@@ -125,9 +128,13 @@ def _from_json(data: Any, depth: int) -> Any:
         return data
     [(tag, body)] = data.items()
     if tag == "$set":
-        return {_from_json(item, depth + 1) for item in body}
+        members = [_from_json(item, depth + 1) for item in body]
+        require_spread(members)
+        return set(members)
     if tag in ("$object", "$map"):
-        return {_from_json(key, depth + 1): _from_json(item, depth + 1) for key, item in body}
+        pairs = [(_from_json(key, depth + 1), _from_json(item, depth + 1)) for key, item in body]
+        require_spread(key for key, _ in pairs)
+        return dict(pairs)
     return _TEXTS[tag](body)
 
 

@@ -8,13 +8,13 @@ same input, because then the output broke it, and that output is wrong.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, Final, NamedTuple
 
 from mettle.errors import SandboxError
 
 _MAX_MESSAGE: Final = 500
+_MOST_SHOWN: Final = 10**18
 _PASSED: Final = 0
 _WRONG: Final = (1, 2, 4, 8)  # wrong answer, wrong presentation, more than was asked for, less
 _POINTS: Final = 7
@@ -55,6 +55,7 @@ def read_exit(exit_code: int, printed: str, max_points: float) -> Opinion:
 def _read_score(score: Any, most: float) -> float:
     if isinstance(score, bool):
         return float(score)
-    if not isinstance(score, int | float) or not math.isfinite(score) or not 0 <= score <= most:
-        raise CheckerError(f"the checker's score is {score!r}; it must be True, False or a number from 0 to {most:g}")
+    if not isinstance(score, int | float) or not 0 <= score <= most:  # which nan and infinity are not either
+        shown = "a number of many digits" if isinstance(score, int) and abs(score) >= _MOST_SHOWN else repr(score)[:80]
+        raise CheckerError(f"the checker's score is {shown}; it must be True, False or a number from 0 to {most:g}")
     return score / most

@@ -5,6 +5,7 @@ Invariant: expected outputs go to the checker's cell and to no other; a broken c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from mettle.sandbox.judge.verdicts import ProgramChecker, StdioTest, Test, Verdi
 from mettle.sandbox.zygote import values
 
 _NO_EXIT: Final = -1
+_MAX_ANSWER_BYTES: Final = 64 << 10
 
 
 class Asker:
@@ -40,6 +42,8 @@ class Asker:
         """What the checker says. One that breaks on this output, but not on the expected one, says that it is wrong."""
         try:
             return await self._ask(test, output)
+        except values.UnencodableValue as error:
+            return Opinion(0.0, f"the value cannot be given to the checker: {error}")
         except CheckerError as error:
             if not await self._accepts_expected(test):
                 raise
@@ -54,9 +58,11 @@ class Asker:
     async def _ask(self, test: Test, output: Any) -> Opinion:
         if isinstance(self._job.checker, ProgramChecker):
             return await self._ask_program(self._job.checker, test, output)
-        order = check_order(self._job, test, test.expected, output)
+        order = await asyncio.to_thread(check_order, self._job, test, test.expected, output)
         report = await self._run(order, ())
         self._check_end(order, report)
+        if len(report.value) > _MAX_ANSWER_BYTES:
+            raise CheckerError(f"the checker's answer has {len(report.value):,} bytes; it is a score and words")
         try:
             return read_value(values.decode(report.value))
         except values.UnencodableValue as error:

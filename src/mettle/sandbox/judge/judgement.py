@@ -18,15 +18,17 @@ from mettle.sandbox.judge.cells import CellLost, JudgeCell, ProgramFile
 from mettle.sandbox.judge.checking import Asker
 from mettle.sandbox.judge.dialogues import Dialogue
 from mettle.sandbox.judge.orders import JudgeJob
-from mettle.sandbox.judge.reports import compile_failure, judge_report, killed_result, with_opinion
+from mettle.sandbox.judge.referee import Referee
+from mettle.sandbox.judge.reports import compile_failure, killed_result, with_opinion
 from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, TestResult
 
 
 class Judgement:
     """The tests of one job that are waiting, and the results of those that are not."""
 
-    def __init__(self, cells: CellSource, builder: Builder, job: JudgeJob) -> None:
+    def __init__(self, cells: CellSource, builder: Builder, referee: Referee, job: JudgeJob) -> None:
         self.job = job
+        self.referee = referee
         self.cells = cells
         self.builder = builder
         self.files: tuple[ProgramFile, ...] = ()
@@ -160,7 +162,8 @@ class CellWorker:
         """One test; whether the cell can take another."""
         test, order = self._job.tests[number], self._job.orders[number]
         report = await cell.run(number, order, is_last=not self._judgement.has_more)
-        result = judge_report(test, order, report, self._job.source.language, is_checked=self._asker is not None)
+        language, is_checked = self._job.source.language, self._asker is not None
+        result = await self._judgement.referee.judge(test, order, report, language, is_checked=is_checked)
         if self._asker is not None and result.has_passed:
             assert not isinstance(test, InteractiveTest), "these go with no checker"
             output = result.output if isinstance(test, CallTest) else report.stdout

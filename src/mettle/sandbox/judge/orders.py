@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from mettle.errors import UserError
 from mettle.sandbox.config import LanguageSpec, SandboxConfig
@@ -171,11 +171,16 @@ def interactor_order(job: CheckerJob, solution: TestOrder) -> TestOrder:
 
 
 def check_order(job: CheckerJob, test: Test, expected: object, output: object) -> TestOrder:
-    """The question to a checker in Python, about one output or returned value."""
+    """The question to a checker in Python, about one output or returned value.
+
+    Raises: UnencodableValue for an output that cannot be sent, UserError for what the test itself says.
+    """
     given = tuple(test.args) if isinstance(test, CallTest) else _shown(test.stdin)
+    question: Any = ((given, _shown(expected), _shown(output)), {})
     try:
-        payload = values.encode(((given, _shown(expected), _shown(output)), {}))
+        payload = values.encode(question)
     except ValueError as error:
+        values.encode(((None, None, _shown(output)), {}))  # raises, where the output is at fault
         raise UserError(f"what a test expects cannot be sent to its checker: {error}") from error
     assert isinstance(job.checker, PythonChecker), "the other kind is given files"
     return job.limits.order("call", payload, job.checker.function)
@@ -250,7 +255,7 @@ def _encode_source(code: object, max_source_kb: int) -> bytes:
     if len(code) > max_source_kb << 10:
         raise UserError(f"the code has {len(code):,} characters; sandbox.max_source_kb allows {max_source_kb} kB")
     try:
-        source = code.encode()
+        source = code.removeprefix("\ufeff").encode()  # a byte order mark, which most languages do not expect
     except UnicodeEncodeError as error:
         raise UserError(f"code must be text: character {error.start} is half of a surrogate pair") from error
     if len(source) > max_source_kb << 10:

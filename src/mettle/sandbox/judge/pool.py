@@ -31,6 +31,7 @@ from mettle.sandbox.judge.cells import CellLost, JudgeCell
 from mettle.sandbox.judge.judgement import Judgement
 from mettle.sandbox.judge.memory import JudgementCache
 from mettle.sandbox.judge.orders import JudgeJob, make_job
+from mettle.sandbox.judge.referee import Referee
 from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
 from mettle.sandbox.judge.verdicts import JudgeResult, StdioTest
 from mettle.sandbox.judge.versions import report_language
@@ -74,6 +75,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
         # Cells that wait, by what they are like; the kind used last comes last, and Python's is never let go.
         self._warm: dict[CellLimits | None, deque[JudgeCell]] = {None: deque()}
         self._builder = Builder(self)
+        self._referee = Referee()
         self._memory = JudgementCache(self.config.max_remembered)
         self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
         self._needs_refill = asyncio.Event()
@@ -107,12 +109,12 @@ class SandboxPool(MeasuredPool, CodeJudge):
         plain = self.config.model_copy(update={"languages": ()})
         source = await asyncio.to_thread(_EXPLORER.read_text, "utf-8")
         job = make_job(plain, JudgeRequest(source, [StdioTest("alone" if template.is_landlocked else "")]))
-        [result] = await Judgement(self, self._builder, job).run()
+        [result] = await Judgement(self, self._builder, self._referee, job).run()
         if result.exit_code != 0:
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
         if template.is_landlocked:
             return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
-        return isolation.examine(self.config, json.loads(result.output), template.layers)
+        return isolation.examine(self.config, json.loads(result.output), template.layers, template.host_ids)
 
     async def judge_request(self, request: JudgeRequest) -> JudgeResult:
         report = self.isolation
@@ -126,7 +128,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
         return judged
 
     async def _judge(self, job: JudgeJob, report: IsolationReport) -> JudgeResult:
-        judgement = Judgement(self, self._builder, job)
+        judgement = Judgement(self, self._builder, self._referee, job)
         queued = time.monotonic()
         async with self.slot():
             started = time.monotonic()
@@ -171,6 +173,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
         for cell in self._take_warm():
             await cell.wait_closed()
         await self._keeper.close()
+        self._referee.close()
         self._isolation = None
 
     @contextlib.asynccontextmanager

@@ -54,6 +54,12 @@ def killed_result(test: Test, detail: str, stage: Stage = "run") -> TestResult:
     return TestResult(Verdict.KILLED, None, test.expected, 0.0, 0.0, 0, None, "", "", detail, stage)
 
 
+def unread_result(test: Test, report: TestReport, why: str) -> TestResult:
+    """The result of a run that ended well and left what cannot be read."""
+    what = f"{test.function} returned no value" if isinstance(test, CallTest) else "the output cannot be compared"
+    return _result(test, report, RunEnding(Verdict.ERROR, f"{what}: {why}"), None, "run")
+
+
 def with_opinion(result: TestResult, opinion: Opinion) -> TestResult:
     """The result of a run that ended well, once its checker has spoken."""
     verdict = Verdict.PASSED if opinion.score == 1.0 else Verdict.WRONG

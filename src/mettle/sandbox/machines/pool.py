@@ -82,7 +82,7 @@ class MachinePool(MeasuredPool):
             await machine.delete()
         if result.exit_code != 0:
             raise SandboxError(f"the look at a machine's isolation failed: {result.stderr[-500:]}")
-        report = isolation.examine(self.config, json.loads(result.stdout), template.layers)
+        report = isolation.examine(self.config, json.loads(result.stdout), template.layers, template.host_ids)
         if self._cgroups is not None:
             given = {*self._cgroups.controllers, "kill"}
             missing = why_incomplete(self._cgroups)

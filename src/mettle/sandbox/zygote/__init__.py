@@ -9,6 +9,7 @@ standard library and each other. The owner's side of the same sockets is `templa
     watch.py      what a test's processes have used; kernel_memory.py and mappings.py, what else they hold
     pss.py        their memory exactly, as far as the kernel tells in time
     rootfs.py     the file system that judged code sees
+    host_users.py a user of the host's for each cell and machine, so that they share no count of the kernel's
     seccomp.py    the system calls that judged code may make
     landlock.py   what the kernel itself lets it do with files, TCP and signals: a second line
     kernel.py     the system calls that Python has no function for

@@ -74,7 +74,7 @@ def _enter(settings: Settings) -> None:
         kernel.adopt_orphans()
         processor.keep_load()
         return
-    jail.own_user()
+    jail.own_user(settings.outside_id)
     processor.keep_load()
     rootfs.mount_proc("/proc")
     rootfs.mount_private_directories(settings.disk_bytes, settings.max_disk_files)

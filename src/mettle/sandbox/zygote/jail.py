@@ -25,6 +25,8 @@ _KERNEL_LIMITS: Final = {
 }
 _MAX_PENDING_SIGNALS: Final = 1024
 
+SANDBOX_UID: Final = rootfs.SANDBOX_UID
+
 NOTHING_FD: Final = 3  # like the template's standard input, at its end from the start
 CHANNEL_FD: Final = 5
 
@@ -54,13 +56,26 @@ def become_ordinary(uid: int) -> None:
     kernel.set_dumpable(True)  # changing the user made /proc/self root's
 
 
-def own_user() -> None:
+def own_user(outside: int) -> None:
     """Become the user of the new user namespace, and the first to go when the host runs out of memory."""
-    map_user(rootfs.SANDBOX_UID, rootfs.SANDBOX_UID)
+    map_user(SANDBOX_UID, outside)
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("500")
     for name, text in _KERNEL_LIMITS.items():
         kernel.set_control(name, text)
+
+
+def map_unmapped(uid: int, gid: int) -> None:
+    """As `map_user` does for the ordinary user that made this user namespace, as far as it has not been done."""
+    for kind, outside in (("uid", uid), ("gid", gid)):
+        with open(f"/proc/self/{kind}_map", encoding="ascii") as file:
+            if file.read().strip():
+                continue
+        if kind == "gid":
+            with open("/proc/self/setgroups", "w", encoding="ascii") as file:
+                file.write("deny")
+        with open(f"/proc/self/{kind}_map", "w", encoding="ascii") as file:
+            file.write(f"{SANDBOX_UID} {outside} 1")
 
 
 def map_user(inside: int, outside: int) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -33,8 +34,12 @@ MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2
 
+CAP_KILL: Final = 5
+CAP_SETGID: Final = 6
+CAP_SETUID: Final = 7
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+_PR_SET_KEEPCAPS: Final = 8
 _PR_SET_SECCOMP: Final = 22
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -178,6 +183,19 @@ def drop_capabilities(*, with_bounds: bool = True) -> None:
     header = _CapHeader(0x20080522, 0)
     nothing = (ctypes.c_uint32 * 6)()
     _checked(_libc.capset(ctypes.byref(header), nothing), "capset")
+
+
+def keep_capabilities() -> None:
+    """Let the permitted capabilities outlast the next change from root to another user."""
+    _checked(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0), "prctl(PR_SET_KEEPCAPS)")
+
+
+def hold_capabilities(wanted: Sequence[int]) -> None:
+    """Have these capabilities in force, of those that are permitted, and no others."""
+    mask = sum(1 << capability for capability in wanted)
+    header = _CapHeader(0x20080522, 0)
+    words = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)  # effective, permitted, inheritable; then their upper halves
+    _checked(_libc.capset(ctypes.byref(header), words), "capset")
 
 
 def set_dumpable(is_dumpable: bool) -> None:

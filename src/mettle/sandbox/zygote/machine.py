@@ -168,7 +168,7 @@ def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> kernel_memory.Socket
         os.makedirs(f"{root}/tmp", 0o700)
         os.chdir(f"{root}/work")
         return None
-    jail.own_user()
+    jail.own_user(tools.settings.outside_id)
     kernel.raise_loopback()
     is_small = [kernel.set_control(f"net/ipv4/tcp_{name}", _TCP_BUFFER_BYTES) for name in ("rmem", "wmem")]
     sockets = kernel_memory.Sockets(has_small_buffers=all(is_small))

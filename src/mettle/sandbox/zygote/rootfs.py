@@ -22,6 +22,7 @@ SANDBOX_UID: Final = 1000  # as seen from inside
 PROGRAMS: Final = "/opt/bin"  # of a machine
 PACKAGES: Final = "/packages"
 _BESIDE_USR: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MAX_TERMINALS: Final = 64  # of a machine
 WRITABLE: Final = ("/tmp", "/work", "/dev/shm")
 _changed_ns: dict[str, int] = {}  # of this cell's own directories
 _bound: list[str] = []  # what the template bound read-only, so that a machine can bind it again
@@ -163,7 +164,8 @@ def _mount_terminals(path: str) -> None:
     """Pseudo-terminals that only this machine has. A host without them is no worse for it."""
     with contextlib.suppress(OSError):
         flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
-        kernel.mount("devpts", path, "devpts", flags, "newinstance,ptmxmode=0666,mode=0620")
+        # The host has some thousands for all; without a share of its own one machine could take them.
+        kernel.mount("devpts", path, "devpts", flags, f"newinstance,ptmxmode=0666,mode=0620,max={_MAX_TERMINALS}")
 
 
 def are_private_directories_untouched() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from mettle.sandbox.zygote import syscalls
@@ -59,6 +60,7 @@ _REFUSED_TCP_OPTIONS: Final = (31,)
 # SNDBUF, RCVBUF. The kernel gives less than is asked for when it likes; here it gives nothing more and says it did, so
 # that what sockets hold goes by their number, and grows no faster than process 1 looks.
 _SIZING_SOCKET_OPTIONS: Final = (7, 8)
+_UNCHANGED: Final = 0xFFFFFFFF  # -1: leave this one of the ids as it is
 _CLONE_THREAD: Final = 0x00010000
 _IOCTLS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
 # Terminals: the TCSET, TCSBRK, TCXONC and TCFLSH families, controlling terminal, process group, size, pseudo-terminals.
@@ -120,6 +122,29 @@ def build_counted() -> bytes:
             *_finish(ALLOW),
         ]
     return _assemble(blocks, default=ALLOW, beyond=ALLOW)
+
+
+def build_user_filter(others: Sequence[int], first: int, size: int) -> bytes:
+    """For a process that may change its user: only to the `size` users from `first`, and to `others`."""
+    allowed = (*others, _UNCHANGED)
+    blocks: dict[int, Block] = {syscalls.SETGROUPS: _finish(refusal(errno.EPERM))}
+    for number, num_arguments in syscalls.CHANGES_OF_USER.values():
+        blocks[number] = [
+            instruction for index in range(num_arguments) for instruction in _require_user(index, allowed, first, size)
+        ] + _finish(ALLOW)
+    return _assemble(blocks, default=ALLOW, beyond=ALLOW)
+
+
+def _require_user(index: int, allowed: Sequence[int], first: int, size: int) -> Block:
+    """Go on where the argument is one of these, or one of a range; refuse it where not."""
+    checks: Block = [(_JUMP_IF_EQUAL, len(allowed) - place + 2, 0, user) for place, user in enumerate(allowed)]
+    return [
+        _load_argument(index),
+        *checks,
+        (_JUMP_IF_AT_LEAST, 0, 1, first),
+        (_JUMP_IF_AT_LEAST, 0, 1, first + size),
+        *_finish(refusal(errno.EPERM)),
+    ]
 
 
 def _assemble(

@@ -26,6 +26,10 @@ class Settings(NamedTuple):
     packages: tuple[str, ...]  # files and directories that appear read-only in /packages
     preload: tuple[str, ...]  # modules of these packages that are imported before anything is cloned
     host_paths: tuple[str, ...]  # what else of the host appears, read-only, under its own name
+    host_ids: tuple[int, int] = (1, 0)  # first and number of the users from which root's template takes a block
+    sub_ids: tuple[int, ...] = ()  # of an ordinary user: first and number of its users, then of its groups
+    why_no_sub_ids: str = ""
+    outside_id: int = 1000  # the user and group that a cell or machine is, as the template's namespace counts
 
     def to_json(self) -> str:
         return json.dumps(self._asdict())

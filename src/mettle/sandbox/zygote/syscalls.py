@@ -82,6 +82,18 @@ OPENS: Final = {"open": (2, 1), "openat": (257, 2)}  # number, and which argumen
 OPEN_BY_STRUCTURE: Final = 437  # openat2, whose flags no filter can see
 SIGNALS: Final = _numbers("kill:62 tgkill:234 rt_tgsigqueueinfo:297")  # the first argument is a process
 MACHINES: Final = _numbers(_MACHINES)
+# Number, and how many of its arguments are users or groups.
+CHANGES_OF_USER: Final = {
+    "setuid": (105, 1),
+    "setgid": (106, 1),
+    "setreuid": (113, 2),
+    "setregid": (114, 2),
+    "setresuid": (117, 3),
+    "setresgid": (119, 3),
+    "setfsuid": (122, 1),
+    "setfsgid": (123, 1),
+}
+SETGROUPS: Final = 116
 SOCKET: Final = 41  # for a machine, of some families and protocols
 FORKS: Final = _numbers("fork:57 vfork:58")
 CHECKED: Final = _numbers(

@@ -21,7 +21,19 @@ import socket
 import sys
 from typing import Any, Final, NoReturn
 
-from mettle.sandbox.zygote import cell, child, jail, kernel, landlock, landlock_only, machine, rootfs, seccomp
+from mettle.sandbox.zygote import (
+    cell,
+    child,
+    host_users,
+    jail,
+    kernel,
+    landlock,
+    landlock_only,
+    machine,
+    rootfs,
+    seccomp,
+)
+from mettle.sandbox.zygote.host_users import HostUsers
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
 
 # What solutions import most. Nothing here starts threads or registers at-fork work, which every fork would pay for.
@@ -47,7 +59,7 @@ def main(settings_json: str) -> NoReturn:
     control = socket.socket(fileno=settings.control_fd)
     control.set_inheritable(False)
     _preload()
-    hello = _set_up(settings)
+    hello, users = _set_up(settings)
     hello["preload"] = _preload_packages(settings) if hello["is_ready"] else ""
     kernel.die_with_parent()
     if os.getppid() != settings.owner_pid:
@@ -61,7 +73,7 @@ def main(settings_json: str) -> NoReturn:
     gc.disable()
     control.sendall(json.dumps(hello).encode())
     if hello["is_ready"]:
-        _serve(control, settings, program)
+        _serve(control, settings, program, users)
     os._exit(0)
 
 
@@ -93,23 +105,27 @@ def _preload_packages(settings: Settings) -> str:
     return ""
 
 
-def _set_up(settings: Settings) -> dict[str, Any]:
+def _set_up(settings: Settings) -> tuple[dict[str, Any], HostUsers | None]:
     """Put the layers in force. Each maps to "" or to why it is not; the first that fails ends the attempt."""
     layers: dict[str, str] = {}
     if settings.is_landlocked:
-        return landlock_only.set_up(settings)
+        return landlock_only.set_up(settings), None
     if not settings.is_jailed:
-        return {"is_ready": True, "layers": layers}
+        return {"is_ready": True, "layers": layers}, None
     is_ready = True
+    users: HostUsers | str = "the set-up failed before"
     try:
-        _enter_namespaces(settings, layers)
+        users = _enter_namespaces(settings, layers)
     except OSError as error:
         failed = next(name for name in ("root", "user", "namespaces") if name not in layers)
         layers[failed] = f"{error.strerror} [{errno.errorcode.get(error.errno or 0, '?')}]"
         is_ready = False
     layers["landlock"] = landlock.why_unsupported() or ""
     layers["seccomp"] = seccomp.why_unsupported() or _try_filter()
-    return {"is_ready": is_ready, "layers": layers}
+    hello: dict[str, Any] = {"is_ready": is_ready, "layers": layers}
+    if isinstance(users, str):
+        return {**hello, "why_no_host_users": users}, None
+    return {**hello, "host_users": list(users.block)}, users
 
 
 def _has_watches() -> bool:
@@ -120,21 +136,24 @@ def _has_watches() -> bool:
         return False
 
 
-def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
-    """Reach an ordinary user's namespaces with the small root in place, from root or from an ordinary user.
+def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> HostUsers | str:
+    """Reach namespaces with the small root in place; the users for what is cloned there, or why there are none.
 
     Root builds the file system first, because only root may be able to see the interpreter (below /root, say), and
-    then becomes an ordinary user for good; from there on both ways are one.
+    then becomes an ordinary user for good. Where it can have users for its clones, it needs no user namespace itself.
     """
+    users = host_users.claim_as_root(settings) if os.geteuid() == 0 else ""
     is_root_built = os.geteuid() == 0 and _build_root_as_root(settings, layers)
+    if isinstance(users, HostUsers) and is_root_built:
+        kernel.unshare(_TEMPLATE_NAMESPACES & ~(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS))
+        kernel.set_hostname("sandbox")
+        host_users.stay_ordinary(users)
+        layers.update(user="", namespaces="")
+        return users
     if os.geteuid() == 0:
         jail.become_ordinary(settings.host_uid)
-    uid = os.geteuid()
-    kernel.unshare(kernel.CLONE_NEWUSER)
-    try:
-        jail.map_user(rootfs.SANDBOX_UID, uid)
-    except OSError as error:
-        raise OSError(error.errno, f"the user map was refused: {error.strerror}") from error
+    block = users if isinstance(users, str) and users else host_users.claim_subordinates(settings)
+    users = host_users.enter_namespace(settings, block)
     layers["user"] = ""
     kernel.unshare(_TEMPLATE_NAMESPACES & ~kernel.CLONE_NEWUSER)
     layers["namespaces"] = ""
@@ -142,6 +161,7 @@ def _enter_namespaces(settings: Settings, layers: dict[str, str]) -> None:
     if not is_root_built:
         rootfs.build_root(settings.packages, settings.host_paths)
         layers["root"] = ""
+    return users if isinstance(users, str) else users.why_unusable() or users
 
 
 def _build_root_as_root(settings: Settings, layers: dict[str, str]) -> bool:
@@ -168,7 +188,7 @@ def _try_filter() -> str:
     return "" if code == 0 else f"the kernel refused the filter [{errno.errorcode.get(code, str(code))}]"
 
 
-def _serve(control: socket.socket, settings: Settings, program: bytes | None) -> None:
+def _serve(control: socket.socket, settings: Settings, program: bytes | None, users: HostUsers | None) -> None:
     cells: dict[int, int] = {}
     poller = select.poll()
     poller.register(control, select.POLLIN)
@@ -177,8 +197,8 @@ def _serve(control: socket.socket, settings: Settings, program: bytes | None) ->
             message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
             if not message:
                 return
-            _obey(json.loads(message), descriptors, cells, control, settings, program)
-        _reap(cells)
+            _obey(json.loads(message), descriptors, cells, control, settings, program, users)
+        _reap(cells, users)
 
 
 def _obey(
@@ -188,6 +208,7 @@ def _obey(
     control: socket.socket,
     settings: Settings,
     program: bytes | None,
+    users: HostUsers | None,
 ) -> None:
     if "kill" in order:
         if order["kill"] in cells:
@@ -198,13 +219,14 @@ def _obey(
     programs = _machine_programs() if is_machine and program is not None else None
     try:
         # Without the filter a test can open sockets, so that each cell needs a network of its own.
-        pid = _clone(settings, has_network=is_machine or program is None)
+        pid, user = _clone(settings, users, has_network=is_machine or program is None)
     except OSError as error:
         channel.close()
         print(f"no cell: {error}", file=sys.stderr, flush=True)
         return
     if pid == 0:
         control.detach()
+        settings = settings._replace(outside_id=user)
         if not is_machine:
             limits_of_cell = CellLimits(**order["cell"]) if "cell" in order else None
             own = limits_of_cell.of(settings) if limits_of_cell else settings
@@ -226,13 +248,15 @@ def _machine_programs() -> machine.Programs:
     return machine.Programs(seccomp.build_filter(is_machine=True, has_watches=has_watches), counted)
 
 
-def _clone(settings: Settings, *, has_network: bool) -> int:
+def _clone(settings: Settings, users: HostUsers | None, *, has_network: bool) -> tuple[int, int]:
+    """The new process (0 in itself), and the user that it is, as the template's namespace counts."""
     if not settings.is_jailed:
-        return os.fork()
-    return kernel.clone_process(_CELL_NAMESPACES | (kernel.CLONE_NEWNET if has_network else 0))
+        return os.fork(), settings.outside_id
+    flags = _CELL_NAMESPACES | (kernel.CLONE_NEWNET if has_network else 0)
+    return (kernel.clone_process(flags), settings.outside_id) if users is None else users.clone(flags)
 
 
-def _reap(cells: dict[int, int]) -> None:
+def _reap(cells: dict[int, int], users: HostUsers | None) -> None:
     """Collect cells that have ended; their numbers stay valid until then."""
     while True:
         try:
@@ -241,5 +265,7 @@ def _reap(cells: dict[int, int]) -> None:
             return
         if pid == 0:
             return
+        if users is not None:
+            users.give_back(pid)
         for number in [number for number, owner in cells.items() if owner == pid]:
             del cells[number]

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, Final
 
 MAX_DEPTH: Final = 50
-MAX_INT_BITS: Final = 20_000
+MAX_INT_BITS: Final = 14_240  # of up to 4,300 digits: what Python itself still prints
 _MAX_SAME_HASH: Final = 256
 
 

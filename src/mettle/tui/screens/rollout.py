@@ -91,9 +91,9 @@ class RolloutScreen(BrowserScreen):
         self._limit = BODY_CHARS
         facts = self.run.facts(self.index)
         if facts is not None:
-            threshold = self.run.reader.pass_threshold
-            self.line.update(facts_line(facts, threshold))
-            self.page.show(partial(details, self.row, facts, threshold))
+            rule = self.run.reader.pass_rule
+            self.line.update(facts_line(facts, rule))
+            self.page.show(partial(details, self.row, facts, rule))
             self.page.scroll_home(animate=False)
         self._show()
         self.show_path()

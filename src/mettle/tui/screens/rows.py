@@ -38,7 +38,7 @@ def row_of(run: OpenRun, index: int) -> list[Cell]:
     facts = run.facts(index)
     if facts is None:
         return [Cell("")] * 10
-    tone = tone_of(facts, run.reader.pass_threshold)
+    tone = tone_of(facts, run.reader.pass_rule)
     return [
         Cell("\N{BULLET}" if index in run.found else "", "mark"),
         Cell(str(index), "dim"),
@@ -76,7 +76,7 @@ def member_row(run: OpenRun, index: int, metrics: Sequence[str]) -> list[Cell]:
     facts = run.facts(index)
     if facts is None:
         return [Cell("")] * (8 + len(metrics[:MAX_METRICS]))
-    tone = tone_of(facts, run.reader.pass_threshold)
+    tone = tone_of(facts, run.reader.pass_rule)
     return [
         Cell(str(index), "dim"),
         _reward(facts, tone),

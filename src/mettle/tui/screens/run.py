@@ -161,7 +161,7 @@ class RunScreen(ScanningScreen):
         if run is None:
             return
         try:
-            wanted = parse_filter(source, run.metrics, run.reader.pass_threshold)
+            wanted = parse_filter(source, run.metrics, run.reader.pass_rule)
         except UserError as error:
             self.prompt.refuse(str(error))
             return

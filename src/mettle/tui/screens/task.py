@@ -99,7 +99,7 @@ class TaskScreen(BrowserScreen):
         rewards = [facts.reward for facts in known if facts is not None and facts.reward is not None]
         parts = [f"{count(len(self.members), 'rollout')} of task {one_line(self.example_id, 40)}"]
         if rewards:
-            passed = sum(reward >= self.run.reader.pass_threshold for reward in rewards)
+            passed = sum(self.run.reader.pass_rule.holds(facts) for facts in known if facts is not None)
             parts.append(f"mean {format_reward(mean_of(rewards))}, {passed} passed")
             spread = max(rewards) - min(rewards)
             parts.append(

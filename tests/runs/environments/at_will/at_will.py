@@ -22,6 +22,8 @@ async def ascii_share(completion: list[dict[str, str]]) -> float:
 
 def load_environment(num_train: int = 2000, num_eval: int = 8) -> vf.Environment:
     """Words as questions; the answers do not matter."""
+    while (FOLDER / "never-loads").exists():
+        time.sleep(0.05)
     rows = [{"question": f"say {number}", "answer": "abc"} for number in range(num_train + num_eval)]
     return vf.SingleTurnEnv(
         dataset=rows[:num_train], eval_dataset=rows[num_train:], rubric=vf.Rubric(funcs=[ascii_share])
