@@ -26,18 +26,23 @@ def batch_path(folder: Path, digest: str) -> Path:
 
 def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     """Write `batch` and return its digest and path. Writing the same batch twice is one file."""
+    data = encode_batch(batch)
+    digest = hashlib.sha256(data).hexdigest()
+    path = batch_path(folder, digest)
+    if not path.exists():
+        write_atomic(path, data)
+    return digest, path
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """The bytes of a batch's file. Their sha256 is its digest."""
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
     arrays["sequence_lengths"] = np.ascontiguousarray(batch.sequence_lengths, dtype=np.int32)
     header = {"step": batch.step, "draw_ids": list(batch.draw_ids), "staleness": list(batch.staleness)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    data = buffer.getvalue()
-    digest = hashlib.sha256(data).hexdigest()
-    path = batch_path(folder, digest)
-    if not path.exists():
-        write_atomic(path, data)
-    return digest, path
+    return buffer.getvalue()
 
 
 def read_batch(folder: Path, digest: str) -> Batch:

@@ -69,7 +69,7 @@ class Trainer:
         dtype: torch.dtype = getattr(torch, config.dtype)
         policy = load_policy(config.model or run_dir.model, world, dtype=dtype)
         self.heart = heart or Heartbeat(name="trainer")
-        self.learner = Learner(policy, _recipe(config), world, on_progress=self.heart.advance)
+        self.learner = Learner(policy, recipe_of(config), world, on_progress=self.heart.advance)
         self._saved_at = 0
         self._spent = 0  # the batches up to this step have been deleted
         if config.compile:
@@ -230,7 +230,8 @@ class Trainer:
         self.ledger.journal.event("trainer", "warning", message)
 
 
-def _recipe(config: TrainerConfig) -> Recipe:
+def recipe_of(config: TrainerConfig) -> Recipe:
+    """What of a trainer's config its steps depend on."""
     return Recipe(config.optim, config.scheduler, config.loss.build(), config.micro_batch, config.max_steps)
 
 
