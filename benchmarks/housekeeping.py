@@ -61,7 +61,9 @@ class Housekeeper(Trainer):
         """What follows a step's training."""
         weights = publish_weights(self.run_dir.weights, step, lambda path: path.write_text(str(step)))
         metrics = {f"trainer/{n}": float(step) for n in range(NUM_METRICS // 2)}
-        shown = dict.fromkeys(("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s", "optim/skipped"), 0.0)
+        shown = dict.fromkeys(
+            ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s", "optim/skipped"), 0.0
+        )
         self._commit(step, weights, metrics | shown, draw_ids)
         self.ledger.acknowledge(weights, None, 1.0)
 
@@ -114,7 +116,13 @@ def play(folder: Path, steps: int) -> dict[int, dict[str, float]]:
             batch = assemble(step, ready)
             digest, _ = write_batch(run_dir.batches, batch)
             ledger.ship(
-                step, digest, batch.draw_ids, num_sequences=GROUPS, num_tokens=4, staleness=(0.0, 0), orchestrator_state={}
+                step,
+                digest,
+                batch.draw_ids,
+                num_sequences=GROUPS,
+                num_tokens=4,
+                staleness=(0.0, 0),
+                orchestrator_state={},
             )
             figures = {f"orchestrator/{n}": float(step) for n in range(NUM_METRICS // 2)}
             ledger.journal.record_metrics(step, {"reward/mean": 0.5, **figures})

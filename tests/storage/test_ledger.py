@@ -74,7 +74,9 @@ def test_a_task_in_two_batches_or_twice_in_one_was_trained_more_than_once(ledger
     held = {1: [draws[0], draws[1]], 2: [draws[2], draws[1]], 3: [draws[3], draws[3]], 4: [draws[4]]}
     with ledger.database.transaction() as connection:
         for step, draw_ids in held.items():
-            connection.execute("UPDATE tasks SET state = 'trained' WHERE draw_id IN (?, ?)", (draw_ids[0], draw_ids[-1]))
+            connection.execute(
+                "UPDATE tasks SET state = 'trained' WHERE draw_id IN (?, ?)", (draw_ids[0], draw_ids[-1])
+            )
             connection.execute(
                 "INSERT INTO batches (step, digest, num_sequences, num_tokens, staleness_mean, staleness_max,"
                 " orchestrator_state, shipped_at, trainings) VALUES (?, 'x', 1, 1, 0, 0, '{}', 0, 1)", (step,)
@@ -345,6 +347,7 @@ def test_a_reader_sees_what_was_written_and_writes_nothing(ledger, tmp_path):
     with pytest.raises(StorageError):
         reader.draw_tasks([("words", "new", 0, 1)])
     reader.close()
+
 
 def test_the_newest_figures_and_names_are_found_without_reading_all(tmp_path):
     ledger = Ledger(tmp_path / "run.db")

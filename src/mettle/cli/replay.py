@@ -17,9 +17,7 @@ from mettle.cli.terminal import find_run, json_option, print_json, print_next, p
 @click.option("--loss", help="What if the loss had been this one.")
 @click.option("--lr", type=float, help="What if the peak learning rate had been this.")
 @json_option
-def replay(
-    run: str, overrides: Sequence[str], step: int, loss: str | None, lr: float | None, is_json: bool
-) -> int:
+def replay(run: str, overrides: Sequence[str], step: int, loss: str | None, lr: float | None, is_json: bool) -> int:
     """Repeat a trained step from its batch and compare the weights with those of the run, bit for bit.
 
     With other settings (--loss, --lr, or any of the trainer's, as in --optim.max-grad-norm 0.5) the step is taken a

@@ -34,6 +34,12 @@ def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     return digest, path
 
 
+def replace_batch(folder: Path, batch: Batch) -> None:
+    """Write `batch` over whatever stands in its place."""
+    data = encode_batch(batch)
+    write_atomic(batch_path(folder, hashlib.sha256(data).hexdigest()), data)
+
+
 def encode_batch(batch: Batch) -> bytes:
     """The bytes of a batch's file. Their sha256 is its digest."""
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}

@@ -260,9 +260,8 @@ class Ledger:
         """
         if self.database.value("SELECT 1 FROM sqlite_master WHERE name = 'trained'") is None:
             return None  # of an earlier release, open for reading
-        num_noted, num_twice = self.database.rows(
-            "SELECT count(*), coalesce(sum(times > 1), 0) FROM (SELECT sum(times) AS times FROM trained GROUP BY draw_id)"
-        )[0]
+        times = "SELECT sum(times) AS times FROM trained GROUP BY draw_id"
+        num_noted, num_twice = self.database.rows(f"SELECT count(*), coalesce(sum(times > 1), 0) FROM ({times})")[0]
         num_trained = self.database.value("SELECT count(*) FROM tasks WHERE state = 'trained'")
         return int(num_twice) if num_noted >= num_trained else None
 
