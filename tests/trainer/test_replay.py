@@ -69,6 +69,6 @@ def test_another_loss_and_other_moments_take_another_step(trained):
 
 
 def test_a_step_that_came_out_otherwise_is_named(trained, monkeypatch):
-    run_dir, config, repeat = trained
+    _, _, repeat = trained
     monkeypatch.setattr("mettle.trainer.replay.weights_digest", lambda weights: "other")
     assert repeat(4, 2).differing == (3, 4)

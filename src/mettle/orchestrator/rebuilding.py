@@ -36,6 +36,6 @@ def rebuild_batch(run_dir: RunDir, ledger: Ledger, config: OrchestratorConfig, s
     found = hashlib.sha256(encode_batch(batch)).hexdigest()
     if found != row.digest:
         raise StorageError(
-            f"the batch of step {step} cannot be rebuilt: the shards make {found[:12]}, and {row.digest[:12]} was shipped"
+            f"the batch of step {step} cannot be rebuilt: the shards make {found[:12]}, not {row.digest[:12]}"
         )
     return batch

@@ -44,11 +44,14 @@ def _rebuild(run_dir: RunDir, ledger: Ledger, step: int, start: int, damage: Sto
         batch = rebuild_batch(run_dir, ledger, config, step)
     except StorageError as error:
         raise StorageError(
-            f"{damage}, and it cannot be made again ({error}). The run cannot go past step {step - 1}: put the file back "
-            f"from a copy, or start a new run from the weights that there are (`--model.path {run_dir.path}/weights/vN`, "
-            f"N from {start} to {step - 1})"
+            f"{damage}, and it cannot be made again ({error}). The run cannot go past step {step - 1}: put the file "
+            f"back from a copy, or start a new run from the state that is left ({_left(run_dir, start)})"
         ) from error
     replace_batch(run_dir.batches, batch)
     text = f"the batch of step {step} was damaged or gone, and was made again from the shards: {damage}"
     logger.warning("%s", text)
     ledger.journal.event("supervisor", "mended", text, step=step)
+
+
+def _left(run_dir: RunDir, start: int) -> str:
+    return f"`--model.path {run_dir.model}`" if start == 0 else f"{run_dir.version(start)} holds the weights"

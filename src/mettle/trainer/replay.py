@@ -1,4 +1,4 @@
-"""A step done again from its batch: with the run's settings the same bytes, with others what they would have made of it.
+"""A step done again from its batch: with the run's settings the same bytes, with others what those would have made.
 
 Parts: `Start` (the state to begin from), `StepTaken` (what a step did), `Replay`, `replay_step`. The state before the
 step is that of the nearest checkpoint with the steps since trained again. Invariants: nothing in the run directory is
