@@ -54,6 +54,7 @@ class MachineBody(RequestBody):
     env: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
+    image: Annotated[str, Field(min_length=1, max_length=300)] | None = None
     name: str = ""
 
     def config(self) -> MachineConfig:
@@ -133,7 +134,7 @@ class PrimeSandboxBody(PrimeBody):
     """A sandbox to make."""
 
     name: str = "sandbox"
-    docker_image: str = ""
+    docker_image: str = Field(default="", max_length=300)
     start_command: str = ""
     cpu_cores: Amount = 1.0
     memory_gb: Amount = 1.0
