@@ -63,7 +63,7 @@ def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsy
     monkeypatch.setattr(
         module,
         "read_snapshot",
-        lambda ledger, max_steps: module.ProgressSnapshot(
+        lambda ledger, max_steps, rewards=None: module.ProgressSnapshot(
             "training", next(made), max_steps, [0.5], [], {"reward/mean": 0.5}
         ),
     )

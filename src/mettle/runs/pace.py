@@ -1,7 +1,7 @@
 """How long something will still take, from how fast it went lately.
 
-Parts: `StepPace`. Readings are of a monotonic clock and a count that only grows; a count that fell (a resumed run) starts
-anew. Nothing is said before there is enough to go by.
+Parts: `StepPace`. Readings are of a monotonic clock and a count that only grows; a count that fell (a resumed run)
+starts anew. Nothing is said before there is enough to go by.
 """
 
 from __future__ import annotations

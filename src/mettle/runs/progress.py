@@ -62,9 +62,13 @@ class ProgressSnapshot:
         return (self.warm_up.step, self.warm_up.max_steps) if self.warm_up else (self.step, self.max_steps)
 
 
-def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
-    """The state of the run as the journal has it."""
+def read_snapshot(
+    ledger: Ledger, max_steps: int, *, rewards: list[tuple[int, float]] | None = None
+) -> ProgressSnapshot:
+    """The state of the run as the journal has it. `rewards` are those read before, by step; newer ones are added."""
+    rewards = [] if rewards is None else rewards
     journal = ledger.journal
+    rewards += journal.metric("reward/mean", after=rewards[-1][0] if rewards else -1)
     measured = journal.latest()
     latest = {name: value for name, (_, value) in measured.items()}
     newest = ledger.newest_version()
@@ -77,7 +81,7 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
         stage=stage,
         step=step,
         max_steps=max_steps,
-        rewards=[value for _, value in journal.metric("reward/mean")],
+        rewards=[value for _, value in rewards],
         evals=evals,
         figures=latest,
         warm_up=goal
@@ -125,6 +129,7 @@ class RunProgress:
         self._next_line = 0.0
         self._notes = notes
         self._num_notes = 0
+        self._rewards: list[tuple[int, float]] = []
         self._last_event = ledger.journal.newest_event_id()
         self._told: list[str] = []
 
@@ -148,7 +153,7 @@ class RunProgress:
         if self._is_quiet or (now < self._next_update and not is_last):
             return
         self._next_update = now + 0.5
-        snapshot = read_snapshot(self._ledger, self._max_steps)
+        snapshot = read_snapshot(self._ledger, self._max_steps, rewards=self._rewards)
         self._keep_pace(snapshot, now)
         new = self._news()
         if self._live is not None:
