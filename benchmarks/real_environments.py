@@ -232,7 +232,7 @@ def main() -> None:
     folders = sorted(path for path in Path(options.folder).iterdir() if path.is_dir() and path.name.isidentifier())
     if options.only:
         folders = [path for path in folders if path.name == options.only]
-    results = {folder.name: _in_process(folder, options.library) for folder in folders}
+    results = {folder.name: try_in_process(folder, options.library) for folder in folders}
     loaded = sum(result["ok"] or result["stage"] == "run" for result in results.values())
     ran = sum(result["ok"] for result in results.values())
     silent = sum(bool(result.get("silent")) for result in results.values())
@@ -243,7 +243,7 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
-def _in_process(folder: Path, library: str) -> dict[str, Any]:
+def try_in_process(folder: Path, library: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, open(Path(scratch) / "told", "w+", encoding="utf-8") as told_file:
         copy = shutil.copytree(folder, Path(scratch) / "environments" / folder.name)
         if not (copy / "pyproject.toml").exists():  # Its package is what the name is looked for by.

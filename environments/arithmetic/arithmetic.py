@@ -14,7 +14,8 @@ from typing import Any
 import mettle.envs as vf
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-NUMBER = re.compile(r"[+-]?\d+")
+NUMBER = re.compile(r"[+-]?\d{1,100}")
+"""A number with more digits is no answer, and Python refuses to read one of thousands."""
 XML_PROMPT = "Think inside <think> tags, then give the number alone inside <answer> tags."
 EVAL_SHARE = 8
 """One question in so many is for evaluation."""

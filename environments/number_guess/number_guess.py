@@ -13,6 +13,8 @@ from typing import Any
 import mettle.envs as vf
 
 NUMBER = re.compile(r"-?\d+")
+MAX_DIGITS = 100
+"""A longer number is no guess, and Python refuses to read one of thousands."""
 
 
 class NumberGuessEnv(vf.MultiTurnEnv):
@@ -51,7 +53,7 @@ class NumberGuessEnv(vf.MultiTurnEnv):
 def last_number(message: Any) -> int | None:
     """The last number in a message."""
     numbers = NUMBER.findall(vf.Parser().parse_answer([message]) or "")
-    return int(numbers[-1]) if numbers else None
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= MAX_DIGITS else None
 
 
 def found(state: vf.State) -> float:

@@ -87,4 +87,5 @@ def load_environment(
         eval_dataset=lambda: make_rows(num_eval, seed=seed, for_eval=True, hard=hard),
         system_prompt=system_prompt,
         rubric=vf.Rubric(funcs=[REWARDS[reward], exact_match], weights=[1.0, 0.0]),
+        pass_on="exact_match",
     )

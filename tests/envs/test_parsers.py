@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mettle.envs as vf
+from mettle.clients.tool_parser import parse_tool_calls
+from mettle.envs.parsers.code_parser import fenced_blocks
+from mettle.envs.rubrics.hybrid_math_rubric import verdict_of
 
 
 def said(*texts):
@@ -71,7 +76,7 @@ def test_fields_that_make_no_sense(fields, error):
         ("<reason>a</reason>\n<answer>b</answer>", 1.0),
         ("<answer>b</answer>", 0.4 * 0.5 + 0.2 + 0.2),
         ("well <reason>a</reason><answer>b</answer> so", 0.4 + 0.2),
-        ("nothing", 0.0),
+        ("nothing", 0.2),  # As in verifiers: no field is spaced wrongly.
     ],
 )
 def test_xml_format_reward(text, score):
@@ -113,3 +118,33 @@ def test_what_is_boxed_comes_back_when_its_braces_balance(inside):
         balanced = balanced and depth >= 0
     if balanced and depth == 0 and "\\b" not in inside:
         assert vf.extract_boxed_answer(f"x \\boxed{{{inside}}} y") == inside
+
+
+code_lines = st.sampled_from(
+    ["```", "````", "~~~", "```python", "~~~ py", "   ```", "    ```", "x", "", "``` ", "```a`b"]
+)
+FENCED = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?![`~])[ \t]*(?P<info>[^\n`]*)\n(?P<code>.*?)"
+    r"^ {0,3}(?P=fence)[`~]*[ \t]*$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@given(lines=st.lists(code_lines, max_size=12))
+def test_fenced_blocks_are_those_that_a_pattern_finds(lines):
+    text = "\n".join(lines)
+    wanted = [(found["info"].strip().split(" ")[0].lower(), found["code"]) for found in FENCED.finditer(text)]
+    assert fenced_blocks(text) == wanted
+
+
+def test_a_call_that_nests_too_deeply_is_content():
+    text = "<tool_call>" + "[" * 100_000 + "</tool_call>"
+    assert parse_tool_calls(text) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [("A", 1.0), (" b. ", 0.0), ("\\boxed{ A }", 1.0), ("yes, no", 0.0), ("A yes", 1.0), ("It is correct", 1.0)],
+)
+def test_a_judges_last_word_is_its_verdict(said, score):
+    assert verdict_of(said) == score

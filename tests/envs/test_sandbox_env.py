@@ -157,12 +157,29 @@ async def test_what_cannot_be_had_is_said_once(scripted, caplog):
     _warned.clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            await shell(scripted, "true", docker_image="pytorch/pytorch:2.0", gpu_count=1)
-        await shell(scripted, "true", docker_image="python:3.12-slim")
-    texts = [record.getMessage() for record in caplog.records]
-    assert sum("'pytorch/pytorch:2.0'" in text for text in texts) == 1
-    assert sum("1 GPU" in text for text in texts) == 1
-    assert not any("python:3.12-slim" in text for text in texts)
+            await shell(scripted, "true", gpu_count=1)
+    assert sum("1 GPU" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("kind", [vf.SandboxEnv, vf.PythonEnv])
+async def test_an_image_that_the_backend_does_not_have_is_refused_and_named(scripted, kind):
+    env = kind(dataset=ROWS, docker_image="pytorch/pytorch:2.0")
+    state, _ = await converse(env, scripted)
+    await env.teardown()
+    assert "'pytorch/pytorch:2.0'" in str(state["error"])
+    assert "sandbox.host_images" in str(state["error"])
+    assert "trying again" not in str(state["error"])
+
+
+async def test_an_image_that_this_host_stands_for_is_taken(scripted):
+    _, said = await shell(scripted, "echo here", docker_image="python:3.12-slim")
+    assert said == ["here"]
+    configure(sandbox=SandboxConfig(host_images=("pytorch/*",)))
+    try:
+        _, said = await shell(scripted, "echo here", docker_image="pytorch/pytorch:2.0")
+    finally:
+        configure(sandbox=None)
+    assert said == ["here"]
 
 
 async def test_python_keeps_its_variables_and_shows_values(scripted):

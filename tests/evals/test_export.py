@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.evals.conftest import row_of
 from mettle.errors import StorageError
 from mettle.evals.export.page import write_page
 from mettle.evals.export.table import write_csv, write_parquet
+from mettle.evals.export.theme import style
 from mettle.evals.reader import EvaluationReader
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -135,3 +137,14 @@ def test_the_same_table_as_parquet(saved, tmp_path):
 def test_a_file_that_cannot_be_written_is_named(saved, tmp_path, write):
     with pytest.raises(StorageError, match=r"cannot write .*none"):
         write(EvaluationReader(saved([[1.0]])), tmp_path / "none" / "file")
+
+
+def test_what_is_handed_over_has_the_tones_of_the_hub():
+    """One product: a page in a file and a page of the server are told apart by nothing but the address."""
+    hub = files("mettle.hub").joinpath("static", "style.css").read_text()
+    light, dark = (dict(re.findall(r"(--[\w-]+): ([^;]+);", part)) for part in hub.split('[data-theme="dark"]')[:2])
+    mine = [dict(re.findall(r"(--[\w-]+): ([^;]+);", part)) for part in style().split("prefers-color-scheme: dark")]
+    for theirs, own in ((light, mine[0]), (dark, mine[1])):
+        tones = {name: value for name, value in own.items() if name not in ("--sans", "--mono")}
+        assert len(tones) > 8
+        assert tones == {name: theirs[name] for name in tones}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,26 @@ def test_deltas_join_to_the_whole_text(renderer: Renderer, ids: list[int], data:
     growing = GrowingText(renderer)
     joined = "".join(growing.add(token_id) for token_id in ids) + growing.finish(None)
     assert joined == renderer.visible_text(ids)
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(128, 255), min_size=40, max_size=80), data=st.data())
+def test_bytes_that_are_no_text_are_told_as_they_come(renderer: Renderer, ids: list[int], data: st.DataObject) -> None:
+    growing = GrowingText(renderer)
+    deltas = [growing.add(token_id) for token_id in ids]
+    assert "".join(deltas) + growing.finish(None) == renderer.visible_text(ids)
+    assert any(deltas[:32]), "what never becomes text is not held for ever"
+
+
+def test_a_token_costs_the_same_however_many_came_before(renderer: Renderer) -> None:
+    """Not even bytes that never become a character are decoded again and again."""
+    decoded = []
+    counting = SimpleNamespace(visible_text=lambda ids: decoded.append(len(ids)) or renderer.visible_text(ids))
+    for ids in ([0x80] * 500, [0xE2, 0x82] * 250, [0x61] * 500):
+        growing = GrowingText(counting, ["stop"])
+        for token_id in ids:
+            growing.add(token_id)
+    assert sum(decoded) < 1500 * 20
 
 
 @settings(deadline=None)

@@ -54,6 +54,6 @@ def test_every_command_of_the_tutorial_works(shell):
         # A policy that has hardly trained may well fail the check of its evaluation: that is what the check is for.
         assert done.returncode == 0 or line.startswith("mettle eval check"), (asked, done.stdout, done.stderr)
         said[line] = done.stdout
-    assert "numeric, confidence 100%" in said["mettle data inspect questions.jsonl"]
+    assert "numeric, confidence 96% (measured on labelled columns)" in said["mettle data inspect questions.jsonl"]
     assert "sums 0.1.0: pass" in said["mettle env check sums"]
     assert "40 tasks in both" in next(text for line, text in said.items() if line.startswith("mettle eval compare"))

@@ -17,6 +17,7 @@ from mettle.quality.data.formats import FORMATS, choice_index, choices_of, detec
 from mettle.quality.data.prepared import prepare_rows
 from mettle.quality.data.report import inspect_data
 from mettle.quality.data.sources import Dataset, open_dataset, within
+from mettle.quality.rewards.near_misses import roman
 
 from .conftest import write_lines
 
@@ -127,7 +128,13 @@ SAMPLES = {
     "multiple-choice": [{"question": f"q{n}", "choices": ["x", "y", f"z{n}"], "answer": n % 3} for n in range(30)],
     "label": [{"text": f"q{n}", "label": ["spam", "ham", "other"][n % 3]} for n in range(30)],
     "json": [{"input": f"q{n}", "output": {"n": n}} for n in range(30)],
-    "free-text": [{"question": f"q{n}", "answer": f"because of {n} and {n + 1}"} for n in range(30)],
+    "date": [{"question": f"q{n}", "answer": f"2021-{n % 12 + 1:02d}-{n + 1:02d}" if n % 12 != 1 else f"2021-02-{n % 27 + 1:02d}"} for n in range(30)],
+    "time": [{"question": f"q{n}", "answer": f"{n % 24:02d}:{n * 2 % 60:02d}"} for n in range(30)],
+    "version": [{"question": f"q{n}", "answer": f"{n % 3}.{n}.{n % 7}"} for n in range(30)],
+    "roman": [{"question": f"{n + 1} as a Roman numeral?", "answer": roman(n + 4)} for n in range(30)],
+    "list": [{"question": f"Sort q{n}.", "answer": f"{n}, {n + 1}, {n + 2}"} for n in range(30)],
+    "short": [{"question": f"q{n}", "answer": f"Town{chr(97 + n % 26)}{n}"} for n in range(30)],
+    "free-text": [{"question": f"q{n}", "answer": f"it happened because of {n} and of {n + 1}"} for n in range(30)],
     "code": [{"text": f"q{n}", "code": f"def f(x):\n    return x + {n}", "test_list": [f"assert f(1) == {n + 1}"]} for n in range(30)],
 }  # fmt: skip
 
@@ -137,7 +144,7 @@ def test_each_answer_format_is_found_with_confidence_and_evidence(name):
     report = inspect_data(Dataset("made", "file", {"train": SAMPLES[name]}))
     assert report.format is not None
     assert report.format.name == name
-    assert report.format.confidence == 1.0
+    assert 0.75 < report.format.confidence < 1.0, "measured, never certain"
     assert any(char.isdigit() for char in report.format.evidence[0])
     assert report.recipe is not None
     compile(report.recipe.code(), "recipe", "exec")
@@ -146,7 +153,8 @@ def test_each_answer_format_is_found_with_confidence_and_evidence(name):
 def test_a_format_that_too_few_answers_have_is_not_taken():
     rows = SAMPLES["gsm8k"][:15] + SAMPLES["free-text"][:15]
     found = detect_format(rows, find_roles(rows))
-    assert (found.name, found.confidence) == ("free-text", 0.5)
+    assert found.name == "free-text"
+    assert found.confidence < 0.75
     assert "15 of 30" in found.evidence[1]
 
 

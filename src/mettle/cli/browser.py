@@ -22,9 +22,13 @@ def open_browser(path: Path | None, rollout: int | None) -> bool:
             "note: pip install 'mettle-lab[tui]' opens this in a browser; --plain leaves this note out", err=True
         )
         return False
+    from mettle.evals.places import is_collection
     from mettle.tui import app
 
-    app.browse(path, rollout=rollout)
+    if path is not None and is_collection(path):
+        app.browse(root=path)
+    else:
+        app.browse(path, rollout=rollout)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,7 +60,10 @@ def inspect(
         return
     _print_report(report, num_rows)
     if report.format is not None:
-        print_next(f"mettle env init my-task --from data {name}")
+        columns = "".join(
+            f" --{what} {shlex.quote(c)}" for what, c in (("question", question), ("answer", answer)) if c
+        )
+        print_next(f"mettle env init my-task --from data {shlex.quote(name)}{columns}")
 
 
 def _print_report(report: DataReport, num_rows: int) -> None:
@@ -80,7 +84,8 @@ def _print_report(report: DataReport, num_rows: int) -> None:
         click.echo("no column looks like an answer; name it with --answer COLUMN")
         return
     evidence = "; ".join(report.format.evidence)
-    click.echo(f"answers: {report.format.name}, confidence {report.format.confidence:.0%}: {evidence}")
+    sure = f"confidence {report.format.confidence:.0%} (measured on labelled columns)"
+    click.echo(f"answers: {report.format.name}, {sure}: {evidence}")
     click.echo(f"parser:  {report.recipe.parser}")
     click.echo(f"reward:  {report.recipe.rubric}")
     click.echo()

@@ -42,11 +42,11 @@ def env() -> None:
 @click.option("--question", metavar="COLUMN", help="Column that asks, with --from data.")
 @click.option("--answer", metavar="COLUMN", help="Column that answers, with --from data.")
 @click.option(
-    "--dir",
+    "--path",
     "directory",
     type=click.Path(path_type=Path),
     default=ENVIRONMENTS,
-    help="Where to make it.  [default: environments]",
+    help="Folder to make it in.  [default: environments]",
 )
 def init(
     name: str,
@@ -73,12 +73,13 @@ def init(
         raise UserError("the data decides the template; leave out --template or --from")
     else:
         folder = _make_from_data(name, directory, source[1], question, answer)
-    print_next(f"mettle env test {folder.name.replace('_', '-')}")
+    is_found = directory.resolve() == ENVIRONMENTS.resolve()
+    print_next(f"mettle env test {folder.name.replace('_', '-')}" if is_found else f"mettle env install {folder}")
 
 
 def _make_from_data(name: str, directory: Path, file: str, question: str | None, answer: str | None) -> Path:
     from mettle.quality.data.package import create_from_data
-    from mettle.quality.data.report import inspect_data
+    from mettle.quality.data.report import held_out_check, inspect_data
     from mettle.quality.data.sources import open_dataset
 
     made = create_from_data(name, directory, inspect_data(open_dataset(file), question=question, answer=answer))
@@ -87,6 +88,9 @@ def _make_from_data(name: str, directory: Path, file: str, question: str | None,
     click.echo(
         f"made {made.folder}: {len(rows) - num_eval} rows to train on, {num_eval} to evaluate, {made.recipe.format}"
     )
+    held_out = held_out_check({"train": len(rows) - num_eval, "eval": num_eval})
+    if held_out.status != "pass":
+        click.secho(f"few evaluation rows: {held_out.detail}; {held_out.fix}", fg="yellow")
     for reason, num in made.prepared.left_out.most_common():
         click.echo(f"left out {num} rows: {reason}")
     return made.folder

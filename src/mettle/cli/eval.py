@@ -49,19 +49,21 @@ def run(words: list[str], given: Given, is_plain: bool, is_dry_run: bool, is_jso
 @click.option("--plain", "is_plain", is_flag=True, help="Print instead of opening the browser.")
 @json_option
 def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is_json: bool) -> None:
-    """Look at saved evaluations. All of them, the rollouts of one, or one rollout.
+    """Look at saved evaluations. All of them, those under a folder, the rollouts of one, or one rollout.
 
     In a terminal this opens a browser (it needs `mettle-lab[tui]`); anywhere else, and with --plain, it prints.
     """
     from mettle.cli.browser import open_browser
     from mettle.cli.results import view_evaluation, view_evaluations, view_rollout
+    from mettle.evals.places import is_collection
 
+    is_list = path is None or is_collection(path)
+    if is_list and index is not None:
+        raise UserError("name the evaluation that the rollout is of: `mettle eval view PATH -i 0`")
     if not is_plain and not is_json and open_browser(path, index):
         return
-    if path is None:
-        if index is not None:
-            raise UserError("name the evaluation that the rollout is of: `mettle eval view PATH -i 0`")
-        view_evaluations(num_rows, is_json=is_json)
+    if is_list or path is None:
+        view_evaluations(num_rows, is_json=is_json, folder=path)
     elif index is None:
         view_evaluation(path, num_rows, is_json=is_json)
     else:
@@ -73,8 +75,8 @@ def view(path: Path | None, index: int | None, num_rows: int, is_plain: bool, is
 @click.option("-n", "--num-rows", default=50, type=click.IntRange(min=1), help="Rows to list.  [default: 50]")
 @json_option
 def list_(run: Path | None, num_rows: int, is_json: bool) -> None:
-    """List saved evaluations, newest first. All of them, or those of one RUN, which
-    shows the probes of its warm-up too.
+    """List saved evaluations, newest first. All of them, those under a folder, or those of
+    one RUN, which shows the probes of its warm-up too.
 
     `runs/mine:3` and `runs/mine:final`, as listed, are what `view`, `compare`, `check` and `export` take.
     """
@@ -84,15 +86,24 @@ def list_(run: Path | None, num_rows: int, is_json: bool) -> None:
 
 
 @evaluations.command()
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
+@click.argument("paths", metavar="A B [C]...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("-n", "--num-tasks", default=10, type=click.IntRange(min=0), help="Flipped tasks to list.  [default: 10]")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the table here, too: .html, .md or .json.")
 @json_option
-def compare(before: Path, after: Path, num_tasks: int, is_json: bool) -> None:
-    """Say what changed from evaluation A to evaluation B, task by task, and how sure that is."""
-    from mettle.cli.results import compare_evaluations
+def compare(paths: tuple[Path, ...], num_tasks: int, out: Path | None, is_json: bool) -> None:
+    """Say what changed from evaluation A to evaluation B, task by task, and how sure that is.
 
-    compare_evaluations(before, after, num_tasks, is_json=is_json)
+    More than two are set beside each other, each with its interval, each pair with its difference.
+
+    \b
+    mettle eval compare runs/one:base runs/one:final
+    mettle eval compare A B C --out report.html
+    """
+    from mettle.cli.comparison import compare_evaluations
+
+    if len(paths) < 2:
+        raise UserError(f"{paths[0]} alone cannot be compared; name two evaluations or more")
+    compare_evaluations(paths, num_tasks, out, is_json=is_json)
 
 
 @evaluations.command()
@@ -109,7 +120,7 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
     """Write an evaluation as one page for a browser, or as a table.
 
     \b
-    mettle eval export outputs/evals/gsm8k--mine/0a1b2c3d -o report.html
+    mettle eval export outputs/evals/reverse-text--mine/0a1b2c3d -o report.html
     """
     from mettle.cli.results import export_evaluation
 

@@ -140,8 +140,8 @@ def _report(outcomes: Sequence[EvalOutcome], *, is_file: bool, is_json: bool) ->
     if not done:
         return
     paths = [str(outcome.prepared.path) for outcome in done if outcome.prepared.path is not None]
-    if len(paths) == 2:
-        print_next(f"mettle eval compare {paths[0]} {paths[1]}")
+    if len(paths) > 1 and len({outcome.prepared.spec.env_id for outcome in done}) == 1:
+        print_next(f"mettle eval compare {' '.join(paths)}")
     elif paths:
         print_next(f"mettle eval view {paths[0]}" if len(paths) == 1 else "mettle eval view")
 
@@ -203,7 +203,8 @@ def summary_rows(stats: Stats) -> list[tuple[str, str]]:
             if not (name == "pass^" and k == "1"):
                 rows.append((f"{name}{k}", _with_interval(found) + threshold))
                 threshold = ""
-    rows.append(("rollouts", f"{stats.num_rollouts} of {stats.num_tasks} tasks"))
+    few = "; few tasks tell little: more tasks narrow the interval, more rollouts of each hardly"
+    rows.append(("rollouts", f"{stats.num_rollouts} of {stats.num_tasks} tasks{few if stats.num_tasks < 20 else ''}"))
     rows.append(("failed", _failures(stats)))
     if stats.truncation_rate:
         rows.append(("truncated", f"{stats.truncation_rate:.1%}"))

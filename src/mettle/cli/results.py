@@ -1,4 +1,4 @@
-"""Looking at saved evaluations: which there are, the rollouts of one, one rollout, two compared, one exported."""
+"""Looking at saved evaluations: which there are, the rollouts of one, one rollout, one exported."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 import click
 
 from mettle.cli.terminal import console, print_json, print_next, print_table
-from mettle.evals.compare import Comparison, TaskChange
-from mettle.evals.compare import compare_evaluations as compared
-from mettle.evals.estimator import Difference, mean_of
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
+from mettle.evals.places import PLACES, is_collection
 from mettle.evals.reader import EvaluationEntry, EvaluationReader, evaluation_folder, evaluations_in, list_evaluations
 from mettle.evals.report import plain
 from mettle.records.tasks import content_of
 from mettle.wording import (
     DASH,
-    between,
+    count,
     duration,
     figure,
     format_interval,
@@ -32,9 +30,9 @@ from mettle.wording import (
 
 
 def view_evaluations(num_rows: int, *, is_json: bool, folder: Path | None = None) -> None:
-    """List the evaluations saved here, or those of one run, newest first."""
-    if folder is None:
-        found = [entry for entry in list_evaluations() if entry.kind != "probe"]
+    """List the evaluations saved here, under a folder, or of one run, newest first."""
+    if folder is None or is_collection(folder):
+        found = [entry for entry in list_evaluations(Path() if folder is None else folder) if entry.kind != "probe"]
     else:
         found = evaluations_in(evaluation_folder(folder))[::-1]
     found = found[:num_rows]
@@ -42,7 +40,7 @@ def view_evaluations(num_rows: int, *, is_json: bool, folder: Path | None = None
         print_json([{"path": entry.name, **entry.metadata, **_standing(entry)} for entry in found])
         return
     if not found:
-        click.echo("no evaluations in outputs/evals, environments/*/outputs/evals or runs")
+        click.echo(f"no evaluations under {folder}" if folder else f"no evaluations in {', '.join(PLACES)}")
         print_next("mettle eval run ENV -m MODEL")
         return
     columns = ("environment", "model", "kind", "reward", "95 % interval", "failed", "rollouts", "time", "path")
@@ -54,7 +52,16 @@ def view_evaluations(num_rows: int, *, is_json: bool, folder: Path | None = None
         for entry in found
     ]  # fmt: skip
     print_table(columns, rows)
-    print_next(f"mettle eval view {found[0].name}")
+    for entry in found:
+        _warn(entry)
+    readable = [entry for entry in found if entry.problem is None]
+    print_next(f"mettle eval view {readable[0].name}" if readable else "mettle eval run ENV -m MODEL")
+
+
+def _warn(entry: EvaluationEntry) -> None:
+    """A line about a file that could not be read whole."""
+    if entry.warning is not None:
+        click.echo(f"note: {printable(entry.warning)}", err=True)
 
 
 def progress_of(entry: EvaluationEntry) -> str:
@@ -72,6 +79,7 @@ def _standing(entry: EvaluationEntry) -> dict[str, Any]:
         "kind": entry.kind, "state": entry.state, "reward": entry.reward, "interval": entry.interval,
         "num_rollouts": entry.num_done, "planned_rollouts": entry.num_planned,
         **({"problem": entry.problem} if entry.problem else {}),
+        **({"warning": entry.warning} if entry.warning else {}),
     }  # fmt: skip
 
 
@@ -104,8 +112,9 @@ def view_evaluation(path: Path, num_rows: int, *, is_json: bool) -> None:
     print_table(columns, rows)
     if len(reader) > num_rows:
         click.echo(f"{len(reader) - num_rows} more; -n {len(reader)} shows all")
+    _warn(entry)
     if reader.num_broken:
-        click.echo(f"{reader.num_broken} lines of the file could not be read")
+        click.echo(f"note: {reader.path}: {count(reader.num_broken, 'line')} could not be read", err=True)
     print_next(f"mettle eval view {entry.name} -i 0" if len(reader) else f"mettle eval run --resume {reader.path}")
 
 
@@ -124,39 +133,6 @@ def view_rollout(path: Path, index: int, *, is_json: bool) -> None:
     print_table(("", ""), [(name, figure(value)) for name, value in _facts(row, reader.facts[index])])
     if index + 1 < len(reader):
         print_next(f"mettle eval view {reader.entry.name} -i {index + 1}")
-
-
-def compare_evaluations(before: Path, after: Path, num_tasks: int, *, is_json: bool) -> None:
-    """Say what changed from one evaluation to another."""
-    a, b = EvaluationReader(before), EvaluationReader(after)
-    found = compared(a, b)
-    if is_json:
-        print_json({"before": a.entry.name, "after": b.entry.name, **found.to_dict()})
-        return
-    for warning in found.warnings:
-        click.echo(f"note: {printable(warning)}", err=True)
-    for word, reader in (("A", a), ("B", b)):
-        click.echo(
-            f"{word}: {printable(reader.entry.env_id)} with {printable(reader.entry.model)}, {reader.entry.name}"
-        )
-    means = [mean_of([getattr(task, name) for task in found.tasks]) for name in ("reward_before", "reward_after")]
-    rows = [("reward", *map(format_reward, means), *_change(found.difference))]
-    shares = [mean_of([getattr(task, name) for task in found.tasks]) for name in ("passed_before", "passed_after")]
-    rows.append(("passed", *map(format_reward, shares), f"{shares[1] - shares[0]:+.3f}", "", ""))
-    rows += [
-        (name, format_reward(metric.before), format_reward(metric.after), *_change(metric.difference))
-        for name, metric in found.metrics.items()
-        if len(found.metrics) > 1
-    ]
-    print_table(("", "A", "B", "B - A", "95 % interval", "p"), rows, title=f"{len(found.tasks)} tasks in both")
-    click.echo(
-        f"{found.num_risen} tasks rose, {found.num_fallen} fell, "
-        f"{len(found.tasks) - found.num_risen - found.num_fallen} stayed (sign test p = {found.sign_p_value:.3g})"
-    )
-    _print_flips(found, num_tasks)
-    click.echo(_verdict(found.difference))
-    if found.lost or found.gained:
-        print_next(f"mettle eval view {b.entry.name}")
 
 
 def export_evaluation(
@@ -206,31 +182,6 @@ def _said(message: dict[str, Any]) -> str:
     calls = [f"-> {call if isinstance(call, str) else json.dumps(call)}" for call in message.get("tool_calls") or []]
     reasoning, content = message.get("reasoning_content"), content_of(message)
     return "\n".join([*([f"({reasoning})"] if reasoning else []), *([content] if content else []), *calls])
-
-
-def _print_flips(found: Comparison, num_tasks: int) -> None:
-    for word, tasks in (("gained", found.gained), ("lost", found.lost)):
-        if tasks:
-            more = f", and {len(tasks) - num_tasks} more" if len(tasks) > num_tasks else ""
-            click.echo(f"{word} {len(tasks)}: {', '.join(map(_flip, tasks[:num_tasks]))}{more}")
-
-
-def _flip(task: TaskChange) -> str:
-    return f"{task.example_id} ({task.reward_before:.2f} to {task.reward_after:.2f})"
-
-
-def _change(difference: Difference) -> tuple[Any, ...]:
-    p_value = difference.p_value
-    return f"{difference.mean:+.3f}", between(difference.interval), "" if p_value is None else f"{p_value:.2g}"
-
-
-def _verdict(difference: Difference) -> str:
-    if difference.interval is None:
-        return "one task does not say how sure the difference is"
-    low, high = difference.interval
-    if low > 0 or high < 0:
-        return f"B is {'better' if low > 0 else 'worse'}: the interval of the difference leaves 0 out"
-    return f"no clear difference: anything from {low:+.3f} to {high:+.3f} fits"
 
 
 def _stop(facts: RolloutFacts) -> str | None:

@@ -115,6 +115,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 def machine_options(command: F) -> F:
     """What a new machine is like."""
     for option in (
+        click.option("--image", help="Image of its files, where the service's backend has images."),
         click.option("--env", multiple=True, metavar="NAME=VALUE", help="Variable of all its commands; repeatable."),
         click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label of your own; repeatable."),
         click.option("--idle", type=float, metavar="SECONDS", help="End it when nothing is asked of it for so long."),
@@ -183,6 +184,7 @@ def machine_config(
         labels=labels_of(label),
         env=environment_of(env),
         files=files_of(rest.get("files", ())),
+        image=rest.get("image"),
     )
     config.limits()
     return config

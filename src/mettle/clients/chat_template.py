@@ -98,7 +98,7 @@ def _plain_call(call: Any) -> dict[str, Any]:
 def _object_or_text(arguments: str) -> Any:
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 

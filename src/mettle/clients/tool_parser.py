@@ -8,17 +8,16 @@ Invariant: nothing is repaired. A tool call that is not valid JSON stays in the 
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
+
+from mettle.records.spans import spans
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 TOOL_OPEN = "<tool_call>"
 TOOL_CLOSE = "</tool_call>"
-
-_TOOL_CALL = re.compile(re.escape(TOOL_OPEN) + r"\s*(.*?)\s*" + re.escape(TOOL_CLOSE), re.DOTALL)
 
 
 class ParsedToolCall(NamedTuple):
@@ -71,22 +70,22 @@ def split_thought(text: str) -> Thought:
 def parse_tool_calls(text: str, new_id: Callable[[], str] = new_call_id) -> tuple[str, tuple[ParsedToolCall, ...]]:
     """The content without the tool calls in it (nor newlines at its end, if there were any), and the calls in order."""
     calls: list[ParsedToolCall] = []
-
-    def take(match: re.Match[str]) -> str:
-        call = _read_call(match.group(1), new_id)
-        if call is None:
-            return match.group(0)
-        calls.append(call)
-        return ""
-
-    content = _TOOL_CALL.sub(take, text)
+    kept: list[str] = []
+    read_to = 0
+    for span in spans(text, TOOL_OPEN, TOOL_CLOSE):
+        call = _read_call(span.inside, new_id)
+        if call is not None:
+            calls.append(call)
+            kept.append(text[read_to : span.start])
+            read_to = span.end
+    content = "".join([*kept, text[read_to:]])
     return (content.rstrip("\n") if calls else content), tuple(calls)
 
 
 def _read_call(body: str, new_id: Callable[[], str]) -> ParsedToolCall | None:
     try:
         call = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None

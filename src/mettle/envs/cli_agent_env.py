@@ -63,8 +63,9 @@ class _Proxy:
 class CliAgentEnv(SandboxMixin, MultiTurnEnv):
     """Runs `run_command` in a sandbox for each rollout.
 
-    `docker_image`, `start_command`, `cpu_cores`, `team_id`, `advanced_configs` and the `sandbox_client_*` settings
-    belong to a hosted sandbox and change nothing in the embedded one, whose programs are those of this host.
+    `start_command`, `cpu_cores`, `team_id`, `advanced_configs` and the `sandbox_client_*` settings belong to a hosted
+    sandbox and change nothing in the embedded one. `docker_image` is the image of backends of containers; the embedded
+    one has the programs of this host, and takes plain Python's images and those of `sandbox.host_images` alone.
     `max_retries`, and the delays after it, are for making the sandbox. Mettle's own settings come last, from `files`
     on; docs/how-to/train-an-agent-program.md tells what each is for.
     """

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mettle.clients.answer_length import readable
 from mettle.clients.dialects.chat import wire_tool
 from mettle.clients.factory import client_from
 from mettle.envs.decorators import marked_methods
@@ -189,7 +190,7 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
             raise
         except Exception as error:
             raise attributed(error, ModelError, "model call") from error
-        return response
+        return readable(response)
 
     async def is_completed(self, state: State, **_: Any) -> bool:
         """Ask the stop conditions in their order; the first that fires names the reason."""

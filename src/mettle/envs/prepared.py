@@ -20,7 +20,8 @@ from mettle.envs.packages.loading import load_environment
 from mettle.errors import UserError
 from mettle.evals.folder import new_results_path
 from mettle.evals.generated import GenerateOutputs
-from mettle.evals.reader import EvaluationReader, evaluations_in
+from mettle.evals.places import remember_place
+from mettle.evals.reader import EvaluationReader, entries_or_problem
 from mettle.evals.resume import check_same
 from mettle.evals.slots import Slots
 from mettle.evals.spec import EvalSpec
@@ -131,6 +132,8 @@ def _path(spec: EvalSpec, env: Any, target: Target) -> Path:
         return Path(spec.resume_path)
     env_id = str(getattr(env, "env_id", "") or spec.env_id)
     new = new_results_path(env_id, target.model, Path(spec.output_dir) if spec.output_dir else None)
+    if spec.output_dir:
+        remember_place(Path(spec.output_dir))
     return (_newest_like(spec, env, target, new.parent) if spec.resume else None) or new
 
 
@@ -146,7 +149,7 @@ def _newest_like(spec: EvalSpec, env: Any, target: Target, folder: Path) -> Path
         "env_args": env.env_args,
         "sampling_args": {**env.sampling_args, **spec.sampling_args},
     }
-    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in evaluations_in(path)]
+    saved = [entry for path in sorted(folder.glob("*")) if path.is_dir() for entry in entries_or_problem(path)]
     for entry in sorted(saved, key=lambda entry: entry.modified_at, reverse=True):
         try:
             if entry.problem is None:

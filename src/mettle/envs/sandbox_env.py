@@ -51,8 +51,9 @@ class SandboxMonitorRubric(Rubric):
 class SandboxEnv(SandboxMixin, StatefulToolEnv):
     """A `StatefulToolEnv` with the tool `bash(command)` in a sandbox of the rollout's own.
 
-    `docker_image`, `team_id`, `advanced_configs`, `gpu_count` and the client's workers and connections are accepted
-    as they stand; the embedded sandbox has this host's programs, no GPU and no network.
+    `team_id`, `advanced_configs`, `gpu_count` and the client's workers and connections are accepted as they stand; the
+    embedded sandbox has this host's programs, no GPU and no network. `docker_image` is the image of backends of
+    containers; the embedded one takes plain Python's and those of `sandbox.host_images`, and refuses others.
     """
 
     def __init__(

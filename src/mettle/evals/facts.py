@@ -8,6 +8,7 @@ the conversation is not kept.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,4 +82,6 @@ def facts_of_row(row: Mapping[str, Any]) -> RolloutFacts:
 
 def _example(value: Any) -> Any:
     """What tells tasks apart; rows of the same task are grouped by it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, str | int | float) or value is None else json.dumps(value, sort_keys=True)

@@ -39,6 +39,21 @@ class GenerateOutputs(dict[str, Any]):
             price=self.price,
         )
 
+    def to_dataframe(self) -> Any:
+        """A pandas `DataFrame`, a row a rollout: task, figures, each metric as `metric.NAME`, messages, answer.
+
+        Raises: UserError when pandas is not installed.
+        """
+        from mettle.evals.export.frame import frame_of
+
+        return frame_of(self.get("outputs") or [])
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows the results: what was measured, its figures with intervals, the first rollouts."""
+        from mettle.evals.export.frame import notebook_html
+
+        return notebook_html(self["metadata"], self.stats, self.facts)
+
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]

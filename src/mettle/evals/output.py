@@ -112,7 +112,7 @@ def figures_of(row: Mapping[str, Any]) -> RolloutRecord:
         metrics={str(name): value for name, raw in (metrics or {}).items() if (value := _number(raw)) is not None},
         messages=[*prompt, *messages_of(row.get("completion"))],
         num_prompt_messages=len(prompt),
-        stop_condition=row.get("stop_condition"),
+        stop_condition=None if (stop := row.get("stop_condition")) is None else str(stop),
         is_truncated=bool(row.get("is_truncated")),
         is_completed=bool(row.get("is_completed", True)),
         duration_s=_seconds(timing, "total") or 0.0,
@@ -153,7 +153,17 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     """Saved messages as a list: the text of a completion model becomes one message."""
     if isinstance(value, str):
         return [{"role": "text", "content": value}]
-    return [message for message in value if isinstance(message, dict)] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [_message(message) for message in value if isinstance(message, dict)]
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose role is a text and whose tool calls are a list."""
+    if not isinstance(message.get("role", ""), str):
+        message = {**message, "role": str(message["role"])}
+    calls = message.get("tool_calls")
+    return message if isinstance(calls, list | None) else {**message, "tool_calls": [calls]}
 
 
 def json_line(output: Mapping[str, Any]) -> str:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mettle.errors import StorageError, UserError
+from mettle.errors import MettleError, StorageError, UserError
 from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
 from mettle.evals.output import error_row, output_row, record_of
 from mettle.evals.passing import PassRule
+from mettle.evals.places import find_folders
 from mettle.evals.report import Stats, stats_of
 from mettle.evals.results import METADATA, RESULTS, ResultsFolder, parsed_row
 from mettle.records.tasks import RolloutRecord
@@ -59,6 +60,8 @@ class EvaluationEntry:
     planned_rollouts: int | None = None
     measured: tuple[float | None, tuple[float, float] | None] | None = None
     """Mean and interval of the reward as the store has them, so that a list needs no rollout."""
+    warning: str | None = None
+    """What of the metadata could not be read and was passed over."""
 
     @property
     def env_id(self) -> str:
@@ -142,25 +145,25 @@ class EvaluationEntry:
 
 
 def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
-    """Every evaluation under `outputs/evals`, `environments/*/outputs/evals` and `runs`, the newest first."""
-    entries = [entry for path in find_evaluations(root) for entry in _entries_or_problem(path)]
+    """Every evaluation of a workspace, or under a folder of evaluations, the newest first."""
+    entries = [entry for path in find_evaluations(root) for entry in entries_or_problem(path)]
     return sorted(entries, key=lambda entry: entry.modified_at, reverse=True)
 
 
 def find_evaluations(root: Path = Path()) -> list[Path]:
-    """Folders with evaluations: under `outputs/evals`, here and beside each environment, and runs that have some."""
-    bases = [root / "outputs" / "evals", *sorted(root.glob("environments/*/outputs/evals"))]
-    found = {file.parent for base in bases for name in (METADATA, "run.db") for file in base.glob(f"*/*/{name}")}
-    return sorted(found | {file.parent for file in root.glob("runs/*/run.db")})
+    """Folders with evaluations: those of a workspace (`mettle.evals.places`), and runs that have some."""
+    return find_folders(root)
 
 
-def _entries_or_problem(folder: Path) -> list[EvaluationEntry]:
+def entries_or_problem(folder: Path) -> list[EvaluationEntry]:
     """As `evaluations_in`; nothing for a run that has none, and the reason for a folder that cannot be read."""
     try:
         if (folder / METADATA).exists() or is_stored(folder):
             return evaluations_in(folder)
-    except StorageError as error:
+    except MettleError as error:
         return [EvaluationEntry(folder, 0.0, {}, str(error))]
+    except Exception as error:  # A damage that nobody thought of is that evaluation's, and never the whole list's.
+        return [EvaluationEntry(folder, 0.0, {}, f"cannot be read: {type(error).__name__}: {error}")]
     return []
 
 
@@ -446,6 +449,7 @@ def _published_entry(path: Path) -> EvaluationEntry:
     except OSError:
         modified_at = 0.0
     try:
-        return EvaluationEntry(path, modified_at, ResultsFolder(path).read_metadata())
+        metadata, warning = ResultsFolder(path).described()
+        return EvaluationEntry(path, modified_at, metadata, warning=warning)
     except UserError as error:
         return EvaluationEntry(path, modified_at, {}, str(error))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from mettle.errors import StorageError, UserError
+from mettle.evals.described import complaint, well_formed
 from mettle.evals.output import json_line
 from mettle.storage.plain_json import as_json
 
@@ -84,18 +85,23 @@ class ResultsFolder:
             raise StorageError(f"cannot read {self.results}: {error.strerror}") from error
 
     def read_metadata(self) -> dict[str, Any]:
-        """The metadata as it was saved.
+        """The metadata as it was saved, without fields that have no shape that could mean something.
 
         Raises: UserError when there is none that can be read.
         """
+        return self.described()[0]
+
+    def described(self) -> tuple[dict[str, Any], str | None]:
+        """`read_metadata`, and what of it was passed over, in words. Raises: as it does."""
         try:
             metadata = json.loads((self.path / METADATA).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{self.path / METADATA} cannot be read: {why}") from error
         if not isinstance(metadata, dict):
             raise UserError(f"{self.path / METADATA} is not a JSON object")
-        return metadata
+        kept, names = well_formed(metadata)
+        return kept, f"{self.path / METADATA}: {complaint(metadata, names)}; passed over" if names else None
 
     @contextmanager
     def _storage_errors(self, name: str) -> Iterator[None]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mettle.errors import MettleError, UserError
+from mettle.errors import UserError
 from mettle.evals.facts import RolloutFacts
-from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, evaluations_in, find_evaluations
+from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, entries_or_problem, find_evaluations
 from mettle.evals.report import plain
 from mettle.evals.results import METADATA, RESULTS
 from mettle.hub.models import (
@@ -159,7 +159,7 @@ class EvaluationCatalog:
         stamp = tuple(modified_at(folder / name) for name in ("run.db", "run.db-wal", METADATA, RESULTS))
         kept = self._entries.get(folder)
         if kept is None or kept[0] != stamp:
-            kept = stamp, _entries_of(folder)
+            kept = stamp, entries_or_problem(folder)
             self._entries[folder] = kept
         return kept[1]
 
@@ -186,13 +186,6 @@ class EvaluationCatalog:
         runs = self._run_folders()
         under = [] if self._root is None else find_evaluations(self._root)
         return [path for path in under if path not in runs] + [path for path in runs if self.is_own(path)]
-
-
-def _entries_of(folder: Path) -> list[EvaluationEntry]:
-    try:
-        return evaluations_in(folder) if any((folder / name).exists() for name in ("run.db", METADATA)) else []
-    except MettleError as error:
-        return [EvaluationEntry(folder, 0.0, {}, str(error))]
 
 
 def is_live(entry: EvaluationEntry) -> bool:

@@ -13,6 +13,9 @@ from mettle.clients.renderer import Renderer
 from mettle.clients.tool_parser import THINK_CLOSE, THINK_OPEN, TOOL_OPEN
 
 _INCOMPLETE = "�"
+_MAX_CHARACTER_BYTES = 4
+_MAX_PENDING = 16
+"""Tokens without a whole character at their end that are read together; more of them are no text."""
 
 PartKind = Literal["reasoning", "content"]
 
@@ -44,12 +47,16 @@ class GrowingText:
         """What one more token adds that can be shown already."""
         self._ids.append(token_id)
         text = self._renderer.visible_text(self._ids[self._start :])
-        if text.endswith(_INCOMPLETE):
+        num_pending = len(self._ids) - self._start
+        is_whole = not text.endswith(_INCOMPLETE)
+        if not is_whole and num_pending < _MAX_PENDING:
             return ""
-        delta = text[len(self._read) :]
-        # Some tokenizers write a token differently at the start of a text, so one token of context is kept.
-        self._start = len(self._ids) - 1
-        self._read = self._renderer.visible_text(self._ids[self._start :])
+        # Some tokenizers write a token differently at the start of a text, so one token of context is kept. Bytes that
+        # are no text never become whole: then what may still become a character is kept, lest each token cost more.
+        delta = (text if is_whole else text.removesuffix(_INCOMPLETE))[len(self._read) :]
+        self._start = len(self._ids) - (1 if is_whole else _MAX_CHARACTER_BYTES)
+        read = self._renderer.visible_text(self._ids[self._start :])
+        self._read = read if is_whole else read.removesuffix(_INCOMPLETE)
         return self._hold_back(delta)
 
     def finish(self, stop: str | None) -> str:
@@ -68,7 +75,10 @@ class GrowingText:
 
 
 class TurnSplitter:
-    """Sorts text deltas. After a tool call has begun, all text is kept back for the parser (`tail`)."""
+    """Sorts text deltas. After a tool call has begun, all text is kept back for the parser (`tail`).
+
+    What is held back is kept apart from `_buffer`, so that a delta costs what it is long, however much is held.
+    """
 
     def __init__(self, *, has_tools: bool, is_thinking: bool) -> None:
         self._has_tools = has_tools
@@ -76,25 +86,26 @@ class TurnSplitter:
             "reasoning" if is_thinking else "start"
         )
         self._is_reasoning_start = is_thinking
-        self._buffer = ""
+        self._buffer = ""  # not looked at yet, or the beginning of a mark
+        self._held: list[str] = []  # before the buffer: space that may belong to a mark, or all from a tool call's on
 
     @property
     def tail(self) -> str:
         """Text from the first tool call's mark on, and the newlines before it."""
-        return self._buffer if self._state == "tools" else ""
+        return "".join(self._held) + self._buffer if self._state == "tools" else ""
 
     def add(self, delta: str) -> list[TurnPart]:
         """The parts that a delta completes."""
         self._buffer += delta
-        parts: list[TurnPart] = []
-        while (step := self._step(is_last=False)) is not None:
-            parts.append(step)
-        return [part for part in parts if part.text]
+        return self._steps(is_last=False)
 
     def finish(self) -> list[TurnPart]:
         """What was kept back because a mark might have begun there."""
+        return self._steps(is_last=True)
+
+    def _steps(self, *, is_last: bool) -> list[TurnPart]:
         parts: list[TurnPart] = []
-        while (step := self._step(is_last=True)) is not None:
+        while (step := self._step(is_last=is_last)) is not None:
             parts.append(step)
         return [part for part in parts if part.text]
 
@@ -108,16 +119,22 @@ class TurnSplitter:
             self._buffer = self._buffer.lstrip("\n")
             if self._buffer:
                 self._state = "content"
-        return self._read_content(is_last) if self._state == "content" else None
+        if self._state == "content":
+            return self._read_content(is_last)
+        if self._state == "tools":
+            self._hold(len(self._buffer))
+        return None
 
     def _leave_start(self, is_last: bool) -> TurnPart | None:
         text = self._buffer.lstrip()
+        self._hold(len(self._buffer) - len(text))
         if text.startswith(THINK_OPEN):
-            self._buffer = text[len(THINK_OPEN) :]
+            self._buffer, self._held = text[len(THINK_OPEN) :], []
             self._state, self._is_reasoning_start = "reasoning", True
         elif THINK_OPEN.startswith(text) and not is_last:
             return None
         else:
+            self._buffer, self._held = self._released() + text, []
             self._state = "content"
         return TurnPart("content", "")
 
@@ -126,15 +143,17 @@ class TurnSplitter:
             self._buffer = self._buffer.lstrip("\n")
         before, close, rest = self._buffer.partition(THINK_CLOSE)
         if close:
-            self._buffer, self._state = rest, "after"
-            return TurnPart("reasoning", before.rstrip("\n"))
+            shown = before.rstrip("\n")
+            said = self._released() + shown if shown else ""
+            self._buffer, self._state, self._held = rest, "after", []
+            return TurnPart("reasoning", said)
         if is_last:
-            self._buffer = ""
-            return TurnPart("reasoning", before.rstrip("\n")) if before else None
+            shown = before.rstrip("\n")
+            said = self._released() + shown if shown else ""
+            self._buffer, self._held = "", []
+            return TurnPart("reasoning", said) if before else None
         # Newlines at the end may turn out to belong to the closing mark.
-        keep = len(before) - _overlap(before, THINK_CLOSE)
-        keep = len(before[:keep].rstrip("\n"))
-        return self._take(keep, "reasoning")
+        return self._take_text(before, len(before) - _overlap(before, THINK_CLOSE), "reasoning")
 
     def _read_content(self, is_last: bool) -> TurnPart | None:
         if not self._has_tools:
@@ -142,17 +161,34 @@ class TurnSplitter:
         before, mark, _ = self._buffer.partition(TOOL_OPEN)
         if mark:
             shown = before.rstrip("\n")
-            self._buffer, self._state = self._buffer[len(shown) :], "tools"
-            return TurnPart("content", shown)
+            said = self._released() + shown if shown else ""
+            self._buffer, self._held = self._buffer[len(shown) :], [] if shown else self._held
+            self._state = "tools"
+            return TurnPart("content", said)
         if is_last:
             return self._take(len(before), "content")
-        keep = len(before) - _overlap(before, TOOL_OPEN)
-        return self._take(len(before[:keep].rstrip("\n")), "content")
+        return self._take_text(before, len(before) - _overlap(before, TOOL_OPEN), "content")
+
+    def _take_text(self, text: str, length: int, kind: PartKind) -> TurnPart | None:
+        """Take the buffer's first `length` characters, and hold the newlines at their end."""
+        shown = len(text[:length].rstrip("\n"))
+        part = self._take(shown, kind) if shown else None
+        self._hold(length - shown)
+        return part
 
     def _take(self, length: int, kind: PartKind) -> TurnPart | None:
-        text, self._buffer = self._buffer[:length], self._buffer[length:]
+        text = self._released() + self._buffer[:length]
+        self._buffer, self._held = self._buffer[length:], []
         self._is_reasoning_start = self._is_reasoning_start and not text
         return TurnPart(kind, text) if text else None
+
+    def _hold(self, length: int) -> None:
+        if length:
+            self._held.append(self._buffer[:length])
+            self._buffer = self._buffer[length:]
+
+    def _released(self) -> str:
+        return "".join(self._held)
 
 
 def _overlap(text: str, mark: str) -> int:

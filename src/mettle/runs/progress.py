@@ -39,9 +39,13 @@ class ProgressSnapshot:
     figures: dict[str, float]
 
 
-def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
-    """The state of the run as the journal has it."""
+def read_snapshot(
+    ledger: Ledger, max_steps: int, *, rewards: list[tuple[int, float]] | None = None
+) -> ProgressSnapshot:
+    """The state of the run as the journal has it. `rewards` are those read before, by step; newer ones are added."""
+    rewards = [] if rewards is None else rewards
     journal = ledger.journal
+    rewards += journal.metric("reward/mean", after=rewards[-1][0] if rewards else -1)
     latest = {name: value for name, (_, value) in journal.latest().items()}
     newest = ledger.newest_version()
     step = newest.weights.version if newest is not None else 0
@@ -51,7 +55,7 @@ def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
         stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
         step=step,
         max_steps=max_steps,
-        rewards=[value for _, value in journal.metric("reward/mean")],
+        rewards=[value for _, value in rewards],
         evals=evals,
         figures=latest,
     )
@@ -93,6 +97,7 @@ class RunProgress:
         self._next_line = 0.0
         self._notes = notes
         self._num_notes = 0
+        self._rewards: list[tuple[int, float]] = []
         self._last_event = ledger.journal.newest_event_id()
         self._told: list[str] = []
 
@@ -116,7 +121,7 @@ class RunProgress:
         if self._is_quiet or (now < self._next_update and not is_last):
             return
         self._next_update = now + 0.5
-        snapshot = read_snapshot(self._ledger, self._max_steps)
+        snapshot = read_snapshot(self._ledger, self._max_steps, rewards=self._rewards)
         new = self._news()
         if self._live is not None:
             self._live.update(self._panel(snapshot, now - self._started), refresh=True)

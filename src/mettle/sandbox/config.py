@@ -239,6 +239,10 @@ class SandboxConfig(BaseModel):
     python_packages: tuple[str, ...] = ()
     """Packages installed beside Mettle that code may import, with what they require; read-only, in /packages."""
 
+    host_images: tuple[str, ...] = ("python", "python:*", "library/python:*", "docker.io/library/python:*")
+    """Images, as patterns, in whose place a machine of the embedded backend has this host's own programs; one that asks
+    for another image is refused there. Add those whose contents are installed on this host."""
+
     host_uid: int = Field(default=64113, ge=1, le=(1 << 31) - 1)
     """The ordinary user, as the host counts, that a pool's template becomes when root starts it; what it runs gets
     users of its own."""

@@ -49,7 +49,7 @@ def chats_of(row: Mapping[str, Any], reasoning: Reasoning) -> list[Chat]:
         tools = [_tool(tool) for tool in row.get("tool_defs") or []]
     except Unusable:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Unusable("a message that cannot be read") from error
     ends = list(_ends(messages, len(prompt)))
     if not ends:

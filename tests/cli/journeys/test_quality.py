@@ -31,7 +31,10 @@ def sums(tmp_path) -> Path:
 def test_from_a_file_to_a_checked_environment(mettle, sums):
     seen = mettle("data", "inspect", "sums.jsonl")
     assert seen.code == 0, seen.err
-    assert "answers: gsm8k, confidence 100%: 40 of 40 answers end in `#### ` and a result" in seen.out
+    assert (
+        "answers: gsm8k, confidence 92% (measured on labelled columns): 40 of 40 answers end in `#### ` and a result"
+        in seen.out
+    )
     assert seen.out.endswith("next: mettle env init my-task --from data sums.jsonl\n")
     made = mettle("env", "init", "sums-task", "--from", "data", "sums.jsonl")
     assert made.code == 0, made.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -28,6 +29,78 @@ COUNTER = itertools.count()
 
 def failed(report) -> list[str]:
     return [check.name for check in report.checks if check.status == "fail"]
+
+
+DATES = [{"question": f"When, {n}?", "answer": f"2021-{n % 12 + 1:02d}-{n + 1:02d}"} for n in range(20)]
+
+
+def words_f1(completion, answer, parser):
+    given = re.findall(r"\w+", parser.parse_answer(completion) or "")
+    wanted = re.findall(r"\w+", answer)
+    shared = sum((Counter(given) & Counter(wanted)).values())
+    return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
+
+
+def answer_format(completion, parser):
+    return float(bool(parser.parse_answer(completion)))
+
+
+def test_a_wrong_day_that_passes_is_a_failed_check_and_its_margin_is_not_enough_to_excuse_it(single):
+    env = single(words_f1, answer_format, weights=[1.0, 0.1], rows=DATES, parser=vf.XMLParser(["answer"]))
+    report = run_reward_test(env)
+    assert failed(report) == ["nothing wrong passes"]
+    detail = next(check.detail for check in report.checks if check.name == "nothing wrong passes")
+    assert "other-day passes on 8 of 8 rows (words_f1 0.667 on row 0, 0.5 passes)" in detail
+    env.pass_threshold = 0.9
+    assert failed(run_reward_test(env)) == [], "part of the reward for part of the answer is no fault by itself"
+
+
+def test_the_pass_threshold_is_of_the_correctness_and_not_of_the_sum_with_the_form(single):
+    def part(completion, answer, parser):
+        return 1.0 if exact(completion, answer, parser) else 0.45
+
+    env = single(part, answer_format, weights=[1.0, 0.2], parser=vf.XMLParser(["answer"]))
+    assert failed(run_reward_test(env)) == []
+    rated = single(
+        part, answer_format, weights=[1.0, 0.2], parser=vf.XMLParser(["answer"]), pass_on=["part", "answer_format"]
+    )
+    assert "nothing wrong passes" in failed(run_reward_test(rated))
+
+
+def test_gold_is_above_wrong_by_a_margin(single):
+    def barely(completion, answer, parser):
+        given = (parser.parse_answer(completion) or "").strip()
+        return 1.0 if given == answer else 0.95 if given.isdigit() else 0.0
+
+    report = run_reward_test(single(barely, pass_threshold=1.0))
+    assert failed(report) == ["gold above wrong"]
+    detail = next(check.detail for check in report.checks if check.name == "gold above wrong")
+    assert "other-row earns nearly as much as gold on 8 of 8 rows (0.95 against 1 on row 0)" in detail
+
+
+def test_a_threshold_that_no_right_answer_reaches_is_said(single):
+    report = run_reward_test(single(lambda completion, answer, parser: 0.3 * exact(completion, answer, parser)))
+    assert [(c.name, c.status) for c in report.checks if c.status != "pass"] == [("right answers pass", "warn")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reward", "kind"),
+    [
+        ([{"question": f"Sort {n}, {n + 1}.", "answer": f"{n}, {n + 1}"} for n in range(20)],
+         lambda completion, answer, parser: float(sorted((parser.parse_answer(completion) or "").split(", ")) == sorted(answer.split(", "))),
+         "swapped-order"),
+        ([{"question": f"Symbol {n}?", "answer": "Aa"[n % 2] + "bcdefghij"[n // 2]} for n in range(18)],
+         lambda completion, answer, parser: float((parser.parse_answer(completion) or "").lower() == answer.lower()),
+         "other-case"),
+        ([{"question": f"Which release, {n}?", "answer": f"{n}.1.{n}"} for n in range(20)],
+         lambda completion, answer, parser: float((parser.parse_answer(completion) or "")[:4] == answer[:4]),
+         "off-by-one"),
+    ],
+)  # fmt: skip
+def test_near_misses_that_earn_as_much_as_gold_are_found(single, rows, reward, kind):
+    report = run_reward_test(single(reward, rows=rows))
+    assert {"gold above wrong", "nothing wrong passes"} <= set(failed(report))
+    assert any(kind in check.detail for check in report.checks if check.status == "fail")
 
 
 def test_a_sound_reward_passes_and_every_kind_is_tried(single):

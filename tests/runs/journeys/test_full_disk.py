@@ -1,5 +1,6 @@
 """A disk that is really full: a run ends with one line, and goes on when there is space."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from standstill import ENDLESS, NAMED_S, note
 from stories import Run, environment
 
+from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -93,5 +96,40 @@ def test_a_full_disk_ends_a_run_with_one_line_and_nothing_lost(disk, tmp_path, s
         assert run.end() == 0, run.said()
         shutil.copytree(disk.seen / "run", tmp_path / "copy", symlinks=True)
         run.check_accounts(RunDir(tmp_path / "copy"))
+    finally:
+        run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_disk_that_fills_under_a_run_is_named_within_30_s_and_the_run_goes_on_when_there_is_room(disk, tmp_path):
+    run = Run(tmp_path, steps=ENDLESS, prefix=disk.prefix, at=disk.inside)
+    try:
+        while "training: step" not in run.said():
+            assert run.process.poll() is None, run.said()
+            time.sleep(0.1)
+        filler = disk.seen / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(2**16))
+        filled = time.monotonic()
+        while "MiB are free at" not in run.said() and "no space left" not in run.said():
+            time.sleep(0.1)
+        named_s = time.monotonic() - filled
+        assert run.end() == 2, run.said()
+        note("full disk", {"terminal": named_s, "goes_on_s": time.monotonic() - filled})
+        assert named_s <= NAMED_S
+        assert "no space left" in run.complaint()
+        filler.unlink()
+        shutil.copytree(disk.seen / "run", tmp_path / "copy", symlinks=True)
+        ledger = Ledger(RunDir(tmp_path / "copy").ledger, is_read_only=True)
+        assert {"disk_low", "failed"} & {event.kind for event in ledger.journal.events()}
+        assert "no space left" in ledger.journal.fact("failure")
+        ledger.close()
+        run.resume()
+        while run.said().count("training: step") < 2:
+            assert run.process.poll() is None, run.said()
+            time.sleep(0.1)
     finally:
         run.close()

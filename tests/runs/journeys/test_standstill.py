@@ -3,7 +3,6 @@
 What was measured stands in docs/explanation/liveness.md; `METTLE_STANDSTILL_LOG` names a file for new figures.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from standstill import NAMED_S, PLACES, WARM_UP, FaultyRun
+from standstill import NAMED_S, PLACES, WARM_UP, FaultyRun, note
 from stories import published
 
 from mettle.processes.beats import read_beats
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., FaultyRun]]:
         run.close()
 
 
-def note(name: str, figures: dict[str, object]) -> None:
-    """Keep the figures of a fault, where they are asked for."""
-    if path := os.environ.get("METTLE_STANDSTILL_LOG"):
-        with Path(path).open("a") as file:
-            file.write(json.dumps({"fault": name, **figures}) + "\n")
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
     fault = FAULTS[name]
     run = start(*fault.overrides)
-    run.wait_for(published(3), limit_s=400.0)
+    run.wait_for(published(3), limit_s=800.0)
     before = {event.event_id for event in run.events()}
     pid = run.pid(fault.process) if fault.process else 0
     fault.inject(run)
@@ -125,7 +117,7 @@ def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
 @pytest.mark.parametrize("name", ["inference", "orchestrator", "trainer"])
 def test_a_loop_that_stays_blocked_is_ended_and_the_run_goes_on(name, start):
     run = start("--orchestrator.env_workers", "1")
-    run.wait_for(published(3), limit_s=400.0)
+    run.wait_for(published(3), limit_s=800.0)
     run.block(name)
     injected = time.monotonic()
     seen = run.watch(lambda text: f"ending {name} after" in text, places=("event", "terminal"), limit_s=400.0)

@@ -5,6 +5,8 @@ Parts: `extract_boxed_answer`, `extract_hash_answer`, and the system prompts tha
 
 from __future__ import annotations
 
+from mettle.records.spans import last_balanced
+
 BOXED_SYSTEM_PROMPT = "Think step by step, then give the final answer inside \\boxed{}."
 THINK_BOXED_SYSTEM_PROMPT = (
     "Think step by step inside <think>...</think> tags, then give the final answer inside \\boxed{}."
@@ -13,15 +15,9 @@ THINK_BOXED_SYSTEM_PROMPT = (
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
     """The inside of the last balanced `\\boxed{}`; without one, the text itself, or "" when `strict`."""
-    marker = "\\boxed{"
-    start = text.rfind(marker)
-    while start >= 0:
-        depth = 1
-        for index in range(start + len(marker), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[start + len(marker) : index]
-        start = text.rfind(marker, 0, start)
+    inside = last_balanced(text, "\\boxed{")
+    if inside is not None:
+        return inside
     return "" if strict else text
 
 

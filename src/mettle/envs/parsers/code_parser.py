@@ -11,10 +11,9 @@ import re
 
 from mettle.envs.parsers.think_parser import MaybeThinkParser
 
-_FENCED = re.compile(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n`]*)\n(?P<code>.*?)^ {0,3}(?P=fence)[`~]*[ \t]*$",
-    re.DOTALL | re.MULTILINE,
-)
+# Possessive, so that a fence is never tried at all its shorter lengths.
+_OPENS = re.compile(r" {0,3}(`{3,}+|~{3,}+)([^\n`]*+)\Z")
+_CLOSES = re.compile(r" {0,3}(`{3,}+|~{3,}+)[`~]*+[ \t]*+\Z")
 
 
 class CodeParser(MaybeThinkParser):
@@ -25,7 +24,7 @@ class CodeParser(MaybeThinkParser):
         self.languages = languages
 
     def _last_block(self, text: str) -> str:
-        blocks = [(found["info"].strip().split(" ")[0].lower(), found["code"]) for found in _FENCED.finditer(text)]
+        blocks = fenced_blocks(text)
         marked = [code for info, code in blocks if info in self.languages]
         unmarked = [code for info, code in blocks if not info]
         return (marked or unmarked or [""])[-1]
@@ -33,3 +32,41 @@ class CodeParser(MaybeThinkParser):
     def format(self, code: str) -> str:
         """`code` as this parser reads it."""
         return f"```{self.languages[0]}\n{code.strip()}\n```"
+
+
+def fenced_blocks(text: str) -> list[tuple[str, str]]:
+    """(mark, code) of each closed block; the mark is the first word after the opening fence, in small letters.
+
+    A fence that nothing closes opens nothing. Each line is looked at once from either end: `longest` tells at an
+    opening fence whether one that is long enough follows, so that many which are never closed cost no search each.
+    """
+    lines = text.split("\n")
+    closing = [_closing_fence(line) for line in lines]
+    longest = _longest_after(closing)
+    blocks, at = [], 0
+    while at < len(lines):
+        opened = _OPENS.match(lines[at])
+        fence = opened[1] if opened else ""
+        if opened and longest[fence[0]][at] >= len(fence):
+            end = next(i for i in range(at + 1, len(lines)) if closing[i].startswith(fence))
+            code = "".join(f"{line}\n" for line in lines[at + 1 : end])
+            blocks.append((opened[2].strip().split(" ")[0].lower(), code))
+            at = end
+        at += 1
+    return blocks
+
+
+def _closing_fence(line: str) -> str:
+    """The fence that a line may close a block with; empty when it is no such line."""
+    found = _CLOSES.match(line)
+    return found[1] if found else ""
+
+
+def _longest_after(closing: list[str]) -> dict[str, list[int]]:
+    """For either character, the length of the longest closing fence after each line."""
+    longest = {mark: [0] * len(closing) for mark in "`~"}
+    for at in range(len(closing) - 2, -1, -1):
+        for mark, lengths in longest.items():
+            fence = closing[at + 1]
+            lengths[at] = max(lengths[at + 1], len(fence) if fence.startswith(mark) else 0)
+    return longest

@@ -6,12 +6,12 @@ being the canonical one. Invariant: a missing field is None, never an error.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from mettle.envs.parsers.parser import Extract, Parser, _unchanged, message_text
+from mettle.records.spans import spans
 
 
 class XMLParser(Parser):
@@ -32,19 +32,14 @@ class XMLParser(Parser):
             raise ValueError(f"field {repeated[0]!r} is given twice; each canonical field name may occur once")
         if "think" in canonical:
             self.logger.warning("the field 'think' is never there when the endpoint returns thinking separately")
-        self._patterns = {
-            name: re.compile(rf"<{name}>\s*(.*?)\s*</{name}>", re.DOTALL) for names in self._fields for name in names
-        }
+        self._names = [name for names in self._fields for name in names]
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
-        """One attribute per tag and alternative: the first (or `last`) match, None without one."""
-        found: dict[str, str | None] = {}
-        for name, pattern in self._patterns.items():
-            matches = list(pattern.finditer(text)) if last else _first(pattern, text)
-            found[name] = matches[-1].group(1) if matches else None
-            if strip and found[name] is not None:
-                found[name] = str(found[name]).strip()
-        return SimpleNamespace(**found)
+        """One attribute per tag and alternative: the first (or `last`) match, None without one.
+
+        Space at either end never belongs to a field, with or without `strip`, as in verifiers v0.
+        """
+        return SimpleNamespace(**{name: _inside(text, name, last=last) for name in self._names})
 
     def parse_answer(self, completion: Any) -> Any:
         """The answer field of the last assistant message that has it; of a text, its last occurrence."""
@@ -80,7 +75,7 @@ class XMLParser(Parser):
         return "\n".join(parts)
 
     def get_format_reward_func(self) -> Callable[..., float]:
-        """0.4 for fields present, 0.2 each for clean spacing, a first and a last tag in place; mean over messages."""
+        """0.4 for fields present, 0.2 each for any field, a first and a last tag in place; mean over messages."""
 
         def format_reward_func(completion: Any, **_: Any) -> float:
             texts = [message_text(message) for message in self.get_assistant_messages(completion)]
@@ -93,22 +88,22 @@ class XMLParser(Parser):
         return None if answer is None else self.extract_fn(answer)
 
     def _format_score(self, text: str) -> float:
-        loose, exact = self.parse(text), self.parse(text, strip=False)
+        loose = self.parse(text)
         present = [any(getattr(loose, name) is not None for name in names) for names in self._fields]
-        has_field = any(present)
-        spaced = has_field and all(
-            getattr(exact, name) is None or getattr(exact, name) == getattr(loose, name) for name in self._patterns
-        )
         stripped = text.strip()
         starts = any(stripped.startswith(f"<{name}>") for name in self._fields[0])
         ends = any(stripped.endswith(f"</{name}>") for name in self._fields[-1])
-        shared = sum(present) / len(present) if has_field else 0.0
-        return 0.4 * shared + 0.2 * spaced + 0.2 * starts + 0.2 * ends
+        shared = sum(present) / len(present)
+        return 0.2 + 0.4 * shared + 0.2 * starts + 0.2 * ends  # .2 for its spacing, which in verifiers any text has
 
 
-def _first(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    match = pattern.search(text)
-    return [match] if match else []
+def _inside(text: str, name: str, *, last: bool) -> str | None:
+    found: str | None = None
+    for span in spans(text, f"<{name}>", f"</{name}>"):
+        found = span.inside
+        if not last:
+            break
+    return found
 
 
 def _field_names(field: Any) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from mettle.envs.rubrics.math_rubric import MathRubric, _strictly_boxed
 from mettle.envs.state import State
 from mettle.errors import JudgeError
 
-_VERDICT = re.compile(r"\\boxed\{\s*([A-C])\s*\}|^\s*([A-C])\s*\.?\s*$|\b(yes|no|correct|incorrect)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"\\boxed\{\s*([A-C])\s*\}|\b(yes|no|correct|incorrect)\b", re.IGNORECASE)
+_LETTER = re.compile(r"([A-C])\s*\.?", re.IGNORECASE)
 
 
 class HybridMathRubric(JudgeRubric):
@@ -100,9 +101,9 @@ def verdict_of(said: str) -> float:
 
     Raises: JudgeError when there is none.
     """
-    found = _VERDICT.findall(said)
+    alone = _LETTER.fullmatch(said.strip())
+    found = [(alone[1], "")] if alone else _VERDICT.findall(said)
     if not found:
         raise JudgeError(f"the judge said {said[:80]!r}, which is no verdict")
-    boxed, alone, word = found[-1]
-    letter = boxed or alone
+    letter, word = found[-1]
     return float(letter.upper() == "A" if letter else word.lower() in ("yes", "correct"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from mettle.clients.answer_length import readable
 from mettle.clients.base import Client
 from mettle.clients.config import ClientConfig
 from mettle.clients.factory import client_from
@@ -61,12 +62,13 @@ class JudgeClient:
 
     async def ask(self, model: str, text: str, sampling_args: dict[str, Any]) -> Response:
         """The answer to one user message."""
-        return await self.client.get_response(messages_from([{"role": "user", "content": text}]), model, sampling_args)
+        messages = messages_from([{"role": "user", "content": text}])
+        return readable(await self.client.get_response(messages, model, sampling_args))
 
     async def create(self, *, model: str, messages: list[Any], **sampling_args: Any) -> JudgeAnswer:
         """A chat completion in OpenAI's shape."""
         tools = sampling_args.pop("tools", None)
-        response = await self.client.get_response(messages_from(messages), model, sampling_args, tools)
+        response = readable(await self.client.get_response(messages_from(messages), model, sampling_args, tools))
         said = response.message
         calls = [_nested(call) for call in said.tool_calls or []] or None
         message = JudgeAnswer(

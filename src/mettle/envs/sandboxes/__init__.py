@@ -3,7 +3,7 @@
 Parts: `models` (requests and answers), `errors`, `client` (asynchronous and blocking), `boxes` (one sandbox), `shared`
 (the machines of this process). The names are those that environments know from `prime_sandboxes`, which leads here
 where it is not installed (`legacy.prime_sandboxes`). Invariant: no network, no account, no key; what a request asks for
-and the embedded backend cannot give (another image, a GPU) is named once in a warning.
+and the embedded backend cannot give is refused (another image) or named once in a warning (a GPU).
 """
 
 from __future__ import annotations

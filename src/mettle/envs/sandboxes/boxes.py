@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PLAIN_IMAGE: Final = re.compile(r"(docker\.io/)?(library/)?python(:[\w.-]+)?")
 _KEEP_ALIVE: Final = re.compile(r"(tail -f /dev/null|sleep (infinity|inf|\d+))?")
 _MAX_LOG_BYTES: Final = 16 << 20
 _TRUNCATED_EXIT: Final = 137
@@ -150,7 +149,10 @@ def _shell() -> tuple[str, ...]:
 
 
 async def open_box(machines: SharedMachines, request: CreateSandboxRequest | Any) -> Box:
-    """Make what a request asks for, as far as the embedded backend can; what it cannot is said once."""
+    """Make what a request asks for; a GPU, which there is none of, is said once.
+
+    Raises: UserError for an image that the backend does not have.
+    """
     from mettle.sandbox import MachineConfig
 
     _warn_of_what_is_missing(request)
@@ -167,6 +169,7 @@ async def open_box(machines: SharedMachines, request: CreateSandboxRequest | Any
         idle_s=idle_minutes * 60 if idle_minutes else None,
         env={name: str(value) for name, value in env.items()},
         labels={label: "" for label in request.labels or ()},
+        image=request.docker_image or None,
     )
     packages = tuple(getattr(request, "python_packages", ()))
     machine = await machines.create(config, packages, getattr(request, "backend", None))
@@ -178,12 +181,6 @@ async def open_box(machines: SharedMachines, request: CreateSandboxRequest | Any
 
 
 def _warn_of_what_is_missing(request: Any) -> None:
-    image = request.docker_image
-    if image and not _PLAIN_IMAGE.fullmatch(image):
-        warn_once(
-            f"docker image {image!r} cannot be used by the embedded sandbox: commands run among this host's programs; "
-            "what the image would have brought must be installed on this host"
-        )
     if request.gpu_count:
         warn_once(f"a sandbox was asked for with {request.gpu_count} GPU(s); the embedded sandbox has none")
 

@@ -7,8 +7,6 @@ markup or script: it is data inside a script element that cannot be closed from 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from typing import Any
 
 from mettle.errors import StorageError
 from mettle.evals.estimator import mean_of
+from mettle.evals.export.theme import BAR, digest, style
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.output import messages_of
 from mettle.evals.passing import PassRule
@@ -38,10 +37,10 @@ def write_page(reader: EvaluationReader, path: Path, *, num_rollouts: int | None
     """
     template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
-    style = template.partition("<style>")[2].partition("</style>")[0]
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+    policy = f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style())}'"
     title = f"{reader.entry.env_id} with {reader.entry.model}"
     before, _, after = template.partition("{{data}}")
+    before = before.replace("{{style}}", style()).replace("{{bar}}", BAR)
     before = before.replace("{{policy}}", html.escape(policy)).replace("{{title}}", html.escape(title))
     try:
         with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -70,6 +69,7 @@ def _element(name: str, value: Any) -> str:
 def _summary(reader: EvaluationReader) -> dict[str, Any]:
     tasks = sorted(by_task(reader.facts).items(), key=lambda task: _place(task[0]))
     metadata = {k: v for k, v in reader.metadata.items() if k not in ("stats", "tools", "launch")}
+    metadata |= {"env_id": reader.entry.env_id, "model": reader.entry.model}
     return {
         "metadata": metadata,
         "stats": plain(reader.stats()),
@@ -140,7 +140,3 @@ def _cut(text: str) -> str:
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     return f"{text[:MAX_MESSAGE_CHARS]}\n[{len(text) - MAX_MESSAGE_CHARS} more characters are in the results]"
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,16 @@ def column_names(reader: EvaluationReader) -> list[str]:
 
 
 def _records(reader: EvaluationReader) -> Iterator[dict[str, Any]]:
-    for row in reader.rows():
-        facts = facts_of_row(row)
-        record = {"example_id": facts.example_id, **{name: getattr(facts, name) for name in FIGURES}}
-        record.update({f"metric.{name}": value for name, value in facts.metrics.items()})
-        record.update({name: row.get(name) for name in TEXTS})
-        yield record
+    return map(figures_and_texts, reader.rows())
+
+
+def figures_and_texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A published row as one flat record: what identifies it, its figures, its metrics, its texts."""
+    facts = facts_of_row(row)
+    record = {"example_id": facts.example_id, **{name: getattr(facts, name) for name in FIGURES}}
+    record.update({f"metric.{name}": value for name, value in facts.metrics.items()})
+    record.update({name: row.get(name) for name in TEXTS})
+    return record
 
 
 def _is_number(name: str) -> bool:

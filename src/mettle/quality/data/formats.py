@@ -1,7 +1,7 @@
 """What kind of answer a dataset has, with how sure that is and why.
 
-Parts: `AnswerFormat`, `detect_format`, `FORMATS`. Invariant: the first format in the order below that nearly all
-answers have is taken; free text takes what is left, and says so with little confidence.
+Parts: `AnswerFormat`, `detect_format`, `FORMATS`. Invariants: the first format in the order below that nearly all
+answers have is taken, and free text takes what is left; how sure that is was measured (`confidence`).
 """
 
 from __future__ import annotations
@@ -12,73 +12,129 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mettle.quality.answer_values import as_date, as_items, as_roman, as_time, as_version, as_words
 from mettle.quality.data.columns import Roles, answer_text, as_text
-from mettle.quality.rewards.golds import is_number, labels_of
+from mettle.quality.data.confidence import confidence_of
+from mettle.quality.rewards.golds import asks_for_order, differ_in_case, labels_of
+from mettle.quality.rewards.near_misses import is_number
 
 FORMATS = (
-    "code", "gsm8k", "boxed", "multiple-choice", "boolean", "numeric", "json", "label", "free-text",
+    "code", "gsm8k", "boxed", "multiple-choice", "boolean", "date", "time", "version", "roman", "numeric", "json",
+    "label", "list", "short", "free-text",
 )  # fmt: skip
 NUM_SAMPLED = 500
 NEEDED_SHARE = 0.8
 BOOLEANS = frozenset({"yes", "no", "true", "false", "y", "n"})
-CHOICE_LINE = re.compile(r"^\s*\(?([A-J])[).:]\s+(?=\S)", re.MULTILINE)
+CHOICE_LINE = re.compile(r"^[ \t]*\(?([A-J])[).:]\s+(?=\S)", re.MULTILINE)
 CHOICE_KEY = re.compile(r"\(?([A-Ja-j]|[0-9])\)?")
 MAX_LABEL_CHARS = 40
+MAX_SHORT_WORDS = 4
+MAX_ITEM_WORDS = 4
+"""A list of longer items is prose with commas."""
+Row = Mapping[str, Any]
+Present = Sequence[tuple[Row, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """`confidence`: the share of answers that have the format. `evidence`: sentences with the counts."""
+    """`confidence`: how often a call as clear as this one was right on labelled columns. `evidence`: the counts.
+
+    `has_case`: two answers differ in nothing but case, so case is part of the answer.
+    """
 
     name: str
     confidence: float
     evidence: tuple[str, ...]
     labels: tuple[str, ...] = ()
+    has_case: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON wants it."""
         return asdict(self)
 
 
-def detect_format(rows: Sequence[Mapping[str, Any]], roles: Roles) -> AnswerFormat | None:
+def detect_format(rows: Sequence[Row], roles: Roles) -> AnswerFormat | None:
     """The format of the answers; None when no column holds answers or tests."""
     sample = list(rows[:NUM_SAMPLED])
     if roles.tests is not None:
         num = sum(bool(row.get(roles.tests)) for row in sample)
         if num >= NEEDED_SHARE * len(sample):
             evidence = (f"{num} of {len(sample)} rows have tests in `{roles.tests}`",)
-            return AnswerFormat("code", num / len(sample), evidence)
+            return AnswerFormat("code", confidence_of("code", num / len(sample), len(sample)), evidence)
     if roles.answer is None:
         return None
     answers = [answer_text(row.get(roles.answer)).strip() for row in sample]
     present = [(row, answer) for row, answer in zip(sample, answers, strict=True) if answer]
-    if not present:
-        return None
-    shares = {
-        name: _share(name, present, roles)
-        for name in ("gsm8k", "boxed", "multiple-choice", "boolean", "numeric", "json")
-    }
-    labels = labels_of([answer for _, answer in present])
-    for name, (num, why) in shares.items():
-        if num >= NEEDED_SHARE * len(present):
-            return AnswerFormat(name, num / len(present), (f"{num} of {len(present)} answers {why}",), labels)
-    if labels and max(map(len, labels)) <= MAX_LABEL_CHARS:
-        shown = ", ".join(labels[:6])
-        return AnswerFormat("label", 1.0, (f"{len(present)} answers are {len(labels)} labels: {shown}",), labels)
-    return _free_text(present, shares)
+    return _of_answers(present, roles) if present else None
 
 
-def _share(name: str, present: Sequence[tuple[Mapping[str, Any], str]], roles: Roles) -> tuple[int, str]:
-    tests: dict[str, tuple[Callable[[Mapping[str, Any], str], bool], str]] = {
+def _of_answers(present: Present, roles: Roles) -> AnswerFormat:
+    texts = [answer for _, answer in present]
+    labels, has_case = labels_of(texts), differ_in_case(texts)
+    if labels and max(map(len, labels)) > MAX_LABEL_CHARS:
+        labels = ()
+    counts: dict[str, tuple[int, str]] = {}
+    for name, (test, why) in _tests(present, roles).items():
+        if name == "label":
+            num = len(present) if labels else 0
+            why = f"are {len(labels)} labels: {', '.join(labels[:6])}"
+        else:
+            num = sum(bool(test(row, answer)) for row, answer in present)
+        counts[name] = num, why
+        share = num / len(present)
+        if share >= NEEDED_SHARE and (name != "version" or _are_versions(texts)):
+            told = [f"{num} of {len(present)} answers {why}"]
+            if name == "list" and not _are_ordered(present, roles):
+                told.append("no question asks for an order; they are compared in order")
+            if has_case:
+                told.append("some differ in nothing but case, so case counts")
+            return AnswerFormat(name, confidence_of(name, share, len(present)), tuple(told), labels, has_case)
+    return _free_text(present, counts)
+
+
+def _tests(present: Present, roles: Roles) -> dict[str, tuple[Callable[[Row, str], bool], str]]:
+    is_ordered = _are_ordered(present, roles)
+    return {
         "gsm8k": (lambda _, answer: "####" in answer, "end in `#### ` and a result"),
         "boxed": (lambda _, answer: "\\boxed{" in answer, "hold a \\boxed{} result"),
         "multiple-choice": (lambda row, answer: _is_choice(row, answer, roles), "name one of the choices of their row"),
         "boolean": (lambda _, answer: answer.lower() in BOOLEANS, "are yes or no, true or false"),
+        "date": (lambda _, answer: as_date(answer) is not None, "are one date"),
+        "time": (lambda _, answer: as_time(answer) is not None, "are one time of day"),
+        "version": (lambda _, answer: as_version(answer) is not None, "are one version"),
+        "roman": (lambda _, answer: answer.isupper() and as_roman(answer) is not None, "are one Roman numeral"),
         "numeric": (lambda _, answer: is_number(answer), "are one number"),
         "json": (lambda _, answer: _is_json(answer), "are JSON objects or lists"),
+        "label": (lambda _, answer: True, ""),
+        "list": (lambda _, answer: _is_list(answer, is_ordered), "are lists of short items"),
+        "short": (lambda _, answer: _is_short(answer), f"have at most {MAX_SHORT_WORDS} words"),
     }
-    test, why = tests[name]
-    return sum(bool(test(row, answer)) for row, answer in present), why
+
+
+def _are_versions(answers: Sequence[str]) -> bool:
+    """Numbers with one point are versions only where others have two points, or a letter."""
+    return sum(not is_number(answer) for answer in answers) >= 0.3 * len(answers)
+
+
+def _are_ordered(present: Present, roles: Roles) -> bool:
+    asked = [as_text(row.get(roles.question)) for row, _ in present[:50]] if roles.question else []
+    return sum(map(asks_for_order, asked)) >= 0.5 * len(asked) > 0
+
+
+def _is_list(answer: str, is_ordered: bool) -> bool:
+    """Items that are parted by more than space; by space alone where an order is asked for, or all are numbers."""
+    items = as_items(answer)
+    if items is None or len(items) < 2 or any(len(item.split()) > MAX_ITEM_WORDS for item in items):
+        return False
+    if len(items) == len(answer.split()) and not any(sign in answer for sign in ",;|>\u2192\n"):
+        return len(items) > 2 and (is_ordered or all(is_number(item) or len(item) == 1 for item in items))
+    return is_ordered or len(items) > 2 or any(sign in answer for sign in ";|>\u2192\n")
+
+
+def _is_short(answer: str) -> bool:
+    return (
+        len(as_words(answer).split()) <= MAX_SHORT_WORDS and "\n" not in answer and not answer.endswith((".", "?", "!"))
+    )
 
 
 def choices_of(row: Mapping[str, Any], roles: Roles) -> list[str]:
@@ -132,10 +188,11 @@ def _is_json(answer: str) -> bool:
     return True
 
 
-def _free_text(present: Sequence[tuple[Mapping[str, Any], str]], shares: Mapping[str, tuple[int, str]]) -> AnswerFormat:
+def _free_text(present: Present, counts: Mapping[str, tuple[int, str]]) -> AnswerFormat:
     words = sorted(len(answer.split()) for _, answer in present)
-    best, (num, why) = max(shares.items(), key=lambda item: item[1][0])
+    best, (num, why) = max(counts.items(), key=lambda item: item[1][0])
     evidence = [f"answers have {words[len(words) // 2]} words at the median"]
     if num:
         evidence.append(f"{num} of {len(present)} {why} ({best}), which is too few")
-    return AnswerFormat("free-text", 1.0 - num / len(present), tuple(evidence))
+    share = 1.0 - num / len(present)
+    return AnswerFormat("free-text", confidence_of("free-text", share, len(present)), tuple(evidence))

@@ -54,7 +54,7 @@ def load_environment(
         system_prompt=system_prompt,
         parser=parser,
         rubric=rubric,
-        demonstrate=demonstrate,
+        demonstrate=demonstrate,{pass_on}
     )
 '''
 _ARGUMENTS = (
@@ -92,6 +92,9 @@ def create_from_data(name: str, folder: Path, report: DataReport) -> MadePackage
     rewards = [(f"reward `{main}`", recipe.reward)]
     if recipe.format == "code":
         rewards.append(("metrics `fraction_passed`, `format_has_code`", "share of the tests; whether there was code"))
+    if "overlap" in recipe.rubric:
+        rewards[0] = ("reward `correct` (0.7)", recipe.reward)
+        rewards.append(("reward `overlap` (0.3)", "words shared with a reference of five words or more (F1)"))
     if "answer_format" in recipe.rubric:
         rewards.append(("reward `answer_format` (0.1)", "1 when there is an answer where it is looked for"))
     about = f"{len(prepared.rows)} rows of `{Path(report.dataset.name).name}`. {recipe.system_prompt}"
@@ -122,6 +125,7 @@ def _module(name: str, title: str, report: DataReport, prepared: PreparedRows, r
         demonstration=recipe.demonstration,
         parser=recipe.parser,
         rubric=recipe.rubric,
+        pass_on=f'\n        pass_on="{recipe.pass_on}",' if recipe.pass_on else "",
     )
 
 

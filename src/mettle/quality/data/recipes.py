@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mettle.quality.data.exact_recipes import EXACT, exact_functions
 from mettle.quality.data.formats import AnswerFormat
 
 _NUMBER = '''def as_number(text: str) -> Decimal | None:
@@ -21,14 +22,11 @@ _NUMBER = '''def as_number(text: str) -> Decimal | None:
 
 
 def correct(completion: Any, answer: str, parser: Any) -> float:
-    """1 when the number given is the right one."""
-    given = as_number(parser.parse_answer(completion) or "")
-    return float(given is not None and given == as_number(answer))
-'''
-_EXACT = '''def correct(completion: Any, answer: str, parser: Any) -> float:
-    """1 when the answer given is the right one, whatever its case and space."""
-    given = " ".join((parser.parse_answer(completion) or "").casefold().split())
-    return float(given == " ".join(answer.casefold().split()))
+    """1 when the number given is the right one; what is no number is compared as text."""
+    said, wanted = parser.parse_answer(completion) or "", as_number(answer)
+    if wanted is None:
+        return float(bool(said) and " ".join(said.split()) == " ".join(answer.split()))
+    return float(as_number(said) == wanted)
 '''
 _BOXED = '''def as_number(text: str) -> Decimal | None:
     """The number that the text is, if it is one."""
@@ -66,8 +64,16 @@ _FREE = '''def words(text: str) -> list[str]:
 
 
 def correct(completion: Any, answer: str, parser: Any) -> float:
-    """Overlap of words with the reference (F1): a first measure. A judge that reads is better."""
+    """1 when the words are those of the reference, in its order. A judge that reads understands more."""
+    given = words(parser.parse_answer(completion) or "")
+    return float(bool(given) and given == words(answer))
+
+
+def overlap(completion: Any, answer: str, parser: Any) -> float:
+    """Words shared with the reference (F1): a hint on the way. Nothing for a short one, where it would pay a miss."""
     given, wanted = words(parser.parse_answer(completion) or ""), words(answer)
+    if len(wanted) < 5:
+        return float(bool(given) and given == wanted)
     shared = sum((Counter(given) & Counter(wanted)).values())
     return 2 * shared / (len(given) + len(wanted)) if shared else 0.0
 '''
@@ -85,14 +91,15 @@ _FORMAT = '''def answer_format(completion: Any, parser: Any) -> float:
 '''
 _TAGS = "Think it over, then give {what} inside <answer> tags, as in <answer>{example}</answer>."
 _RUBRIC = "vf.Rubric(funcs=[correct, answer_format], weights=[1.0, 0.1], parser=parser)"
-FORMAT_WEIGHT = 0.1
+_FREE_RUBRIC = "vf.Rubric(funcs=[correct, overlap, answer_format], weights=[0.7, 0.3, 0.1], parser=parser)"
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRecipe:
     """`parser` and `rubric` are expressions, `functions` the code that they need, `imports` its lines of import.
 
-    `demonstration` is an expression of `row["answer"]`: a right answer, whole.
+    `demonstration` is an expression of `row["answer"]`: a right answer, whole. `pass_on`: what says that an answer is
+    right, where that is not all of the reward but its format.
     """
 
     format: str
@@ -103,6 +110,7 @@ class RewardRecipe:
     imports: tuple[str, ...]
     demonstration: str
     reward: str
+    pass_on: str | None = None
 
     def code(self) -> str:
         """Everything but the data, to be read by a person."""
@@ -149,30 +157,37 @@ def _marked_recipe(name: str) -> RewardRecipe:
 
 def _tagged_recipe(answer_format: AnswerFormat) -> RewardRecipe:
     name, labels = answer_format.name, answer_format.labels
-    shown = " or ".join(labels[:2]) or "yes or no"
-    asked = {
-        "multiple-choice": ("the letter of the right choice, alone,", "B", _EXACT, ()),
-        "boolean": (f"{shown}, alone,", labels[0] if labels else "yes", _EXACT, ()),
-        "numeric": ("the number alone", "42", _NUMBER, ("from decimal import Decimal, InvalidOperation",)),
-        "json": ("the JSON alone", '{"key": "value"}', _JSON, ("import json",)),
-        "label": (f"exactly one of {', '.join(labels)}", labels[0] if labels else "label", _EXACT, ()),
-        "free-text": ("your answer", "...", _FREE, ("import re", "from collections import Counter")),
-    }
-    what, example, function, imports = asked[name]
-    meaning = {
-        "free-text": "overlap of words with the reference (F1)",
-        "json": "1 when the JSON has the right value",
-        "numeric": "1 when the number is the right one",
-    }
+    if name in EXACT:
+        exact = EXACT[name]
+        what, example = exact.what, exact.example
+        functions, imports = exact_functions(name, has_case=answer_format.has_case)
+        if labels and name in ("boolean", "label"):
+            what = f"exactly one of {', '.join(labels)}" if name == "label" else f"{' or '.join(labels[:2])}, alone,"
+            example = labels[0]
+        reward = "1 when the answer is the right one, case included" if answer_format.has_case else exact.reward
+    else:
+        asked = {
+            "numeric": ("the number alone", "42", _NUMBER, ("from decimal import Decimal, InvalidOperation",)),
+            "json": ("the JSON alone", '{"key": "value"}', _JSON, ("import json",)),
+            "free-text": ("your answer", "...", _FREE, ("import re", "from collections import Counter")),
+        }
+        what, example, functions, imports = asked[name]
+        reward = {
+            "free-text": "1 when the words are those of the reference",
+            "json": "1 when the JSON has the right value",
+            "numeric": "1 when the number is the right one",
+        }[name]
+    is_free = name == "free-text"
     return RewardRecipe(
         format=name,
         system_prompt=_TAGS.format(what=what, example=example),
         parser='vf.XMLParser(["answer"])',
-        rubric=_RUBRIC,
-        functions="\n\n".join([function, _FORMAT]),
+        rubric=_FREE_RUBRIC if is_free else _RUBRIC,
+        functions="\n\n".join([functions, _FORMAT]),
         imports=tuple(imports),
         demonstration="f\"<answer>{row['answer']}</answer>\"",
-        reward=meaning.get(name, "1 when the answer is the right one, whatever its case"),
+        reward=reward,
+        pass_on="correct" if is_free else None,
     )
 
 

@@ -5,6 +5,8 @@ Parts: `DataReport`, `inspect_data`. Invariant: looking changes nothing and runs
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +15,13 @@ from mettle.quality.checks import Check, check
 from mettle.quality.data.columns import DataColumn, Roles, as_text, describe_columns, find_roles
 from mettle.quality.data.formats import AnswerFormat, detect_format
 from mettle.quality.data.overlap import Overlap, find_overlap
+from mettle.quality.data.prepared import EVAL_SHARE
 from mettle.quality.data.recipes import RewardRecipe, recipe_for
 from mettle.quality.data.sources import Dataset
 
 MIN_ROWS = 20
+MIN_HELD_OUT = 20
+"""Fewer evaluation tasks tell one policy from another only when they differ by a lot."""
 MAX_DUPLICATE_SHARE = 0.01
 
 
@@ -92,6 +97,22 @@ def inspect_data(dataset: Dataset, *, question: str | None = None, answer: str |
     return DataReport(dataset, columns, roles, overlap, found, recipe_for(found) if found else None)
 
 
+def held_out_check(num_rows: Mapping[str, int]) -> Check:
+    """Whether there is enough to measure on; of a single split, in what an environment made of it would hold out."""
+    total = sum(num_rows.values())
+    num = total - num_rows.get("train", 0) if len(num_rows) > 1 else total // EVAL_SHARE
+    told = f"{num} of {total} rows are held out" if len(num_rows) > 1 else f"a tenth of {total} rows would be {num}"
+    if 0 < num < MIN_HELD_OUT:
+        told += f": a rate measured on {num} tasks is known to about +-{points_unsure(num):.0f} points"
+    fix = f"have at least {MIN_HELD_OUT} evaluation rows, better 100: more data, or a split of your own (train, eval)"
+    return check("enough held out", num >= MIN_HELD_OUT, told, fix, otherwise="warn")
+
+
+def points_unsure(num_tasks: int) -> float:
+    """How many percentage points a pass rate over so many tasks may be off (95 %, about the middle of the range)."""
+    return min(50.0, 98.0 / math.sqrt(num_tasks))
+
+
 def overlap_checks(overlap: Overlap) -> list[Check]:
     """Size, duplicates and leakage, of a dataset or of an environment's rows."""
     total = sum(overlap.num_rows.values())
@@ -106,6 +127,7 @@ def overlap_checks(overlap: Overlap) -> list[Check]:
     doubled = f"{num} of {total} rows repeat a question; {overlap.num_conflicts} questions have several answers"
     is_clean = num <= MAX_DUPLICATE_SHARE * total and not overlap.num_conflicts
     checks.append(check("no duplicates", is_clean, doubled, "keep one row of each question", otherwise="warn"))
+    checks.append(held_out_check(overlap.num_rows))
     if len(overlap.num_rows) < 2:
         detail = "there is one split, so nothing is held out"
         return [

@@ -1,7 +1,7 @@
 """The right answers that a row states, and wrong ones made from them.
 
-Parts: `gold_values`, `Gold`, `wrong_answers`. Invariant: a wrong answer differs from the right one by more than case,
-space or the way a number is written.
+Parts: `gold_values`, `Gold`, `wrong_answers`; `same`, `differ_in_case`, `asks_for_order`. Invariant: a wrong answer
+differs from the right one by more than space, the way a number or a date is written, and case, where case says nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mettle.envs.parsers.answers import extract_boxed_answer, extract_hash_answer
+from mettle.quality.answer_values import as_date, as_time
+from mettle.quality.rewards.near_misses import is_number, near_misses, number_of
 
 ANSWER_KEYS = (
     "answer", "solution", "target", "gold", "expected", "ground_truth", "label", "reference", "canonical_solution",
@@ -26,7 +28,11 @@ OPPOSITES = {
     "valid": "invalid", "agree": "disagree", "safe": "unsafe", "spam": "ham", "male": "female", "up": "down",
 }  # fmt: skip
 OPPOSITES.update({value: key for key, value in list(OPPOSITES.items())})
-_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(\.\d+)?%?")
+_ORDER = re.compile(
+    r"\b(order(ed|ing)?|sort(ed)?|rank(ed|ing)?|sequence|chronolog\w+|ascending|descending|alphabetical(ly)?|revers\w+"
+    r"|(oldest|largest|smallest|highest|lowest|shortest|longest|earliest|first) to|step by step|steps|path|route)\b",
+    re.IGNORECASE,
+)
 MAX_LABELS = 20
 MAX_NEGATED_WORDS = 5
 
@@ -39,6 +45,8 @@ class Gold:
     others: tuple[str, ...]
     labels: tuple[str, ...]
     """All the answers there are, where they are few and come again; else empty."""
+    is_ordered: bool = False
+    """The question asks for an order."""
 
 
 def gold_values(row: Mapping[str, Any]) -> list[str]:
@@ -69,13 +77,19 @@ def labels_of(golds: Sequence[str]) -> tuple[str, ...]:
 
 def wrong_answers(gold: Gold) -> dict[str, str]:
     """Wrong answers by kind."""
+    has_case = differ_in_case([gold.value, *gold.others])
+    close = near_misses(gold.value, is_label=gold.value in gold.labels, is_ordered=gold.is_ordered, has_case=has_case)
     made = {
         "other-row": next((other for other in gold.others if not same(other, gold.value)), None),
-        "near-miss": _near_miss(gold.value) if gold.value not in gold.labels or is_number(gold.value) else None,
+        **close,
         "negation": _negation(gold),
         "other-choice": next((label for label in gold.labels if not same(label, gold.value)), None) or _letter(gold),
     }
-    return {kind: text for kind, text in made.items() if text is not None and not same(text, gold.value)}
+    return {
+        kind: text
+        for kind, text in made.items()
+        if text is not None and (kind == "other-case" or not same(text, gold.value))
+    }
 
 
 def same(one: str, other: str) -> bool:
@@ -84,17 +98,18 @@ def same(one: str, other: str) -> bool:
         return True
     if is_number(one) and is_number(other):
         return abs(number_of(one) - number_of(other)) < 1e-9
-    return False
+    return any((value := read(one)) is not None and value == read(other) for read in (as_date, as_time))
 
 
-def is_number(text: str) -> bool:
-    """Whether the text is a number and nothing else; `$` and `%` and thousands separators are allowed."""
-    return _NUMBER.fullmatch(text.strip()) is not None
+def differ_in_case(answers: Sequence[str]) -> bool:
+    """Whether two answers differ in nothing but case, so that case is part of an answer."""
+    known = {answer.strip() for answer in answers}
+    return len({answer.casefold() for answer in known}) < len(known)
 
 
-def number_of(text: str) -> float:
-    """The number that `is_number` saw."""
-    return float(re.sub(r"[$,%]", "", text.strip()))
+def asks_for_order(question: str) -> bool:
+    """Whether a question wants things in an order."""
+    return _ORDER.search(question) is not None
 
 
 def _as_text(value: Any) -> str:
@@ -121,54 +136,6 @@ def _readings(text: str) -> Iterator[str]:
 
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(".!")
-
-
-def _near_miss(text: str) -> str | None:
-    stripped = text.strip()
-    if is_number(stripped):
-        value = number_of(stripped)
-        return str(int(value) + 1) if value == int(value) else f"{value * 1.1:.6g}"
-    changed = _changed_json(stripped)
-    if changed is not None:
-        return changed
-    lines = stripped.splitlines()
-    if len(lines) > 1:
-        return "\n".join(lines[:-1])
-    letters = [at for at, char in enumerate(stripped) if char.isalnum()]
-    if len(letters) < 2:
-        return None
-    at = letters[len(letters) // 2]
-    char = stripped[at]
-    swapped = "e" if char.lower() != "e" else "a"
-    if char.isdigit():
-        swapped = str((int(char) + 1) % 10) if char.isdecimal() else "0"
-    return stripped[:at] + swapped + stripped[at + 1 :]
-
-
-def _changed_json(text: str) -> str | None:
-    """The same JSON object or list with its first value another."""
-    if not text.startswith(("{", "[")):
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    if isinstance(value, dict) and value:
-        key = next(iter(value))
-        value[key] = _another(value[key])
-    elif isinstance(value, list) and value:
-        value[0] = _another(value[0])
-    else:
-        return None
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _another(value: Any) -> Any:
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value + 1
-    return f"not {value}"
 
 
 def _negation(gold: Gold) -> str | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mettle.errors import UserError
+from mettle.evals.passing import PassRule
 from mettle.quality.checks import Check, Status, worst
 from mettle.quality.rewards.cases import (
     MEANING,
@@ -27,12 +28,20 @@ from mettle.quality.rewards.cases import (
     source_of_cases,
     void_cases,
 )
-from mettle.quality.rewards.golds import Gold, gold_values, labels_of
+from mettle.quality.rewards.golds import Gold, asks_for_order, gold_values, labels_of
 from mettle.quality.rewards.judges import StandInJudge, standing_in
-from mettle.quality.rewards.layouts import LAYOUTS, AnswerLayout, asked_for, layouts_for
+from mettle.quality.rewards.layouts import LAYOUTS, AnswerLayout, asked_for, layouts_for, prompt_text
 from mettle.quality.rewards.scripts import Policy
 from mettle.quality.rewards.trials import Trials
-from mettle.quality.rewards.verdicts import Tried, by_kind, mean_reward, reward_checks
+from mettle.quality.rewards.verdicts import (
+    GOLD_PASSES,
+    NOTHING_WRONG_PASSES,
+    Tried,
+    by_kind,
+    mean_reward,
+    pass_checks,
+    reward_checks,
+)
 from mettle.quality.settings import PRESETS, RewardTestOptions
 
 NUM_KNOWN_ROWS = 200
@@ -56,7 +65,7 @@ class Basis:
         if not self.golds[index]:
             return None
         others = tuple(gold for at, gold in enumerate(self.golds) if at != index and gold)
-        return Gold(self.golds[index], others, self.labels)
+        return Gold(self.golds[index], others, self.labels, asks_for_order(prompt_text(self.rows[index])))
 
 
 @dataclass(slots=True)
@@ -168,6 +177,9 @@ def _try_rows(
     report.tried = _try_twice(trials, rows, cases)
     low, high = options.reward_range or range_of_weights(trials.env.rubric)
     report.checks += reward_checks(report.tried, (low, high), options.timeout_s, by_mean=basis is None)
+    if basis is not None and not trials.is_group:
+        rule = PassRule(trials.env.pass_threshold, trials.env.pass_on)
+        report.checks += pass_checks(report.tried, rule)
     _explain(report, trials.env, rows)
 
 
@@ -253,7 +265,8 @@ def _explain(report: RewardReport, env: Any, rows: Sequence[Mapping[str, Any]]) 
     is_single = getattr(env, "max_turns", 1) == 1
     if failed is not None and failed.status == "fail" and not is_single:
         reason = "its right answer, said in every turn, earns no more than a wrong one; it takes several turns or tools"
-        report.checks = [_no_gold(reason), *(each for each in report.checks if each.name != "gold above wrong")]
+        about_gold = ("gold above wrong", NOTHING_WRONG_PASSES, GOLD_PASSES)
+        report.checks = [_no_gold(reason), *(each for each in report.checks if each.name not in about_gold)]
     asked = asked_for(rows)
     if asked is not None and report.layout not in (asked, "xml") and report.layout in LAYOUTS:
         detail = f"the prompt asks for {asked}; right answers earn most as {report.layout}"

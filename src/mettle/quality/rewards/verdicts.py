@@ -1,7 +1,7 @@
 """What the rewards of tried answers must obey, as checks.
 
-Parts: `Tried`, `reward_checks`. Invariant: a check looks at rewards only; which answers were tried is
-decided elsewhere.
+Parts: `Tried`, `reward_checks`; `pass_checks`, what may pass an evaluation's threshold. Invariant: a check looks at
+rewards and metrics only; which answers were tried is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mettle.evals.estimator import mean_of
+from mettle.evals.passing import PassRule
 from mettle.quality.checks import Check, check
 from mettle.quality.rewards.cases import Case
 from mettle.quality.rewards.trials import TrialOutcome
 
 EPSILON = 1e-9
+MARGIN = 0.1
+"""A wrong answer has to earn so much less than the right one, as a share of what parts that from the worst answer."""
+NOTHING_WRONG_PASSES, GOLD_PASSES = "nothing wrong passes", "right answers pass"
 TOLERATED_SHARE = 0.2
 """Rows on which a wrong answer may by chance be right (`1/2` and `0.5`), as a share of the rows tried."""
 
@@ -43,6 +47,33 @@ def reward_checks(
         _ends(tried),
         _in_range(tried, *reward_range),
     ]
+
+
+def pass_checks(tried: Sequence[Tried], rule: PassRule) -> list[Check]:
+    """No wrong answer passes, and right ones do: otherwise pass@k counts something else than right answers."""
+    scored = [each for each in tried if each.first.reward is not None]
+    golds = [each for each in scored if each.case.family == "gold"]
+    wrong = [each for each in scored if each.case.family in ("wrong", "void")]
+    if not golds or not wrong:
+        return []
+    passed = list(_passed(wrong, rule))
+    fix = "compare whole answers, name the metric that says right or wrong (pass_on=), or raise pass_threshold"
+    limit = f"{rule.what} of {rule.threshold:g}"
+    checks = [check(NOTHING_WRONG_PASSES, not passed, "; ".join(passed) or f"at {limit}", fix)]
+    num = sum(rule.holds(each.first) for each in golds)
+    detail = f"{num} of {len(golds)} pass with {limit}"
+    is_good = num >= (1 - TOLERATED_SHARE) * len(golds)
+    fix = "set pass_threshold to what a right answer earns, or name the metric that says so (pass_on=)"
+    return [*checks, check(GOLD_PASSES, is_good, detail, fix, otherwise="warn")]
+
+
+def _passed(wrong: Sequence[Tried], rule: PassRule) -> Iterator[str]:
+    for kind, members in by_kind(wrong).items():
+        passing = [each for each in members if rule.holds(each.first)]
+        if len(passing) > TOLERATED_SHARE * len(members):
+            value, index = rule.correctness(passing[0].first), passing[0].case.row_index
+            what = f"{rule.what} {value:.3g} on row {index}, {rule.threshold:g} passes"
+            yield f"{kind} passes on {len(passing)} of {len(members)} rows ({what})"
 
 
 def by_kind(tried: Sequence[Tried]) -> dict[str, list[Tried]]:
@@ -76,7 +107,7 @@ def _above(tried: Sequence[Tried], family: str, name: str, by_mean: bool) -> Che
     if all(each.first.reward is None for each in others):
         what = "none of them got a reward" if others else "no such answer could be made from the data"
         return Check(name, "untested", what, "write some: --custom tests.json")
-    beaten = list(_beaten_on_average(golds, others) if by_mean else _beaten(golds, others))
+    beaten = list(_beaten_on_average(golds, others) if by_mean else _beaten(golds, others, _least_of(tried)))
     if not beaten:
         least = mean_of(list(golds.values())) if by_mean else min(golds.values())
         how = "on average" if by_mean else "at least"
@@ -85,14 +116,34 @@ def _above(tried: Sequence[Tried], family: str, name: str, by_mean: bool) -> Che
     return Check(name, "fail", "; ".join(beaten), fix)
 
 
-def _beaten(golds: dict[int, float], others: Sequence[Tried]) -> Iterator[str]:
+def _beaten(golds: dict[int, float], others: Sequence[Tried], least: dict[int, float]) -> Iterator[str]:
     for kind, members in by_kind(others).items():
         scored = [each for each in members if each.first.reward is not None and each.case.row_index in golds]
-        ties = [each for each in scored if (each.first.reward or 0.0) >= golds[each.case.row_index] - EPSILON]
-        if len(ties) > TOLERATED_SHARE * len(scored):
-            reward, index = ties[0].first.reward, ties[0].case.row_index
-            rows = f"{len(ties)} of {len(scored)} rows"
-            yield f"{kind} earns as much as gold on {rows} ({reward:.3g} against {golds[index]:.3g} on row {index})"
+        close = [each for each in scored if _is_close(each, golds, least)]
+        if len(close) > TOLERATED_SHARE * len(scored):
+            first = next((each for each in close if _is_tie(each, golds)), close[0])
+            reward, index = first.first.reward, first.case.row_index
+            how = "as much as gold" if _is_tie(first, golds) else "nearly as much as gold"
+            rows = f"{len(close)} of {len(scored)} rows"
+            yield f"{kind} earns {how} on {rows} ({reward:.3g} against {golds[index]:.3g} on row {index})"
+
+
+def _is_tie(each: Tried, golds: dict[int, float]) -> bool:
+    return (each.first.reward or 0.0) >= golds[each.case.row_index] - EPSILON
+
+
+def _is_close(each: Tried, golds: dict[int, float], least: dict[int, float]) -> bool:
+    gold = golds[each.case.row_index]
+    return (each.first.reward or 0.0) > gold - MARGIN * (gold - least[each.case.row_index]) - EPSILON
+
+
+def _least_of(tried: Sequence[Tried]) -> dict[int, float]:
+    """What the worst answer to each row earned."""
+    found: dict[int, float] = {}
+    for each in tried:
+        if each.first.reward is not None:
+            found[each.case.row_index] = min(each.first.reward, found.get(each.case.row_index, each.first.reward))
+    return found
 
 
 def _beaten_on_average(golds: dict[int, float], others: Sequence[Tried]) -> Iterator[str]:

@@ -40,7 +40,7 @@ class MachineConfig:
     the end of the last order; None is without end. `files` maps paths (relative ones are below /work) to contents.
     `labels` are the caller's own. `network` is None for none at all, or `{"allow": ["host:port", ...]}` (see
     `network.py`): an HTTP proxy that the machine's environment names lets these through. `image` is of backends of
-    containers; None is the backend's own.
+    containers; None is the backend's own. The embedded one has `sandbox.host_images` and refuses others.
     """
 
     memory_mb: int = 512

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -93,10 +94,11 @@ class MachinePool(MeasuredPool):
     async def create(self, config: MachineConfig | None = None, *, snapshot: Snapshot | None = None) -> LocalMachine:
         """A new machine, with its first files in place. Raises: SandboxError if it cannot be made."""
         config, report = config or MachineConfig(), self.isolation
-        if config.image is not None:
+        if config.image is not None and not any(fnmatchcase(config.image, one) for one in self.config.host_images):
             raise UserError(
-                f"the backend {self.config.backend!r} has no images, and a machine of {config.image!r} was asked for; "
-                "set sandbox.backend to 'docker' or 'kubernetes'"
+                f"the backend {self.config.backend!r} has no images, and a machine of {config.image!r} was asked for: "
+                "set sandbox.backend to 'docker' or 'kubernetes', or, where this host has what the image would bring, "
+                "add it to sandbox.host_images"
             )
         if config.network is not None and not report.layer("network-namespace").is_in_force:
             raise UserError(

@@ -20,11 +20,11 @@ class QuotaConfig(BaseModel):
     max_machines: int = Field(default=500, ge=0)
     """Machines that exist."""
 
-    max_memory_mb: int = Field(default=256 << 10, ge=0)
-    """Their memory limits, together."""
+    max_memory_mb: int | None = Field(default=None, ge=0)
+    """Their memory limits, together; left out: as much as the host (or the container that the service runs in) has."""
 
-    max_disk_mb: int = Field(default=128 << 10, ge=0)
-    """Their disk limits, together; the embedded backend keeps them in memory."""
+    max_disk_mb: int | None = Field(default=None, ge=0)
+    """Their disk limits, together; left out: as much as the host has memory, where the embedded backend keeps them."""
 
     max_judging: int = Field(default=256, ge=0)
     """Judgements asked for and not yet answered; more are told to come back."""
@@ -34,6 +34,11 @@ class QuotaConfig(BaseModel):
 
     max_requests_per_s: float = Field(default=2000.0, gt=0)
     """Requests begun per second, after a burst of as many."""
+
+    def filled(self, memory_mb: int) -> Self:
+        """With `memory_mb` where nothing was said of memory and disks."""
+        given = {name: value for name, value in self.model_dump().items() if value is not None}
+        return type(self).model_validate({"max_memory_mb": memory_mb, "max_disk_mb": memory_mb, **given})
 
 
 class ServiceConfig(BaseModel):
@@ -68,6 +73,9 @@ class ServiceConfig(BaseModel):
 
     quota: QuotaConfig = Field(default_factory=QuotaConfig)
     """What a token gets that has no quota of its own."""
+
+    spare_memory_mb: int = Field(default=256, ge=0)
+    """What has to stay free on the host: a machine whose memory limit would go into it is told to come back."""
 
     lease_s: float = Field(default=60.0, gt=0)
     """A client that has not been heard of for so long has gone, and its machines end."""

@@ -22,7 +22,8 @@ from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
 from mettle.sandbox.machines.files import fill
 from mettle.sandbox.protocols import Job, Machine, Machines
-from mettle.sandbox.service.faults import NoJob, NoMachine
+from mettle.sandbox.service.faults import NoJob, NoMachine, ServiceBusy
+from mettle.sandbox.service.host import free_memory_mb
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder
@@ -99,8 +100,12 @@ class MachineRecord:
 class Register:
     """All machines of a service."""
 
-    def __init__(self, pool: Machines, quotas: Quotas, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self, pool: Machines, quotas: Quotas, metrics: ServiceMetrics, spare_memory_mb: int | None = None
+    ) -> None:
+        """`spare_memory_mb` has to stay free on this host; None where machines live elsewhere."""
         self.pool = pool
+        self._spare_memory_mb = spare_memory_mb
         self._quotas = quotas
         self._metrics = metrics
         self._records: dict[str, MachineRecord] = {}
@@ -117,12 +122,16 @@ class Register:
         return self._num_making
 
     async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> MachineRecord:
-        """A new machine of this token. Raises: QuotaExceeded; SandboxError if it cannot be made."""
+        """A new machine of this token.
+
+        Raises: QuotaExceeded; ServiceBusy while the host has not the memory; SandboxError if it cannot be made.
+        """
         _check_size(config)
         give_back = self._quotas.take_machine(holder, config)
         started = time.monotonic()
         self._num_making += 1
         try:
+            self._admit(config)
             machine = await self._make(config)
         except BaseException:
             give_back()
@@ -134,6 +143,17 @@ class Register:
         record = MachineRecord(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record
         return record
+
+    def _admit(self, config: MachineConfig) -> None:
+        """Files live in memory, too: all that the machine may use has to be free now."""
+        free_mb = None if self._spare_memory_mb is None else free_memory_mb()
+        wanted_mb = config.memory_mb + config.disk_mb
+        if free_mb is not None and wanted_mb + (self._spare_memory_mb or 0) > free_mb:
+            raise ServiceBusy(
+                f"this host has {free_mb:,} MB of memory free, of which {self._spare_memory_mb} MB stay so, and the "
+                f"machine may use {wanted_mb:,} MB (memory_mb and disk_mb): ask for less, or come back when others "
+                "have ended"
+            )
 
     async def _make(self, config: MachineConfig) -> Machine:
         """What is remembered of it, also when it has ended, is without its first files."""

@@ -75,7 +75,7 @@ class Quotas:
             ("memory_mb", account.memory_mb, config.memory_mb, quota.max_memory_mb),
             ("disk_mb", account.disk_mb, config.disk_mb, quota.max_disk_mb),
         ):
-            if has + wants > most:
+            if most is not None and has + wants > most:
                 raise QuotaExceeded(
                     f"token {holder.name!r} has {has} of max_{what} {most} and asks for {wants} more: delete machines"
                 )

@@ -24,6 +24,7 @@ from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.app import make_app, sweeping
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
+from mettle.sandbox.service.host import total_memory_mb
 from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import Register
 from mettle.sandbox.service.metrics import ServiceMetrics
@@ -36,11 +37,18 @@ from mettle.web.server import HttpServer, bind, bind_unix, url_of
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.25
+_ON_THIS_HOST: Final = ("zygote", "unsafe")
+"""Backends whose machines live in the memory of this host."""
+_UNKNOWN_MEMORY_MB: Final = 256 << 10
+"""What a token may have together where machines live elsewhere, and that place does its own admission."""
 
 
 @contextlib.asynccontextmanager
 async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService]:
     """The pools of a service, and everything that it counts with."""
+    is_here = config.sandbox.backend in _ON_THIS_HOST
+    memory_mb = total_memory_mb() if is_here else None
+    config = config.model_copy(update={"quota": config.quota.filled(memory_mb or _UNKNOWN_MEMORY_MB)})
     tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
     if config.unix is None and tokens.is_empty:
         raise UserError(
@@ -59,12 +67,13 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService
         pool = await stack.enter_async_context(backend.machines(config.sandbox))
         if judge is not None:
             await stack.enter_async_context(judge)
-        register = Register(pool, quotas, metrics)
+        register = Register(pool, quotas, metrics, config.spare_memory_mb if is_here else None)
         service = SandboxService(config, tokens, register, judge, quotas, metrics, ClientLeases(config.lease_s))
         try:
             yield service
         finally:
             service.idempotent.close()
+            service.long_bodies.close()
             await register.close()
 
 

@@ -155,7 +155,8 @@ def read_tokens(path: Path) -> list[dict[str, Any]]:
 
 def _holder(row: dict[str, Any], default: QuotaConfig) -> Holder:
     try:
-        quota = QuotaConfig.model_validate({**default.model_dump(), **row.get("quota", {})})
+        own = {name: value for name, value in row.get("quota", {}).items() if value is not None}
+        quota = QuotaConfig.model_validate({**default.model_dump(), **own})
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(

@@ -30,9 +30,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures(
 async def test_what_a_service_remembers_of_a_machine_is_small(api: ApiCaller, field: str) -> None:
     status, refused = await api.ask("POST", "/machines", json={field: {"a": "x" * 70_000}})
     assert (status, refused["error"]["type"]) == (400, "user")
-    long = {"docker_image": "x" * 10_000, "disk_size_gb": 0.1, "cpu_cores": 1}
+    long = {"name": "x" * 10_000, "disk_size_gb": 0.1, "cpu_cores": 1}
     status, made = await api.ask("POST", "/sandbox", json=long)
-    assert (status, len(made["dockerImage"])) == (201, 300)
+    assert (status, len(made["name"])) == (201, 100)
+    assert (await api.ask("POST", "/sandbox", json={**long, "docker_image": "x" * 10_000}))[0] == 400
     await api.ask("DELETE", f"/sandbox/{made['id']}")
 
 

@@ -49,6 +49,15 @@ async def test_a_sandbox_is_described_as_the_clients_read_it(api: ApiCaller) -> 
     assert (await api.ask("GET", "/sandbox/nope"))[0] == 404
 
 
+async def test_an_image_that_the_backend_does_not_have_is_refused_by_both_apis(api: ApiCaller) -> None:
+    asked = {"name": "x", "docker_image": "pytorch/pytorch:2.0", "disk_size_gb": 0.1}
+    status, told = await api.ask("POST", "/sandbox", json=asked)
+    assert (status, "'pytorch/pytorch:2.0'" in told["detail"]) == (400, True)
+    status, told = await api.ask("POST", "/machines", json={"image": "pytorch/pytorch:2.0"})
+    assert (status, "host_images" in told["error"]["message"]) == (400, True)
+    assert (await api.ask("POST", "/machines", json={"image": "python:3.12-slim"}))[0] == 201
+
+
 async def test_a_pass_is_for_one_sandbox_and_its_commands_and_files(api: ApiCaller) -> None:
     made, other = await created(api), await created(api)
     _, gate = await api.ask("POST", f"/sandbox/{made['id']}/auth")

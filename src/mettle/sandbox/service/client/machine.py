@@ -202,6 +202,7 @@ def machine_request(config: MachineConfig) -> dict[str, Any]:
         "idle_s": config.idle_s,
         "env": dict(config.env),
         "labels": dict(config.labels),
+        **({"image": config.image} if config.image else {}),
     }
 
 

@@ -1,7 +1,8 @@
 """The sandbox calls of the open-source `prime` clients of the first era, answered by the same machines.
 
 Control plane below /api/v1/sandbox, with the account's token; data plane below /gw, with a pass for one sandbox that
-`auth` gives out. What these machines do not have (images, GPUs, a network) is accepted and described as what it is.
+`auth` gives out. An image is the backend's matter, which has it or refuses; GPUs and a network, which these machines do
+not have, are accepted and described as absent.
 Statuses, fields and errors are those that the clients read; `docs/reference/sandbox-api.md` lists the calls.
 """
 
@@ -33,6 +34,8 @@ _PASS_S: Final = 3600.0
 _MOST_MEMORY_MB: Final = 8192
 _MOST_DISK_MB: Final = 2048
 _IDLE_START: Final = ("tail -f /dev/null", "sleep infinity")
+_OWN_IMAGE: Final = "python:3.11-slim"
+"""Said of machines for which none was asked; the clients want a name there."""
 _MAX_BATCH: Final = 500
 _MAX_PASSES: Final = 32  # of one sandbox; a new one ends the oldest
 
@@ -43,7 +46,6 @@ async def create(request: Request) -> Response:
     body = await read_body(request, PrimeSandboxBody)
     config = _config(body)
     shown = {
-        "docker_image": body.docker_image[:300],
         "start_command": body.start_command[:4096] or None,
         "cpu_cores": body.cpu_cores,
     }
@@ -206,6 +208,7 @@ def _config(body: PrimeSandboxBody) -> MachineConfig:
         idle_s=_seconds(body.idle_timeout_minutes),
         env={**body.environment_vars, **body.secrets},
         labels=dict.fromkeys(body.labels, ""),
+        image=body.docker_image or None,
     )
     config.limits()
     return config
@@ -224,7 +227,7 @@ def _describe(record: MachineRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "name": record.name or record.id,
-        "dockerImage": str(asked.get("docker_image") or "python:3.11-slim"),
+        "dockerImage": config.image or _OWN_IMAGE,
         "startCommand": asked.get("start_command"),
         "cpuCores": asked.get("cpu_cores", 1.0),
         "memoryGB": config.memory_mb / 1024,

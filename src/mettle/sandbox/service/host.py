@@ -1,0 +1,63 @@
+"""What this host has for machines: all memory that this process may use, and what is free of it now.
+
+A container has less than its host: the limits of the memory cgroups above this process count, whichever is least.
+Invariant: a figure that cannot be read is None, and then nothing is refused for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_OWN_GROUP: Final = Path("/proc/self/cgroup")
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_NO_LIMIT: Final = 1 << 60
+
+
+def total_memory_mb() -> int | None:
+    """The memory of the host, or of the container that this is."""
+    return _least("MemTotal", [limit for limit, _ in _group_limits()])
+
+
+def free_memory_mb() -> int | None:
+    """What new machines can take without anything being ended for it."""
+    return _least("MemAvailable", [max(0, limit - used) for limit, used in _group_limits()])
+
+
+def _least(name: str, limits: list[int]) -> int | None:
+    try:
+        found = re.search(rf"^{name}:\s+(\d+) kB", _MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    figures = [*limits, *([int(found[1]) << 10] if found else [])]
+    return min(figures) >> 20 if figures else None
+
+
+def _group_limits() -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes of each memory cgroup with a limit, from this process's own up."""
+    try:
+        own = re.search(r"^0::(/.*)$", _OWN_GROUP.read_text(), re.MULTILINE)
+    except OSError:
+        own = None
+    path = _GROUPS / (own[1].lstrip("/") if own else "")
+    for folder in (path, *path.parents):
+        if not folder.is_relative_to(_GROUPS):
+            return
+        try:
+            limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        except OSError:
+            continue
+        if limit.isdigit() and int(limit) < _NO_LIMIT:
+            # Pages of files are given back when they are wanted, so that only what is left counts as used.
+            yield int(limit), max(0, int(used) - _given_back(folder))
+
+
+def _given_back(folder: Path) -> int:
+    try:
+        found = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
