@@ -2,7 +2,8 @@
 
 Each cell is a process of its own (`envs_workload.py`), first under this Python with Mettle, then under `--peer-python`
 with verifiers. Scenarios: `single` and `tools` (five model turns) with 64, 512 and 2,048 rollouts in flight, against a
-mock client that answers after 50 ms, and over real HTTP against a server in another process that does the same;
+mock client that answers after 50 ms, over real HTTP against a server in another process that does the same, and there
+through a caller's own `AsyncOpenAI`;
 `tokens` (memory of five turns of 2,000 new prompt ids); `import`; `size` (the library with all that it needs). The
 number that matters is CPU-ms per rollout; `lag` is how late the event loop wakes a sleeping task.
 
@@ -70,6 +71,8 @@ def cells() -> Iterator[Cell]:
         yield Cell("single", "http", concurrency, max(512, concurrency))
     for concurrency in IN_FLIGHT:
         yield Cell("tools", "http", concurrency, max(128, concurrency))
+    yield Cell("single", "sdk", 64, 512)
+    yield Cell("tools", "sdk", 64, 128)
     yield Cell("tokens", num=100)
     yield Cell("import", "")
     yield Cell("size", "")
@@ -116,7 +119,8 @@ def measure(cell: Cell, python: str, library: str, url: str) -> dict[str, float]
     else:
         command = [python, str(HERE / "envs_workload.py"), "--library", library, "--scenario", cell.scenario]
         command += ["--num", str(cell.num), "--concurrency", str(cell.concurrency)]
-        command += ["--url", url] if cell.transport == "http" else []
+        command += ["--url", url] if cell.transport in ("http", "sdk") else []
+        command += ["--sdk"] if cell.transport == "sdk" else []
     done = subprocess.run(command, env=environ, cwd="/tmp", capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{cell.name} under {library} failed:\n{done.stderr[-3000:]}")

@@ -152,7 +152,12 @@ async def run_evaluation(args: argparse.Namespace) -> dict[str, float]:
     """`env.evaluate` with so many groups of one in flight."""
     num_calls = 4 if args.scenario == "tools" else 0
     env = make_env(num_calls, args.num)
-    if args.url:
+    if args.sdk:
+        from openai import AsyncOpenAI
+
+        sdk = AsyncOpenAI(base_url=args.url, api_key="none", timeout=600)
+        client = vf.OpenAIChatCompletionsClient(sdk)
+    elif args.url:
         os.environ["BENCH_KEY"] = "none"
         config = vf.ClientConfig(api_base_url=args.url, api_key_var="BENCH_KEY")
         client = vf.OpenAIChatCompletionsClient(config)
@@ -216,6 +221,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--latency", type=float, default=LATENCY_S)
     parser.add_argument("--url", default="")
+    parser.add_argument("--sdk", action="store_true", help="talk to --url through an AsyncOpenAI object")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     global vf

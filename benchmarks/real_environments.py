@@ -219,7 +219,17 @@ def _cause(error: BaseException) -> str:
         return "network"
     if isinstance(error, SyntaxError):
         return "its own source"
+    if _is_raised_by_it(error):
+        return "its own check"
     return "library"
+
+
+def _is_raised_by_it(error: BaseException) -> bool:
+    """Whether the environment's own code has refused something: a setting that it wants, a service."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/environments/" in frames[-1].filename and (frames[-1].line or "").startswith("raise ")
 
 
 def main() -> None:
@@ -232,7 +242,7 @@ def main() -> None:
     folders = sorted(path for path in Path(options.folder).iterdir() if path.is_dir() and path.name.isidentifier())
     if options.only:
         folders = [path for path in folders if path.name == options.only]
-    results = {folder.name: _in_process(folder, options.library) for folder in folders}
+    results = {folder.name: try_in_process(folder, options.library) for folder in folders}
     loaded = sum(result["ok"] or result["stage"] == "run" for result in results.values())
     ran = sum(result["ok"] for result in results.values())
     silent = sum(bool(result.get("silent")) for result in results.values())
@@ -243,7 +253,7 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
-def _in_process(folder: Path, library: str) -> dict[str, Any]:
+def try_in_process(folder: Path, library: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, open(Path(scratch) / "told", "w+", encoding="utf-8") as told_file:
         copy = shutil.copytree(folder, Path(scratch) / "environments" / folder.name)
         if not (copy / "pyproject.toml").exists():  # Its package is what the name is looked for by.

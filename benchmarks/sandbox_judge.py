@@ -4,13 +4,14 @@ Samples of every variant are interleaved, so that a busy machine slows all of th
 The floor is fork, exit and wait of the template's own kind of interpreter, with no isolation and nothing run. The
 sustained rates keep as many executions in flight as there are cores, one variant after another, twice round.
 
-    python benchmarks/sandbox_judge.py [--samples 100] [--executions 200] [--json FILE]
+    python benchmarks/sandbox_judge.py [--samples 100] [--executions 200] [--busy 0] [--brief] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,13 @@ while sys.stdin.readline():
 PYTHON = os.path.realpath(sys.executable)
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "mettle"
 FLOOR_NAME = "fork + exit of the interpreter"
+BWRAP_NAME = "bwrap python -I -S"
+BARE_NAME = "subprocess python -I -S"
 BARE_PYTHON = [PYTHON, "-I", "-S", "-c", PROGRAM]
 BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib",
          "--symlink", "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev",
          "--tmpfs", "/tmp", "--ro-bind", sys.base_prefix, sys.base_prefix, "--"]  # fmt: skip
+BRIEF = (FLOOR_NAME, BARE_NAME, BWRAP_NAME, "judge, warm", "judge, per test of 20")
 Run = Callable[[], float]
 Judge = Callable[[], Awaitable[float]]
 
@@ -74,6 +78,10 @@ class ForkFloor:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return float(self._process.stdout.readline())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def close(self) -> None:
         self._process.communicate()
@@ -96,14 +104,14 @@ def plain_variants(floor: ForkFloor) -> dict[str, Run]:
     variants: dict[str, Run] = {
         FLOOR_NAME: floor.sample,
         "subprocess /bin/true": lambda: run_plainly(["/bin/true"]),
-        "subprocess python -I -S": lambda: run_plainly(BARE_PYTHON),
+        BARE_NAME: lambda: run_plainly(BARE_PYTHON),
         "subprocess python": lambda: run_plainly([PYTHON, "-c", PROGRAM]),
         "subprocess bash": lambda: run_plainly(["bash", "-c", BASH_PROGRAM]),
         "subprocess node": lambda: run_plainly(["node", "-e", JAVASCRIPT_PROGRAM]),
     }
     if can_bwrap():
         variants["bwrap /bin/true"] = lambda: run_plainly([*BWRAP, "/bin/true"])
-        variants["bwrap python -I -S"] = lambda: run_plainly([*BWRAP, *BARE_PYTHON])
+        variants[BWRAP_NAME] = lambda: run_plainly([*BWRAP, *BARE_PYTHON])
     return {name: run for name, run in variants.items() if shutil.which(name.split()[-1]) or "node" not in name}
 
 
@@ -160,19 +168,20 @@ def own_cpu_s() -> float:
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
 
 
-async def measure_rate(run: Judge, num_executions: int, in_flight: int, pid: int | None) -> dict[str, float]:
-    """Executions a second with so many in flight, and the processor time of each."""
+async def measure_rate(run: Judge, num_executions: int, in_flight: int, pids: list[int]) -> dict[str, float]:
+    """Executions a second with so many in flight, and the processor time of each: this process's, what it has
+    collected, and what these others have used and collected."""
     limit = asyncio.Semaphore(in_flight)
 
     async def one() -> None:
         async with limit:
             await run()
 
-    cpu_s, started = own_cpu_s() + (tree_cpu_s(pid) if pid else 0.0), time.perf_counter()
+    cpu_s, started = own_cpu_s() + sum(map(tree_cpu_s, pids)), time.perf_counter()
     await asyncio.gather(*(one() for _ in range(num_executions)))
     wall_s = time.perf_counter() - started
-    await asyncio.sleep(1.5 if pid else 0.0)  # the template collects its dead once a second
-    cpu_s = own_cpu_s() + (tree_cpu_s(pid) if pid else 0.0) - cpu_s
+    await asyncio.sleep(1.5 if pids else 0.0)  # the template collects its dead once a second
+    cpu_s = own_cpu_s() + sum(map(tree_cpu_s, pids)) - cpu_s
     return {"per_s": num_executions / wall_s, "cpu_ms_each": cpu_s / num_executions * 1000}
 
 
@@ -180,6 +189,8 @@ async def measure_rates(pool: SandboxPool, num_executions: int) -> dict[str, dic
     """Twice round all variants; the better of the two, because what else runs here can only slow them down."""
     cores = os.cpu_count() or 1
     floors = [ForkFloor() for _ in range(cores)]
+    floor_pids = [floor.pid for floor in floors]
+    templates = [pool.template_pid] if pool.template_pid is not None else []
 
     async def fork() -> float:
         floor = floors.pop()
@@ -187,24 +198,24 @@ async def measure_rates(pool: SandboxPool, num_executions: int) -> dict[str, dic
         floors.append(floor)
         return seconds
 
-    variants: dict[str, tuple[Judge, int | None]] = {
-        FLOOR_NAME: (fork, None),
-        "subprocess python -I -S": (lambda: asyncio.to_thread(run_plainly, BARE_PYTHON), None),
-        "subprocess python": (lambda: asyncio.to_thread(run_plainly, [PYTHON, "-c", PROGRAM]), None),
-        "bwrap python -I -S": (lambda: asyncio.to_thread(run_plainly, [*BWRAP, *BARE_PYTHON]), None),
-        "judge": (lambda: judge_once(pool), pool.template_pid),
-        "judge, tests of 20 at a time": (lambda: judge_once(pool, num_tests=20), pool.template_pid),
+    variants: dict[str, tuple[Judge, list[int]]] = {
+        FLOOR_NAME: (fork, floor_pids),
+        BARE_NAME: (lambda: asyncio.to_thread(run_plainly, BARE_PYTHON), []),
+        "subprocess python": (lambda: asyncio.to_thread(run_plainly, [PYTHON, "-c", PROGRAM]), []),
+        BWRAP_NAME: (lambda: asyncio.to_thread(run_plainly, [*BWRAP, *BARE_PYTHON]), []),
+        "judge": (lambda: judge_once(pool), templates),
+        "judge, tests of 20 at a time": (lambda: judge_once(pool, num_tests=20), templates),
     }
     if not can_bwrap():
-        del variants["bwrap python -I -S"]
+        del variants[BWRAP_NAME]
     rates: dict[str, dict[str, float]] = {}
     for _ in range(2):
-        for name, (run, pid) in variants.items():
+        for name, (run, pids) in variants.items():
             batch = 20 if "of 20" in name else 1
-            found = await measure_rate(run, max(1, num_executions // batch), cores, pid)
+            found = await measure_rate(run, max(1, num_executions // batch), cores, pids)
             found = {"per_s": found["per_s"] * batch, "cpu_ms_each": found["cpu_ms_each"] / batch}
-            if name.startswith(("bwrap", "fork")):
-                found["cpu_ms_each"] = float("nan")  # spent by processes that this one does not collect
+            if name == BWRAP_NAME:
+                found["cpu_ms_each"] = float("nan")  # what runs inside is spent by processes that nobody here collects
             if name not in rates or found["per_s"] > rates[name]["per_s"]:
                 rates[name] = found
     for floor in floors:
@@ -224,7 +235,7 @@ def idle_cell_bytes(pool: SandboxPool) -> float:
 
 def summarize(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     rows = {}
-    floor = sorted(times[FLOOR_NAME])
+    floor, bwrap = sorted(times[FLOOR_NAME]), sorted(times.get(BWRAP_NAME, []))
     for name, samples in times.items():
         ordered = sorted(samples)
         p50, p95 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.95)]
@@ -234,17 +245,35 @@ def summarize(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
             "p50_ms": p50 * 1000,
             "p95_ms": p95 * 1000,
             "p50_to_floor": p50 / floor[len(floor) // 2],
+            **({"p50_to_bwrap": p50 / bwrap[len(bwrap) // 2]} if bwrap else {}),
         }
     return rows
 
 
-async def main(num_samples: int, num_executions: int) -> dict[str, Any]:
+@contextlib.contextmanager
+def busy_host(num_loops: int) -> Iterator[None]:
+    """So many processes beside this one that do nothing but use a processor."""
+    loop = [PYTHON, "-I", "-S", "-c", "while True: pass"]
+    loops = [subprocess.Popen(loop, start_new_session=True) for _ in range(num_loops)]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait()
+
+
+async def main(num_samples: int, num_executions: int, *, is_brief: bool = False) -> dict[str, Any]:
     config = SandboxConfig(warm=4)
     async with SandboxPool(config) as pool, SandboxPool(SandboxConfig(backend="unsafe", warm=4)) as unsafe:
         floor = ForkFloor()
-        times = await sample(plain_variants(floor), judged_variants(pool, unsafe), num_samples)
+        plain, judged = plain_variants(floor), judged_variants(pool, unsafe)
+        if is_brief:
+            plain = {name: run for name, run in plain.items() if name in BRIEF}
+            judged = {name: run for name, run in judged.items() if name in BRIEF}
+        times = await sample(plain, judged, num_samples)
         floor.close()
-        times |= await sample_numpy(max(5, num_samples // 5))
+        times |= {} if is_brief else await sample_numpy(max(5, num_samples // 5))
         rates = await measure_rates(pool, num_executions)
         await asyncio.sleep(0.5)
         return {
@@ -263,11 +292,14 @@ def show(found: dict[str, Any]) -> None:
     lines.append(f"{'':32}{'min ms':>9}{'p50 ms':>9}{'p95 ms':>9}{'p50/floor':>11}")
     for name, row in found["latency"].items():
         figures = f"{row['min_ms']:9.2f}{row['p50_ms']:9.2f}{row['p95_ms']:9.2f}{row['p50_to_floor']:11.1f}"
+        figures += f"{row.get('p50_to_bwrap', float('nan')):11.2f}"
         lines.append(f"{name:32}{figures}")
     lines.append(f"{'sustained':32}{'per s':>9}{'CPU ms':>9}{'of floor':>11}")
     floor = found["sustained"][FLOOR_NAME]["per_s"]
+    cold_ms = found["sustained"][BARE_NAME]["cpu_ms_each"]
     for name, rate in found["sustained"].items():
-        lines.append(f"{name:32}{rate['per_s']:9.0f}{rate['cpu_ms_each']:9.2f}{rate['per_s'] / floor:11.2f}")
+        figures = f"{rate['per_s']:9.0f}{rate['cpu_ms_each']:9.2f}{rate['per_s'] / floor:11.2f}"
+        lines.append(f"{name:32}{figures}{rate['cpu_ms_each'] / cold_ms:13.2f}")
     lines.append(f"a waiting cell: {found['idle_cell_mb']:.1f} MB")
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -276,9 +308,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--executions", type=int, default=200)
+    parser.add_argument("--busy", type=int, default=0, help="busy loops beside it, for a loaded host")
+    parser.add_argument("--brief", action="store_true", help="only a cold start, bwrap and the judge of Python")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    measured = asyncio.run(main(arguments.samples, arguments.executions))
+    if os.getsid(0) != os.getpid() and shutil.which("setsid"):
+        # The kernel's autogroups give each session a share of its own, and a shell's may weigh more than others: the
+        # judge's processes have sessions, so that without one of its own this program would favour what it starts.
+        os.execvp("setsid", ["setsid", "--wait", sys.executable, *sys.argv])
+    with busy_host(arguments.busy):
+        measured = asyncio.run(main(arguments.samples, arguments.executions, is_brief=arguments.brief))
     show(measured)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

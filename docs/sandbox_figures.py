@@ -30,6 +30,13 @@ _ORPHAN_NAMES = {
     "left_folders": "left: folders and files",
     "left_machines": "left: machines of the client",
 }
+_COLD = "subprocess python -I -S"
+_BWRAP = "bwrap python -I -S"
+_WHY = """
+The goals are .2 of bwrap's latency on a loaded host, .3 of a cold start's processor time for a judgement of one test,
+and .1 for each test of a batch. What keeps them from being met has
+[its own part](../explanation/sandbox.md#what-it-costs-and-what-it-leaves-behind).
+"""
 _SOAK = """
 One process holds two sides, each a judge pool and a machine pool under mixed load: honest and wrong programs in four
 languages, time-outs, memory hogs, output floods, fork bombs, crashes, survivors; machines with files, snapshots, jobs
@@ -57,7 +64,15 @@ def sandbox_figures_page(results: Path, note: str) -> str:
     lines = [note, "", *_HEAD.splitlines(), ""]
     lines += ["## Judging", "", f"{judge['machine']}, Python {judge['python']}.", ""]
     lines += [*_latency(judge), "", *_rates(judge), "", f"A waiting cell takes {judge['idle_cell_mb']:.1f} MB.", ""]
-    lines += ["    python benchmarks/sandbox_judge.py", "", "## Machines", "", f"{machines['machine']}.", ""]
+    lines += [
+        "    python benchmarks/sandbox_judge.py",
+        "",
+        *_loaded(results),
+        "## Machines",
+        "",
+        f"{machines['machine']}.",
+        "",
+    ]
     lines += [*_machines(machines), "", "    python benchmarks/sandbox_machines.py --machines 500", ""]
     lines += [f"## A soak of {soak['minutes']:g} minutes", "", *_SOAK.strip().splitlines(), ""]
     lines += ["![What both pools held, minute by minute](../assets/sandbox-soak.svg)", "", *_soak(soak), ""]
@@ -83,9 +98,37 @@ def _latency(judge: dict[str, Any]) -> list[str]:
 
 
 def _rates(judge: dict[str, Any]) -> list[str]:
-    lines = ["| sustained, one for each core at a time | executions a second |", "|---|---|"]
+    head = (
+        "| sustained, one for each core at a time | executions a second | processor ms each | of a cold python -I -S |"
+    )
     rates = sorted(judge["sustained"].items(), key=lambda pair: -pair[1]["per_s"])
-    return lines + [f"| {_LATENCY_NAMES.get(name, name)} | {rate['per_s']:.0f} |" for name, rate in rates]
+    cold_ms = judge["sustained"][_COLD]["cpu_ms_each"]
+    lines = [head, "|---|---|---|---|"]
+    for name, rate in rates:
+        cpu_ms = rate["cpu_ms_each"]
+        cost = "- | -" if cpu_ms is None else f"{cpu_ms:.1f} | {cpu_ms / cold_ms:.2f}"
+        lines.append(f"| {_LATENCY_NAMES.get(name, name)} | {rate['per_s']:.0f} | {cost} |")
+    return lines
+
+
+def _loaded(results: Path) -> list[str]:
+    """The same on a busy host, where that was measured; ratios, because the milliseconds are the load's."""
+    path = results / "sandbox_judge_loaded.json"
+    if not path.exists():
+        return []
+    judge = json.loads(path.read_text(encoding="utf-8"))
+    bwrap, cold = judge["latency"][_BWRAP], judge["sustained"][_COLD]
+    lines = [f"Once more at a load average of {judge['load_average']:.0f} on {judge['machine']}:", ""]
+    lines += ["| under load | p50 ms | of bwrap + python | processor, of a cold python -I -S |", "|---|---|---|---|"]
+    shown = {_COLD: _COLD, _BWRAP: _BWRAP, "judge, warm": "judge"}
+    shown["judge, per test of 20"] = "judge, tests of 20 at a time"
+    for name, sustained in shown.items():
+        p50_ms = judge["latency"][name]["p50_ms"]
+        cpu_ms = judge["sustained"][sustained]["cpu_ms_each"]
+        cost = "-" if cpu_ms is None else f"{cpu_ms / cold['cpu_ms_each']:.2f}"
+        figures = f"{p50_ms:.1f} | {p50_ms / bwrap['p50_ms']:.2f} | {cost}"
+        lines.append(f"| {_LATENCY_NAMES.get(name, name)} | {figures} |")
+    return [*lines, "", *_WHY.strip().splitlines(), ""]
 
 
 def _machines(machines: dict[str, Any]) -> list[str]:

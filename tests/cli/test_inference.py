@@ -14,12 +14,12 @@ from mettle.cli.local_server import model_directory
 
 
 def test_one_question_is_answered(mettle, endpoint):
-    ended = mettle("inference", "chat", "-b", endpoint, "-p", "reverse badge")
+    ended = mettle("inference", "chat", "-b", endpoint, "-q", "reverse badge")
     assert (ended.code, ended.out) == (0, "egdab\n")
 
 
 def test_one_question_as_json(mettle, endpoint):
-    found = mettle("inference", "chat", "-b", endpoint, "-p", "reverse badge", "--json").json
+    found = mettle("inference", "chat", "-b", endpoint, "-q", "reverse badge", "--json").json
     assert found == {"model": "reverser", "prompt": "reverse badge", "answer": "egdab"}
 
 
@@ -38,9 +38,9 @@ def test_a_conversation_goes_on_until_the_input_ends(endpoint):
         (("chat",), 2, "name a model directory or an endpoint"),
         (("chat", "nowhere"), 2, "no model in nowhere: it has no config.json"),
         (("serve", "nowhere"), 2, "no model in nowhere"),
-        (("chat", "-b", "http://127.0.0.1:9/v1", "-p", "x"), 3, "is a server running there?"),
-        (("chat", "-b", "http://127.0.0.1:9/v1", "-k", "NO_SUCH_KEY", "-p", "x"), 2, "NO_SUCH_KEY is not set"),
-        (("chat", "-b", "http://127.0.0.1:9/v1", "--json"), 2, "--json goes with -p"),
+        (("chat", "-b", "http://127.0.0.1:9/v1", "-q", "x"), 3, "is a server running there?"),
+        (("chat", "-b", "http://127.0.0.1:9/v1", "-k", "NO_SUCH_KEY", "-q", "x"), 2, "NO_SUCH_KEY is not set"),
+        (("chat", "-b", "http://127.0.0.1:9/v1", "--json"), 2, "--json goes with -q"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(mettle, words, code, message):
@@ -51,14 +51,14 @@ def test_what_cannot_be_done_is_one_line(mettle, words, code, message):
 
 
 def test_an_endpoints_own_error_is_told(mettle, endpoint):
-    ended = mettle("inference", "chat", "-b", endpoint, "-p", "break")
+    ended = mettle("inference", "chat", "-b", endpoint, "-q", "break")
     assert ended.code == 3
     assert "status 500: it broke" in ended.err
 
 
 @pytest.mark.e2e
 def test_a_model_directory_is_asked(mettle, model):
-    ended = mettle("inference", "chat", model, "-p", "hello", "-t", "4", "-T", "0", "--json")
+    ended = mettle("inference", "chat", model, "-q", "hello", "-t", "4", "-T", "0", "--json")
     assert ended.code == 0, ended.err
     assert ended.json["model"] == "policy"
 
@@ -91,7 +91,7 @@ def test_a_run_without_a_policy_is_not_mistaken_for_its_untrained_model(mettle, 
     (run / "model" / "config.json").write_text("{}")
     (run / "run.db").touch()
     for name in ("young", str(run)):
-        ended = mettle("inference", "chat", name, "-p", "hello")
+        ended = mettle("inference", "chat", name, "-q", "hello")
         assert ended.code == 2
         assert "has no policy yet" in ended.err
         assert f"`mettle rl resume {name}`" in ended.err

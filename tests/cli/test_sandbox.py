@@ -68,7 +68,7 @@ def test_files_jobs_and_lists(mettle: Callable[..., object], tmp_path: Path) -> 
     assert (tmp_path / "out.txt").read_text() == "into the machine"
     missing = mettle("sandbox", "download", machine, "nothing")
     assert (missing.code, "No such file" in missing.err) == (2, True)
-    job = mettle("sandbox", "exec", "-b", machine, "--", "sh", "-c", "echo working; exit 3").out.split()[0]
+    job = mettle("sandbox", "exec", "--background", machine, "--", "sh", "-c", "echo working; exit 3").out.split()[0]
     deadline = time.monotonic() + 100
     while (logs := mettle("sandbox", "logs", machine, "--json").json)["exit_code"] is None:
         assert time.monotonic() < deadline
@@ -202,7 +202,7 @@ def test_lists_show_what_runs_and_on_demand_what_has_ended(mettle: Callable[...,
 def test_logs_are_followed_to_the_end_of_the_job(mettle: Callable[..., object], tmp_path: Path) -> None:
     machine = mettle("sandbox", "create").out.strip()
     wait = "echo first; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 5"
-    assert mettle("sandbox", "exec", "-b", machine, "--", "sh", "-c", wait).out == "1\n"
+    assert mettle("sandbox", "exec", "--background", machine, "--", "sh", "-c", wait).out == "1\n"
     words = [sys.executable, "-m", "mettle.cli", "sandbox", "logs", "-f", machine]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
         assert following.stdout is not None

@@ -130,6 +130,17 @@ def test_the_same_command_again_asks_nothing_and_more_rollouts_only_what_is_miss
     assert "its model is 'm'" in ended.err
 
 
+def test_an_attempt_in_which_everything_failed_does_not_block_the_next(mettle, workplace, sayer):
+    words = ("data", "generate", "sayings", "-b", sayer.url, "-r", "2", "-n", "5", "-o", "set")
+    nobody = ("-b", "http://127.0.0.1:9/v1", "--max-retries", "0")
+    failed = mettle("data", "generate", "sayings", "-m", "m", *nobody, "-r", "3", "-n", "2", "-o", "set")
+    assert failed.code == 3
+    ended = mettle(*words, "-m", "other", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["num_rollouts"] == 10
+    assert ended.json["source"]["model"] == "other"
+
+
 def test_a_saved_evaluation_becomes_a_set(mettle, workplace, sayer):
     assert mettle("eval", "run", "sayings", "-m", "m", "-b", sayer.url, "-n", "6", "-r", "2", "-o", "results").code == 0
     [folder] = [path.parent for path in (workplace / "results").rglob("metadata.json")]

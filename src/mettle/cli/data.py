@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,7 +60,10 @@ def inspect(
         return
     _print_report(report, num_rows)
     if report.format is not None:
-        print_next(f"mettle env init my-task --from data {name}")
+        columns = "".join(
+            f" --{what} {shlex.quote(c)}" for what, c in (("question", question), ("answer", answer)) if c
+        )
+        print_next(f"mettle env init my-task --from data {shlex.quote(name)}{columns}")
 
 
 def _print_report(report: DataReport, num_rows: int) -> None:

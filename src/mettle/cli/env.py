@@ -42,11 +42,11 @@ def env() -> None:
 @click.option("--question", metavar="COLUMN", help="Column that asks, with --from data.")
 @click.option("--answer", metavar="COLUMN", help="Column that answers, with --from data.")
 @click.option(
-    "--dir",
+    "--path",
     "directory",
     type=click.Path(path_type=Path),
     default=ENVIRONMENTS,
-    help="Where to make it.  [default: environments]",
+    help="Folder to make it in.  [default: environments]",
 )
 def init(
     name: str,
@@ -73,7 +73,8 @@ def init(
         raise UserError("the data decides the template; leave out --template or --from")
     else:
         folder = _make_from_data(name, directory, source[1], question, answer)
-    print_next(f"mettle env test {folder.name.replace('_', '-')}")
+    is_found = directory.resolve() == ENVIRONMENTS.resolve()
+    print_next(f"mettle env test {folder.name.replace('_', '-')}" if is_found else f"mettle env install {folder}")
 
 
 def _make_from_data(name: str, directory: Path, file: str, question: str | None, answer: str | None) -> Path:

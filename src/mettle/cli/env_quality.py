@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def test(words: list[str], given: Given, custom: Path | None, env_args: str | No
     if any(report.status in ("fail", "untested") for report in reports):
         raise click.exceptions.Exit(1)
     if not is_json:
-        print_next(f"mettle env check {name}")
+        print_next(f"mettle env check {name}{_given(env_args)}")
 
 
 @click.command()
@@ -91,7 +92,12 @@ def check(name: str, write: bool, is_testing: bool, test_timeout: float, env_arg
     if not card.has_passed:
         raise click.exceptions.Exit(1)
     if not is_json:
-        print_next(f"mettle eval run {card.name} -m MODEL -n 20 -r 4")
+        print_next(f"mettle eval run {card.name} -m MODEL -n 20 -r 4{_given(env_args)}")
+
+
+def _given(env_args: str | None) -> str:
+    """The arguments of the environment as they were given, for the next command."""
+    return f" -a {shlex.quote(env_args)}" if env_args else ""
 
 
 def _print_report(report: RewardReport) -> None:

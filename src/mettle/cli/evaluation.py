@@ -140,8 +140,8 @@ def _report(outcomes: Sequence[EvalOutcome], *, is_file: bool, is_json: bool) ->
     if not done:
         return
     paths = [str(outcome.prepared.path) for outcome in done if outcome.prepared.path is not None]
-    if len(paths) == 2:
-        print_next(f"mettle eval compare {paths[0]} {paths[1]}")
+    if len(paths) > 1 and len({outcome.prepared.spec.env_id for outcome in done}) == 1:
+        print_next(f"mettle eval compare {' '.join(paths)}")
     elif paths:
         print_next(f"mettle eval view {paths[0]}" if len(paths) == 1 else "mettle eval view")
 

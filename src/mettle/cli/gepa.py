@@ -34,9 +34,9 @@ def run(
     """Optimise the system prompt of an environment, and say what that is worth on rows the search never saw.
 
     \b
-    mettle gepa run gsm8k -m small -M big -B 500
-    mettle gepa run configs/gepa/gsm8k.toml
-    mettle gepa run --resume outputs/gepa/gsm8k--small/0a1b2c3d
+    mettle gepa run grade-math -m small -M big -B 500
+    mettle gepa run gepa.toml
+    mettle gepa run --resume outputs/gepa/grade-math--small/0a1b2c3d
     """
     from mettle.cli.optimisation import optimise
 

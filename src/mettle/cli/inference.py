@@ -58,14 +58,20 @@ def serve(words: list[str], given: Given, is_dry_run: bool) -> None:
 
 @inference.command()
 @click.argument("model_dir", type=click.Path(path_type=Path), required=False, metavar="[MODEL_DIR]")
-@click.option("-b", "--base-url", help="Talk to this OpenAI-compatible endpoint instead of a model directory.")
+@click.option(
+    "-b",
+    "--api-base-url",
+    "--base-url",
+    "base_url",
+    help="Talk to this OpenAI-compatible endpoint instead of a model directory.",
+)
 @click.option("-m", "--model", help="The model's name at the endpoint; the first it lists by default.")
 @click.option("-k", "--api-key-var", help="Environment variable that holds the endpoint's key.")
-@click.option("-p", "--prompt", help="Ask this once and print the answer.")
+@click.option("-q", "--prompt", help="Ask this once and print the answer.")
 @click.option("-s", "--system", help="System message.")
 @click.option("-t", "--max-tokens", type=click.IntRange(min=1), help="Longest answer, in tokens.")
 @click.option("-T", "--temperature", type=click.FloatRange(min=0.0), help="0 always takes the likeliest token.")
-@click.option("--json", "is_json", is_flag=True, help="With -p: print the question and the answer as JSON.")
+@click.option("--json", "is_json", is_flag=True, help="With -q: print the question and the answer as JSON.")
 def chat(
     model_dir: Path | None,
     base_url: str | None,
@@ -86,7 +92,7 @@ def chat(
             "name a model directory or an endpoint: `mettle inference chat DIR` or `-b http://HOST:PORT/v1`"
         )
     if is_json and prompt is None:
-        raise UserError("--json goes with -p: a conversation is for people")
+        raise UserError("--json goes with -q: a conversation is for people")
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     with ExitStack() as stack:
         stack.enter_context(going_on("nothing is kept of a conversation"))

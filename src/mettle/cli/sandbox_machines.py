@@ -90,7 +90,7 @@ def list_machines(
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Variable of this command; repeatable.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds until it is ended.")
 @click.option("-i", "--stdin", "is_fed", is_flag=True, help="Feed it this command's standard input.")
-@click.option("-b", "--background", is_flag=True, help="Leave it running and print its job's number.")
+@click.option("--background", is_flag=True, help="Leave it running and print its job's number.")
 @url_option
 @json_option
 def execute(machine_id: str, url: str | None, background: bool, **asked: Any) -> int:

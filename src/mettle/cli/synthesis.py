@@ -27,8 +27,8 @@ def generate(words: list[str], given: Given, is_dry_run: bool, is_json: bool) ->
     """Make a set for supervised fine-tuning of good rollouts. The same command again continues after a kill.
 
     \b
-    mettle data generate gsm8k -m big -n 500 -r 8 --min-reward 1
-    mettle data generate --from outputs/evals/gsm8k--big/0a1b2c3d
+    mettle data generate grade-math -m big -n 500 -r 8 --min-reward 1
+    mettle data generate --from outputs/evals/grade-math--big/0a1b2c3d
     """
     from mettle.synthesis.config import load_spec
 

@@ -1,7 +1,7 @@
-"""Where an OpenAI-shaped request goes: over our own transport, or through an `AsyncOpenAI` object that somebody made.
+"""Where an OpenAI-shaped request goes: over our own transport, or through an SDK object that somebody made.
 
-Parts: `ModelEndpoint`, `headers_of`. Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that
-names the URL.
+Parts: `ModelEndpoint`, `headers_of`. A plain `AsyncOpenAI` is taken over: our transport sends what it would send
+(`sdk_objects`). Invariant: an answer is a mapping; whatever else happens is a `RolloutError` that names the URL.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from urllib.parse import quote
 from mettle.clients.base import STREAMING, request_fields
 from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError, one_line, refusal_of
+from mettle.clients.sdk_objects import is_plain, sdk_of, settings_of, transport_of
 from mettle.clients.wire import well_formed
 
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 """What a header may hold. Anything else of a state's value, line breaks above all, is sent percent-encoded."""
+
+CALL_OPTIONS = frozenset({"extra_headers", "extra_query", "timeout"})
+"""Arguments of an SDK's `create` that are about one call, and no fields of its request."""
+_NAMED = frozenset({"model", "messages", "prompt", "input", *CALL_OPTIONS})
 
 
 class ModelEndpoint:
@@ -29,10 +34,17 @@ class ModelEndpoint:
         self.transport = transport_for(source) if isinstance(source, str | ClientConfig) else None
         self._headers_from_state = source.extra_headers_from_state if isinstance(source, ClientConfig) else {}
         self._sdk = None if self.transport is not None else source
+        self._taken: tuple[Any, ...] | None = None
+        if self.transport is None and is_plain(source):
+            self.transport, self._taken = transport_of(source), settings_of(source)
         if self.transport is not None:
             self.base_url = self.transport.base_url
         else:
             self.base_url = str(getattr(source, "base_url", type(source).__name__)).rstrip("/")
+
+    def sdk(self) -> Any:
+        """The SDK's object that was given, or an `AsyncOpenAI` for this endpoint."""
+        return self._sdk if self.transport is None or self._sdk is not None else sdk_of(self.transport)
 
     @property
     def is_blocking(self) -> bool:
@@ -54,10 +66,26 @@ class ModelEndpoint:
 
         `state` is the rollout's, for the headers that are taken from it.
         """
-        if self.transport is not None:
-            if self._headers_from_state and state is not None:
-                return await self.transport.post(path, body, headers_of(state, self._headers_from_state))
-            return await self.transport.post(path, body)
+        if self.transport is None:
+            return await self._created(path, body)
+        if self._taken is not None:
+            if not CALL_OPTIONS.isdisjoint(body):
+                extra = {key: value for key, value in body.items() if key not in _NAMED}
+                named = {key: value for key, value in body.items() if key in _NAMED}
+                return await self._created(path, {**named, "extra_body": extra})
+            self._keep_up()
+        if self._headers_from_state and state is not None:
+            return await self.transport.post(path, body, headers_of(state, self._headers_from_state))
+        return await self.transport.post(path, body)
+
+    def _keep_up(self) -> None:
+        """Follow an object that was taken over, should its key, URL or another setting have changed."""
+        if (settings := settings_of(self._sdk)) != self._taken:
+            self.transport, self._taken = transport_of(self._sdk), settings
+            self.base_url = self.transport.base_url
+
+    async def _created(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer by way of the SDK."""
         try:
             resource = attrgetter(path.strip("/").replace("/", "."))(self._sdk)
             answer = await (asyncio.to_thread(resource.create, **body) if self.is_blocking else resource.create(**body))

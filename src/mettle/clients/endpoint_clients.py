@@ -7,14 +7,16 @@ openai or anthropic package. Invariant: what a dialect is stands in its module u
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from mettle.clients.base import Client, request_fields
+from mettle.clients.base import STEPS, Client, request_fields
 from mettle.clients.config import ClientConfig
 from mettle.clients.dialects import chat, completions, messages, responses
 from mettle.clients.dialects.call import readable
@@ -22,19 +24,37 @@ from mettle.clients.endpoint import ModelEndpoint
 from mettle.clients.transport import LOOPBACK_HOSTS
 from mettle.errors import UserError
 from mettle.records.messages import Messages, Response, Tool
+from mettle.records.record import view_of
 
 ANTHROPIC_URL = "https://api.anthropic.com/v1"
 ANTHROPIC_VERSION = "2023-06-01"
 
 
 class EndpointClient(Client):
-    """One request and one answer, in a dialect."""
+    """One request and one answer, in a dialect.
+
+    A class of an author's that overrides a step between the two (`to_native_prompt`, ...) has its calls made in steps.
+    """
 
     PATH: ClassVar[str]
+    PROMPT: ClassVar[str] = "messages"
+    """The field of a request that holds the prompt."""
+    _is_in_steps: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.__module__.startswith("mettle.clients."):
+            cls._is_in_steps = cls._is_in_steps or any(step in vars(cls) for step in STEPS)
 
     def __init__(self, client_or_config: ClientConfig | str | Any) -> None:
         self.endpoint = ModelEndpoint(client_or_config)
         self.base_url = self.endpoint.base_url
+        self.logger = logging.getLogger(f"{type(self).__module__}.{type(self).__name__}")
+
+    @cached_property
+    def client(self) -> Any:
+        """The SDK's object for this endpoint: the one that was given, or one that is made when it is asked for."""
+        return self.endpoint.sdk()
 
     async def get_response(
         self,
@@ -44,10 +64,35 @@ class EndpointClient(Client):
         tools: list[Tool] | None = None,
         *,
         state: Mapping[str, Any] | None = None,
-        **_: Any,
+        **kwargs: Any,
     ) -> Response:
         """One model call."""
+        if self._is_in_steps:
+            return await super().get_response(prompt, model, sampling_args, tools, state=state, **kwargs)
         raw = await self.endpoint.post(self.PATH, self.request_body(prompt, model, sampling_args, tools), state)
+        return readable(self.read_response, raw, self.base_url + self.PATH)
+
+    async def to_native_prompt(self, messages: Messages) -> tuple[Any, dict[str, Any]]:
+        """The prompt as it stands in a request, and what else of the request comes from it."""
+        body = self.request_body(messages, "", None, None)
+        bare = self.request_body([], "", None, None)
+        return body[self.PROMPT], {name: value for name, value in body.items() if name not in bare}
+
+    async def to_native_tool(self, tool: Tool) -> Any:
+        """A tool as it stands in a request."""
+        return self.request_body([], "", None, [tool])["tools"][0]
+
+    async def get_native_response(
+        self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: list[Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """The answer as JSON, whose keys are attributes too; keywords other than `state` are fields of the request."""
+        state = kwargs.pop("state", None)
+        body = {**self.request_body([], model, sampling_args, None), self.PROMPT: prompt, **kwargs}
+        return view_of(await self.endpoint.post(self.PATH, {**body, "tools": tools} if tools else body, state))
+
+    async def from_native_response(self, response: Any) -> Response:
+        """An answer, as JSON or as an SDK's object, as a `Response`."""
+        raw = response if isinstance(response, Mapping) else response.model_dump()
         return readable(self.read_response, raw, self.base_url + self.PATH)
 
     @abstractmethod
@@ -88,6 +133,7 @@ class OpenAICompletionsClient(EndpointClient):
     """Text completions of the contents of a prompt."""
 
     PATH = "/completions"
+    PROMPT = "prompt"
 
     def request_body(
         self, prompt: Messages, model: str, sampling_args: Mapping[str, Any] | None, tools: list[Tool] | None
@@ -102,6 +148,7 @@ class OpenAIResponsesClient(EndpointClient):
     """Responses."""
 
     PATH = "/responses"
+    PROMPT = "input"
     FORWARDED: ClassVar[frozenset[str]] = frozenset({"tool_choice", "parallel_tool_calls", "response_format"})
 
     def request_body(

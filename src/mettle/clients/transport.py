@@ -9,9 +9,12 @@ and not before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
+import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,7 +75,7 @@ class ModelTransport:
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = 3600.0,
-        connect_timeout_s: float = 10.0,
+        connect_timeout_s: float | None = 10.0,
         max_body_bytes: int = MAX_BODY_BYTES,
         retry: RetryPolicy | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -80,9 +83,9 @@ class ModelTransport:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.retry = retry or RetryPolicy()
-        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self.headers = {"Content-Type": "application/json", **(headers or {})}
         if api_key:
-            self._headers.setdefault("Authorization", f"Bearer {api_key.strip()}")
+            self.headers.setdefault("Authorization", f"Bearer {api_key.strip()}")
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._max_body_bytes = max_body_bytes
@@ -193,7 +196,11 @@ class ModelTransport:
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if self._current is None or self._loop is not loop:
+            if self._current is not None and self._loop is not None and self._loop.is_closed():
+                _let_go(self._current)
             self._current, self._loop = self._new_session(), loop
+            # Callers who gave a URL or an SDK's object have nothing that they could close.
+            weakref.finalize(self, _let_go, self._current)
         return self._current
 
     def _new_session(self) -> aiohttp.ClientSession:
@@ -202,10 +209,23 @@ class ModelTransport:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_timeout_s),
-            headers=self._headers,
+            headers=self.headers,
             trust_env=not self._is_loopback,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+
+def _let_go(session: aiohttp.ClientSession) -> None:
+    """Close a session where nothing can be awaited: aiohttp closes its sockets before the first time that it waits."""
+    connector = session.connector
+    if session.closed or connector is None:
+        return
+    session.detach()
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # That nobody waits is what this is for.
+        closing = connector.close().__await__()
+        next(closing, None)
+        closing.close()
 
 
 def _reason(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from mettle.records.messages import Record
+from mettle.records.record import Record
 
 
 class TokenUsage(TypedDict):

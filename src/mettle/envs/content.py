@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mettle.records.messages import Record
+from mettle.records.record import Record
 
 
 class GenericContentPart(Record):

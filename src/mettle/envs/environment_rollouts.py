@@ -12,6 +12,7 @@ from typing import Any
 
 from mettle.envs.loops import quiet_collector
 from mettle.envs.rollout_record import record_of_state
+from mettle.envs.rows import Rows, format_row
 from mettle.envs.workers.environment import WorkerEnvironment, worker_spec
 from mettle.envs.workers.pool import WorkerPool
 from mettle.evals.evaluation import Evaluation, Subject
@@ -75,8 +76,8 @@ class EnvironmentRollouts:
 def evaluation_of(
     env: Any, inputs: Any, client: Any, model: str, sampling_args: Mapping[str, Any] | None, options: EvalOptions
 ) -> Evaluation:
-    """An environment (or workers that have it) over rows, ready to run."""
-    rows: list[Row] = list(inputs.to_list() if hasattr(inputs, "to_list") else inputs)
+    """An environment (or workers that have it) over rows, or a dict of their columns, ready to run."""
+    rows = _rows_of_columns(env, inputs) if isinstance(inputs, Mapping) else _rows_of(inputs)
     arguments = {**env.sampling_args, **(sampling_args or {})}
     # Rollouts of a group need nothing of each other when neither scores nor a shared request tie them together.
     is_split = options.independent_scoring or (env.has_independent_members and not hasattr(client, "for_group"))
@@ -99,6 +100,16 @@ def evaluation_of(
         title=env.env_id or type(env).__name__,
     )
     return Evaluation(source, tasks_of(rows), rows, subject, options)
+
+
+def _rows_of(inputs: Any) -> list[Row]:
+    return list(inputs.to_list() if hasattr(inputs, "to_list") else inputs)
+
+
+def _rows_of_columns(env: Any, columns: Mapping[str, Any]) -> list[Row]:
+    """Rows as verifiers took them before 0.1.8: each a task of its own, a question under the environment's prompt."""
+    instructions = (None, None) if "prompt" in columns else (env.system_prompt, env.few_shot)
+    return [format_row(dict(row), index, *instructions) for index, row in enumerate(Rows.from_dict(columns).to_list())]
 
 
 def tasks_of(rows: Sequence[Row]) -> list[EvalTask]:

@@ -17,7 +17,8 @@ from typing import Any
 from mettle.clients.dialects.chat import wire_tool
 from mettle.envs.timing import RolloutTiming, TimeSpan
 from mettle.processes.clock import steady_time
-from mettle.records.messages import Record, Tool, messages_from, tool_from
+from mettle.records.messages import Tool, messages_from, tool_from
+from mettle.records.record import Record
 
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
 _INPUT_FIELDS = frozenset(INPUT_FIELDS)

@@ -49,7 +49,6 @@ from mettle.records.messages import (
     AssistantMessage,
     Message,
     Messages,
-    Record,
     Response,
     ResponseMessage,
     ResponseTokens,
@@ -61,6 +60,7 @@ from mettle.records.messages import (
     Usage,
     UserMessage,
 )
+from mettle.records.record import Record
 
 DatasetBuilder = Callable[[], Any]
 """A function that makes a dataset; called when the dataset is first asked for."""

@@ -130,6 +130,10 @@ class Evaluation:
         if folder is None:
             return self._units(requests_for(self.tasks, env=env_id, prefix="e"))
         saved = folder.metadata
+        if saved is not None and not folder.has_rewards():
+            # Of an attempt in which everything failed there is nothing to go on with, and nothing to protect.
+            folder.start_anew()
+            saved = None
         if saved is not None:
             check_same(folder.path, saved, self.metadata())
             self._time_before = float(saved["time"]) if isinstance(saved.get("time"), int | float) else 0.0

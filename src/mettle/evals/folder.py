@@ -64,6 +64,18 @@ class EvaluationFolder:
             return read_evals(self._database, self.eval_id)[0].metadata
         return self.published.read_metadata() if self.published.is_there() else None
 
+    def has_rewards(self) -> bool:
+        """True when a rollout that is here has a reward."""
+        if self.eval_id is not None:
+            return any(row.reward is not None for row in rollout_rows(self._database, self.eval_id))
+        rows = map(parsed_row, self.published.lines())
+        return any(row is not None and record_of(row).reward is not None for row in rows)
+
+    def start_anew(self) -> None:
+        """Forget rollouts of the store that failed, whatever they were of."""
+        if self.eval_id is not None:
+            self._store.forget_rollouts(self.eval_id)
+
     def begin(self, plan: EvalPlan) -> list[RolloutRow]:
         """Say what is planned; the rollouts that are there already, as far as they have a reward."""
         if self.eval_id is None and self.published.is_there():

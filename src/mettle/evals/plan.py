@@ -4,7 +4,7 @@
     rollouts_per_example = 4
 
     [[eval]]
-    env_id = "gsm8k"
+    env_id = "grade-math"
 
     [[ablation]]                    # one evaluation for each combination
     env_id = "wordle"

@@ -25,7 +25,7 @@ from mettle.evals.estimator import (
 )
 from mettle.evals.facts import RolloutFacts
 from mettle.evals.passing import PassRule
-from mettle.records.messages import Record
+from mettle.records.record import Record
 
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 

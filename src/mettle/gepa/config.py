@@ -4,7 +4,7 @@
     reflection_model = "writer"      # the model without it
 
     [env]
-    env_id = "gsm8k"
+    env_id = "grade-math"
 
     [gepa]
     max_calls = 500
@@ -41,9 +41,9 @@ class GepaSpec(RolloutSettings):
     GROUPS: ClassVar = ("gepa", "execution", "env")
     """Tables of a file whose keys are those of the top level."""
 
-    provider: Annotated[str | None, Option()] = None
+    provider: Annotated[str | None, Option("-p")] = None
     """Who serves the models: openai, anthropic, openrouter, ollama, ..."""
-    env_dir_path: Annotated[str | None, Option("-p", is_path=True)] = None
+    env_dir_path: Annotated[str | None, Option(is_path=True)] = None
     """Another folder that environments are in."""
     reflection_model: Annotated[str | None, Option("-M")] = None
     """Model that rewrites prompts; the model itself without it."""

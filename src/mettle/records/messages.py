@@ -1,6 +1,6 @@
 """Messages of a conversation, and what a model answers: dicts whose keys are also attributes.
 
-Parts: `Record` (the base), the message classes by role, `ToolCall`, `Tool`, `Usage`, `ResponseTokens` (the sampled ids
+Parts: the message classes by role, `ToolCall`, `Tool`, `Usage`, `ResponseTokens` (the sampled ids
 of one model call), `ResponseMessage`, `Response`; `message_from` and `messages_from` read what others wrote.
 Invariant: every message is a plain dict to anybody who wants one (`json.dumps`, `isinstance(message, dict)`, equality),
 and a field that a class knows but a message does not carry reads as None. `ResponseTokens` stores only the ids that its
@@ -12,56 +12,12 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from mettle.records.record import Record
+
 Content = str | list[dict[str, Any]] | None
-
-
-class Record(dict[str, Any]):
-    """A dict with attribute access. `FIELDS` are the keys that read as None when they are absent."""
-
-    __slots__ = ()
-    FIELDS: ClassVar[frozenset[str]] = frozenset()
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}; it has {sorted(self)}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-    def __missing__(self, name: str) -> Any:
-        if name in self.FIELDS:
-            return None
-        raise KeyError(name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.items())})"
-
-    @classmethod
-    def model_validate(cls, raw: Any) -> Self:
-        """Make one from a mapping or from any object with `model_dump` (a pydantic model)."""
-        return cls(**(raw if isinstance(raw, Mapping) else raw.model_dump()))
-
-    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
-        """A plain dict of plain values."""
-        dumped: dict[str, Any] = _plain(self)
-        return {key: value for key, value in dumped.items() if value is not None} if exclude_none else dumped
-
-    def model_dump_json(self, **options: Any) -> str:
-        """`model_dump` as JSON text."""
-        return json.dumps(self.model_dump(**options), ensure_ascii=False)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy, with some fields replaced."""
-        source = _copied(self) if deep else dict(self)
-        return type(self)(**{**source, **(update or {})})
-
-    def copy(self) -> Self:
-        """A shallow copy of the same class."""
-        return type(self)(**self)
 
 
 class Message(Record):
@@ -89,6 +45,11 @@ class SystemMessage(Message):
 
     __slots__ = ()
     ROLE = "system"
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Self:
+        """The text of a file, as it stands."""
+        return cls(content=Path(path).read_text(encoding="utf-8"))
 
 
 class UserMessage(Message):
@@ -495,26 +456,6 @@ def messages_from(raw: Any) -> Messages:
 
 
 _PLAIN_CLASSES = frozenset({SystemMessage, UserMessage, AssistantMessage, ToolMessage, TextMessage})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Record):
-        copied = type(value).__new__(type(value))
-        dict.update(copied, {key: _copied(item) for key, item in value.items()})
-        return copied
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value
 
 
 def _common_prefix(first: array[int], second: array[int]) -> int:

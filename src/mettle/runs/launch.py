@@ -20,6 +20,7 @@ from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.mending import mend_batches
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
 from mettle.runs.summary import summarise
@@ -71,6 +72,7 @@ def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], N
         setup_logging(run_dir.logs / "supervisor.log", is_terminal=False)
         ledger = Ledger(run_dir.ledger)
         try:
+            mend_batches(run_dir, ledger)
             return _supervise(run_dir, ledger, config, is_quiet=is_quiet, on_page=on_page)
         finally:
             ledger.close()

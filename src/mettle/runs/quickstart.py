@@ -91,7 +91,7 @@ def _tell(outcome: RunOutcome) -> None:
     if outcome.is_stopped:
         following = f"\nStopped. Next: {program()} rl resume {path}"
     else:
-        following = f'\nNext: {program()} inference chat {path}/policy -p "reverse badge"'
+        following = f'\nNext: {program()} inference chat {path}/policy -q "reverse badge"'
     console.print(following, markup=False, soft_wrap=True)
 
 

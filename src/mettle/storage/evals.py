@@ -101,12 +101,17 @@ class EvalStore:
                 eval_id = cursor.lastrowid
             else:
                 connection.execute(
-                    "UPDATE evals SET state = ?, model = ?, planned_tasks = ?, planned_rollouts = ?, metadata = ?,"
-                    " updated_at = ? WHERE eval_id = ?",
-                    (RUNNING, *planned, eval_id),
+                    "UPDATE evals SET state = ?, env_id = ?, model = ?, planned_tasks = ?, planned_rollouts = ?,"
+                    " metadata = ?, updated_at = ? WHERE eval_id = ?",
+                    (RUNNING, plan.env_id, *planned, eval_id),
                 )
         self._plans[eval_id] = plan
         return eval_id
+
+    def forget_rollouts(self, eval_id: int) -> None:
+        """Let an evaluation be as it was before its first rollout."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM rollouts WHERE eval_id = ?", (eval_id,))
 
     def add(self, eval_id: int, groups: Sequence[GroupRecord]) -> None:
         """Write down rollouts that have ended: one append to a shard, one transaction.

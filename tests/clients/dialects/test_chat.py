@@ -157,7 +157,7 @@ def test_a_key_goes_to_the_host_it_belongs_to(monkeypatch):
         ClientConfig("https://api.openai.com/v1"),
         ClientConfig("http://a/v1", "MINE"),
     ):
-        keys.append(OpenAIChatCompletionsClient(config).endpoint.transport._headers.get("Authorization"))
+        keys.append(OpenAIChatCompletionsClient(config).endpoint.transport.headers.get("Authorization"))
     assert keys == [None, "Bearer secret", "Bearer mine"]
 
 

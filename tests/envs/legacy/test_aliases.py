@@ -92,6 +92,14 @@ def test_a_star_import_brings_the_names_of_the_path():
         "verifiers.rubrics.tool_rubric:ToolRubric",
         "verifiers.envs.env_group:EnvGroup EnvGroupRubric",
         "verifiers.parsers.maybe_think_parser:MaybeThinkParser",
+        "verifiers.envs.sandbox_env:SandboxEnv AdvancedConfigs CreateSandboxRequest AsyncSandboxClient CommandTimeoutError",
+        "verifiers.clients:OpenAIClient",
+        "verifiers.envs.experimental.composable:ComposableEnv Harness TaskSet SandboxTaskSet SandboxSpec",
+        "verifiers.envs.experimental.composable.harnesses.opencode:opencode_harness",
+        "verifiers.envs.experimental.opencode_env:OpenCodeEnv",
+        "verifiers.envs.experimental.rlm_env:RLMEnv RLMMonitorRubric",
+        "verifiers.utils.eval_utils:load_endpoints resolve_endpoints_file",
+        "verifiers:AdvancedConfigs OpenAIClient load_endpoints",
         "verifiers:AsyncOpenAI setup_logging ToolCall ErrorChain maybe_await parse_response_messages",
     ],
 )
@@ -103,9 +111,7 @@ def test_a_path_has_its_names(path):
 @pytest.mark.parametrize(
     "statement",
     [
-        "from verifiers import RLMEnv, BrowserEnv, RLTrainer, GRPOTrainer",
-        "from verifiers.envs.experimental.rlm_env import RLMEnv",
-        "from verifiers.envs.experimental.composable import ComposableEnv, Harness",
+        "from verifiers import BrowserEnv, RLTrainer, GRPOTrainer",
         "from verifiers.envs.experimental.composable.tasksets.swe import make_swe_taskset",
         "from verifiers.envs.integrations.browser_env import BrowserEnv",
         "from verifiers.scripts.eval import main",
@@ -127,10 +133,10 @@ def test_what_is_not_offered_says_so_when_it_is_used():
         import verifiers as vf
         from verifiers.scripts.eval import main
 
-        class Mine(vf.RLMEnv, vf.MultiTurnEnv):
+        class Mine(vf.BrowserEnv, vf.MultiTurnEnv):
             pass
 
-        for use in (lambda: vf.RLMEnv(), lambda: Mine(dataset=[]), lambda: main(), lambda: vf.RLTrainer.train):
+        for use in (lambda: vf.BrowserEnv(), lambda: Mine(dataset=[]), lambda: main(), lambda: vf.RLTrainer.train):
             try:
                 use()
             except Exception as error:
@@ -140,8 +146,8 @@ def test_what_is_not_offered_says_so_when_it_is_used():
     lines = said.splitlines()
     assert len(lines) == 4
     assert all(line.startswith("UserError") and "is not offered here: " in line for line in lines)
-    assert "PythonEnv" in lines[0]
-    assert "PythonEnv" in lines[1]
+    assert "MCPEnv" in lines[0]
+    assert "MCPEnv" in lines[1]
     assert "`mettle rl run`" in lines[3]
 
 

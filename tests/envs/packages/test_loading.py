@@ -199,3 +199,30 @@ def test_every_name_that_is_offered_is_there():
         assert getattr(vf, name) is not None
     with pytest.raises(AttributeError, match="has no 'Nothing'"):
         _ = vf.Nothing
+
+
+@pytest.mark.parametrize("layout", ["folder", "src", "entry point"])
+def test_names_with_capitals_are_found_as_they_are_spelt(folder, layout):
+    package = folder / "BigBench_BBH"
+    root = package / "src" if layout == "src" else package
+    root.mkdir(parents=True)
+    (root / "BigBench_BBH.py").write_text(V0_MODULE)
+    manifest = '[project]\nname = "BigBench-BBH"\nversion = "1"\n'
+    if layout == "entry point":
+        manifest += '[project.entry-points."mettle.envs"]\nBigBench-BBH = "BigBench_BBH"\n'
+    (package / "pyproject.toml").write_text(manifest)
+    for name in ("bigbench-bbh", "BigBench-BBH", "BigBench_BBH"):
+        assert find_environment(name).module == "BigBench_BBH"
+    sys.modules.pop("BigBench_BBH", None)
+    assert vf.load_environment("BigBench_BBH").env_id == "BigBench_BBH"
+    del sys.modules["BigBench_BBH"]
+
+
+def test_an_installed_package_with_capitals_is_found_too(folder, monkeypatch):
+    (folder / "Big_Thing.py").write_text(V0_MODULE)
+    facts = folder / "Big_Thing-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: Big-Thing\nVersion: 1\n")
+    (facts / "RECORD").write_text("Big_Thing.py,,\nBig_Thing-1.dist-info/METADATA,,\n")
+    sys.path.insert(0, str(folder))
+    assert find_environment("big-thing").module == "Big_Thing"

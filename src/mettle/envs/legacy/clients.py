@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.clients.config import ClientConfig
+from mettle.clients.endpoint_clients import OpenAIChatCompletionsClient
 from mettle.clients.factory import client_from
 from mettle.errors import UserError
 
@@ -62,6 +63,7 @@ def setup_anthropic_client(config: ClientConfig) -> Any:
     return AsyncAnthropic(**_options(config))
 
 
+OpenAIClient = OpenAIChatCompletionsClient
 setup_client = setup_openai_client
 resolve_client = client_from
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import runpy
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mettle.clients.endpoints import ENDPOINTS_FILE, read_registry
+from mettle.envs.author_records import EndpointConfig
 from mettle.envs.rollout_record import output_of
 from mettle.envs.rows import Rows
 from mettle.envs.state import State
 from mettle.errors import UserError
 from mettle.evals.estimator import pass_at_k
+
+logger = logging.getLogger(__name__)
 
 RESULTS = "results.jsonl"
 
@@ -81,6 +87,43 @@ def load_toml_config(path: str | Path) -> dict[str, Any]:
 
 
 load_toml = load_toml_config
+
+
+def load_endpoints(endpoints_path: str | Path = ENDPOINTS_FILE) -> dict[str, list[EndpointConfig]]:
+    """The endpoints of a registry by name: a TOML file, a Python file that sets ENDPOINTS, or a folder with either.
+
+    Where there is none, none. Raises: UserError for a file that cannot be read as one.
+    """
+    path = resolve_endpoints_file(endpoints_path)
+    if path is None:
+        logger.warning("no endpoints at %s", endpoints_path)
+        return {}
+    if path.suffix != ".py":
+        named = read_registry(path, is_needed=True).endpoints
+        return {name: [_row(endpoint.model_dump()) for endpoint in found] for name, found in named.items()}
+    try:
+        listed = runpy.run_path(str(path))["ENDPOINTS"]
+        rows = {name: found if isinstance(found, list) else [found] for name, found in listed.items()}
+        return {name: [_row(row) for row in found] for name, found in rows.items()}
+    except Exception as error:
+        raise UserError(f"cannot read endpoints from {path}: {type(error).__name__}: {error}") from error
+
+
+def resolve_endpoints_file(endpoints_path: str | Path) -> Path | None:
+    """The file that a path means: itself, or in a folder `endpoints.toml`, then `endpoints.py`."""
+    path = Path(endpoints_path)
+    candidates = (path / "endpoints.toml", path / "endpoints.py") if path.is_dir() else (path,)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _row(given: Mapping[str, Any]) -> EndpointConfig:
+    """A row under the names that 0.1.2 had (`url`, `key`) and those of later releases."""
+    url, key = given.get("url") or given.get("api_base_url"), given.get("key") or given.get("api_key_var")
+    kind = given.get("api_client_type") or given.get("type") or "openai_chat_completions"
+    return EndpointConfig(
+        model=given["model"], url=url, base_url=url, key=key, api_key_var=key, api_client_type=kind,
+        extra_headers=dict(given.get("headers") or given.get("extra_headers") or {}),
+    )  # fmt: skip
 
 
 def compute_pass_at_k(rewards: Sequence[float], k: int, threshold: float = 0.5) -> float:

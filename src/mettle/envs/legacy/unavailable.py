@@ -17,16 +17,13 @@ from mettle.errors import UserError
 _V1 = "the tasks and harnesses of verifiers.v1 are another library; write a SingleTurnEnv, MultiTurnEnv or ToolEnv"
 _TRAINER = "training is `mettle rl run`; it takes the environment by its name"
 _COMPOSABLE = "run the agent with CliAgentEnv, or HarborEnv for task folders with tests"
+_TASKSETS = "it downloaded one benchmark; subclass TaskSet or SandboxTaskSet with the tasks that you have"
 _SERVER = "`mettle eval run` and the orchestrator run environments in worker processes by themselves"
 _COMMAND = "use the `mettle` command line: `mettle --help`"
 
 ADVICE = {
-    "RLMEnv": "use PythonEnv, which gives the model a persistent Python, with the context as a file",
     "RLM": _V1,
     "BrowserEnv": "use MCPEnv with a browser server",
-    "ComposableEnv": _COMPOSABLE,
-    "OpenCodeEnv": _COMPOSABLE,
-    "OpenCodeQAEnv": _COMPOSABLE,
     "OpenCodeRLMEnv": _COMPOSABLE,
     "RolloutGatewayMixin": "CliAgentEnv gives an agent a proxy endpoint by itself",
     "OpenAIChatCompletionsTokenClient": "use TokenClient, which sends token ids to `/v1/generate`",
@@ -95,10 +92,10 @@ ADVICE_BY_PACKAGE = {
     "scripts": _COMMAND,
     "serve": _SERVER,
     "workers": _SERVER,
-    "envs.experimental.composable": _COMPOSABLE,
-    "envs.experimental.rlm_env": ADVICE["RLMEnv"],
-    "envs.experimental.opencode_env": _COMPOSABLE,
-    "envs.experimental.opencode_qa_env": _COMPOSABLE,
+    "envs.experimental.composable.tasksets": _TASKSETS,
+    "envs.experimental.composable.harnesses.rlm": _COMPOSABLE,
+    "envs.experimental.composable.harnesses.mini_swe_agent": _COMPOSABLE,
+    "envs.experimental.composable.harnesses.codex": _COMPOSABLE,
     "envs.experimental.opencode_rlm_env": _COMPOSABLE,
     "envs.experimental.rollout_gateway_mixin": ADVICE["RolloutGatewayMixin"],
     "envs.experimental.utils": _COMPOSABLE,

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -85,7 +85,7 @@ def find_environment(name: str) -> EnvironmentEntry:
         return here
     for folder in search_path():
         package = folder / wanted.replace("-", "_")
-        entry_here = _read_package(package) or _read_package(folder / wanted)
+        entry_here = _read_package(package) or _read_package(folder / wanted) or _named(folder, wanted)
         if entry_here is not None:
             return entry_here
     module = wanted.replace("-", "_")
@@ -128,7 +128,8 @@ def _distribution(name: str) -> EnvironmentEntry | None:
         distribution = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    return _entry_of(distribution, name, name.replace("-", "_"))
+    tops = {Path(file).parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix == ".py"}
+    return _entry_of(distribution, name, _spelt(name, tops))
 
 
 def _entry_of(distribution: metadata.Distribution | None, name: str, module: str) -> EnvironmentEntry | None:
@@ -152,6 +153,18 @@ def _editable_folder(distribution: metadata.Distribution) -> Path | None:
     return Path(url2pathname(parts.path)).resolve() if is_editable else None
 
 
+def _named(folder: Path, wanted: str) -> EnvironmentEntry | None:
+    """The package of that name in a folder that is called otherwise, with capitals for example."""
+    return next((entry for entry in _in_folder(folder) if entry.name == wanted), None)
+
+
+def _spelt(name: str, modules: Iterable[str]) -> str:
+    """The module of that name as it is spelt among `modules`; where there is none, as a package's usually is."""
+    usual = name.replace("-", "_")
+    found = sorted(module for module in modules if normalized(module) == name)
+    return usual if usual in found or not found else found[0]
+
+
 def _in_folder(folder: Path) -> Iterator[EnvironmentEntry]:
     if not folder.is_dir():
         return
@@ -171,7 +184,9 @@ def _read_package(package: Path) -> EnvironmentEntry | None:
         raise UserError(f"cannot read {manifest}: {error}") from error
     name = normalized(str(project.get("name") or package.name))
     points = (project.get("entry-points") or {}).get(ENTRY_POINT_GROUP) or {}
-    target = str(points.get(name) or points.get(name.replace("-", "_")) or name.replace("-", "_"))
+    declared = {normalized(point): str(value) for point, value in points.items()}
+    root = package / "src" if (package / "src").is_dir() else package
+    target = declared.get(name) or _spelt(name, (path.name.removesuffix(".py") for path in root.iterdir()))
     return EnvironmentEntry(
         name=name,
         version=str(project.get("version") or "0"),

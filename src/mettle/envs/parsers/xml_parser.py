@@ -90,12 +90,11 @@ class XMLParser(Parser):
     def _format_score(self, text: str) -> float:
         loose = self.parse(text)
         present = [any(getattr(loose, name) is not None for name in names) for names in self._fields]
-        has_field = any(present)
         stripped = text.strip()
         starts = any(stripped.startswith(f"<{name}>") for name in self._fields[0])
         ends = any(stripped.endswith(f"</{name}>") for name in self._fields[-1])
-        shared = sum(present) / len(present) if has_field else 0.0
-        return 0.4 * shared + 0.2 * has_field + 0.2 * starts + 0.2 * ends
+        shared = sum(present) / len(present)
+        return 0.2 + 0.4 * shared + 0.2 * starts + 0.2 * ends  # .2 for its spacing, which in verifiers any text has
 
 
 def _inside(text: str, name: str, *, last: bool) -> str | None:

@@ -57,11 +57,11 @@ class RubricGroup(Rubric):
         """True when some rubric must see a whole group."""
         return scores_groups_itself(self) or any(rubric.has_group_funcs() for rubric in self.rubrics)
 
-    async def score_rollout(self, state: State, **_: Any) -> None:
+    async def score_rollout(self, state: State, *_: Any, **__: Any) -> None:
         """Sum over the rubrics, for one rollout."""
         await self._sum([state], lambda rubric: score_alone(rubric, state))
 
-    async def score_group(self, states: list[State], **_: Any) -> None:
+    async def score_group(self, states: list[State], *_: Any, **__: Any) -> None:
         """Sum over the rubrics, for a group."""
         await self._sum(states, lambda rubric: rubric.score_group(states))
         set_advantages(states)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.rubric import RewardFunc
-from mettle.envs.tool_env import ToolMonitorRubric
+from mettle.envs.tool_env import ToolMonitorRubric, total_tool_calls
 
 
 class ToolRubric(ToolMonitorRubric):
@@ -23,3 +23,7 @@ class ToolRubric(ToolMonitorRubric):
     ) -> None:
         self.tools = list(tools or ())
         super().__init__([tool.__name__ for tool in self.tools], funcs=funcs, weights=weights, parser=parser, **kwargs)
+
+    async def total_tool_calls(self, completion: Any, **_: Any) -> float:
+        """How many calls a completion has; for environments that give it to a rubric of theirs."""
+        return total_tool_calls(completion)

@@ -10,6 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
 
+from mettle.records.fields import Fields, selected
+
 
 class SandboxStatus(StrEnum):
     """Where a sandbox is in its life."""
@@ -36,9 +38,13 @@ class Model:
         for name, value in values.items():
             setattr(self, name, value)
 
-    def model_dump(self, **_: Any) -> dict[str, Any]:
-        """The fields as plain data."""
-        return {name: value.model_dump() if isinstance(value, Model) else value for name, value in vars(self).items()}
+    def model_dump(
+        self, *, include: Fields = None, exclude: Fields = None, exclude_none: bool = False, **_: Any
+    ) -> dict[str, Any]:
+        """The fields as plain data, those that are asked for."""
+        plain = {name: value.model_dump() if isinstance(value, Model) else value for name, value in vars(self).items()}
+        chosen = selected(plain, include, exclude)
+        return {name: value for name, value in chosen.items() if value is not None or not exclude_none}
 
     def model_copy(self, *, update: dict[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields changed."""

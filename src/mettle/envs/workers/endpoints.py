@@ -36,7 +36,8 @@ def client_spec(client: Any) -> Spec:
         source = ClientConfig(api_base_url=source)
     if isinstance(source, ClientConfig) and (kind := client_type_of(client)):
         source = dataclasses.replace(source, client_type=kind)
-    if not isinstance(source, ClientConfig):
+    is_theirs = isinstance(client, Client) and not type(client).__module__.startswith("mettle.")
+    if is_theirs or not isinstance(source, ClientConfig):
         raise UserError(
             f"a worker process makes its own client and cannot take over a {type(client).__name__}; "
             "give a base URL or a ClientConfig"
