@@ -73,7 +73,7 @@ CHARTS = (
         "throughput", "Throughput", "Tokens a second: answers that were sampled, and whole sequences that trained.",
         (
             Series("inference_tokens_per_s", "sampled", "ember"),
-            Series("training_tokens_per_s", "trained on, with prompts", "steel"),
+            Series("training_tokens_per_s", "trained, with prompts", "steel"),
         ),
         "tokens/s", floor=0,
     ),
