@@ -8,6 +8,9 @@ VENV ?= .venv
 # The CPU build of torch is a tenth of the size of the one with CUDA. Where pip finds no such build it takes the one
 # that pyproject.toml allows. Give another with `make install TORCH=torch==2.12.1`, or none with `TORCH=`.
 TORCH ?= torch==2.13.0+cpu
+# The versions that the tests last passed with (`make lock` writes them anew). `CONSTRAINTS=` takes the newest that
+# pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 ARGS ?=
 # How many processes the tests are spread over, a file at a time, those with slow tests first (`conftest.py`). Many wait for servers that they start, so that two do
 # well on two cores; with 0 all run in one process, which is what a debugger wants.
@@ -15,6 +18,11 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# pip, with a line now and then: the first install takes minutes.
+INSTALL := $(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+TOLD := | awk '/^Collecting/ {n++; if (n % 20 == 0) {print "  " n " packages found"; fflush()}} \
+	/^Downloading/ && /[0-9][0-9][0-9]\.[0-9] MB/ {print "  " $$0; fflush()} \
+	/^Installing collected/ {print "  unpacking"; fflush()}'
 ENVIRONMENTS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard environments/*/pyproject.toml)))
 # Adapters bring other libraries, so users install those that they want; in a checkout they are found without.
 ADAPTERS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard adapters/*/pyproject.toml)))
@@ -24,8 +32,10 @@ EDITABLE_ADAPTERS := $(addprefix -e ./,$(ADAPTERS))
 # One thread a process: several processes share the cores, and more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-dev test test-fast test-all check format docs clean
+.PHONY: help quickstart install install-dev test test-fast test-all check format docs lock dist release clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +69,15 @@ format: install-dev ## Format and fix what can be fixed
 docs: install-dev ## Write the generated reference pages
 	$(BIN)/python docs/generate.py
 
+lock: ## Write constraints.txt from what is installed
+	$(BIN)/python .ci/release.py lock
+
+dist: install-dev ## Build sdist and wheel into dist/
+	$(BIN)/python -m hatchling build -d dist
+
+release: install-dev ## Check, date the changelog, build and tag (VERSION=0.2.0)
+	$(BIN)/python .ci/release.py make $(VERSION)
+
 clean: ## Remove what the commands above made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -69,15 +88,18 @@ $(BIN)/python:
 		|| { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 2; }
 
 $(VENV)/.torch: | $(BIN)/python
-	@$(BIN)/python -c 'import torch' 2>/dev/null || test -z "$(TORCH)" || $(PIP) install --quiet "$(TORCH)" \
+	@$(BIN)/python -c 'import torch' 2>/dev/null || test -z "$(TORCH)" || { \
+		echo "installing $(TORCH), about 200 MB"; $(INSTALL) "$(TORCH)" $(TOLD); } \
 		|| echo "pip finds no $(TORCH); taking the build of torch that it does find"
 	@touch $@
 
-$(VENV)/.installed: $(MANIFESTS) $(VENV)/.torch
-	$(PIP) install --quiet hatchling editables
-	$(PIP) install --quiet --no-build-isolation -e '.[train,hub]' $(EDITABLE)
+$(VENV)/.installed: $(MANIFESTS) $(CONSTRAINTS) $(VENV)/.torch
+	@echo "installing Mettle and its environments; a few minutes the first time"
+	@$(INSTALL) hatchling editables $(TOLD)
+	@$(INSTALL) --no-build-isolation -e '.[train,hub]' $(EDITABLE) $(TOLD)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --no-build-isolation -e '.[train,hub,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS)
+	@echo "installing what is needed to work on Mettle"
+	@$(INSTALL) --no-build-isolation -e '.[train,hub,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS) $(TOLD)
 	@touch $@

@@ -124,8 +124,9 @@ def _loaded(results: Path) -> list[str]:
     shown["judge, per test of 20"] = "judge, tests of 20 at a time"
     for name, sustained in shown.items():
         p50_ms = judge["latency"][name]["p50_ms"]
-        cost = judge["sustained"][sustained]["cpu_ms_each"] / cold["cpu_ms_each"]
-        figures = f"{p50_ms:.1f} | {p50_ms / bwrap['p50_ms']:.2f} | {cost:.2f}"
+        cpu_ms = judge["sustained"][sustained]["cpu_ms_each"]
+        cost = "-" if cpu_ms is None else f"{cpu_ms / cold['cpu_ms_each']:.2f}"
+        figures = f"{p50_ms:.1f} | {p50_ms / bwrap['p50_ms']:.2f} | {cost}"
         lines.append(f"| {_LATENCY_NAMES.get(name, name)} | {figures} |")
     return [*lines, "", *_WHY.strip().splitlines(), ""]
 

@@ -113,7 +113,7 @@ class RunWriter:
         )  # fmt: skip
         self.clock.now += 0.4
         weights = WeightVersion(step, str(self.dir.version(step)), f"{step:x}" * 8)
-        self.ledger.record_trained(step, weights)
+        self.ledger.record_trained(step, weights, [d.draw_id for d in draws])
         self._publish(step)
         self._metrics(step)
 

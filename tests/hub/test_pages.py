@@ -5,9 +5,11 @@ import shutil
 import sqlite3
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from mettle.hub.pages import templates
 from mettle.processes.beats import Beat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
@@ -280,3 +282,44 @@ def test_the_hub_leaves_a_run_as_it_was(runs):
     with pytest.raises(Exception, match="readonly"):
         ledger.journal.set_fact("state", "changed")
     ledger.close()
+
+
+async def test_the_list_of_rollouts_shows_what_was_asked_and_answered_and_is_searched_by_words(browse, runs):
+    client = browse(runs)
+    rows = (await client.get("/api/v1/runs/done/rollouts?kind=train&page_size=500")).json()["rollouts"]
+    row = next(r for r in rows if r["excerpt"] and r["prompt"])
+    html = await text(client, f"/runs/done/rollouts?words={row['excerpt']}")
+    assert f'<td class="excerpt">{row["prompt"]}</td>' in html
+    assert f'<td class="excerpt said">{row["excerpt"]}</td>' in html
+    word = row["excerpt"].split()[0]
+    found = (await client.get("/api/v1/runs/done/rollouts", params={"words": word})).json()
+    assert found["total"] > 0
+    assert all(word.casefold() in f"{r['excerpt']} {r['error']}".casefold() for r in found["rollouts"])
+    assert (await client.get("/api/v1/runs/done/rollouts", params={"words": "100%_\\"})).json()["total"] == 0
+    assert "Use fewer words" in await text(client, "/runs/done/rollouts?words=nowhere")
+
+
+@pytest.mark.parametrize(("state", "is_live", "told"), [
+    ("running", True, "The next evaluation is still to come."),
+    ("failed", False, "The run failed before it was evaluated again."),
+    ("stopped", False, "The run ended before it was evaluated again."),
+])  # fmt: skip
+def test_a_run_that_is_over_does_not_wait_for_an_evaluation(state, is_live, told):
+    baseline = SimpleNamespace(
+        env_id="e", mean=0.5, kind="baseline", step=0, ci_low=0.4, ci_high=0.6, num_tasks=10
+    )  # fmt: skip
+    summary = SimpleNamespace(state=state, is_live=is_live)
+    headline = templates().get_template("_headline.html")
+    said = headline.render(s=summary, pairs=[(baseline, None)], warm_up=None)
+    assert told in said
+    assert ("still to come" in said) is is_live
+    said = headline.render(s=summary, pairs=[], warm_up=None)
+    assert ("before the first step" in said) is is_live
+
+
+async def test_what_scrolls_can_be_focused(browse, runs):
+    client = browse(runs)
+    for path, place in (("", "events"), ("/rollouts", "table-card"), ("/config", "table-card")):
+        html = await text(client, f"/runs/done{path}")
+        found = re.findall(rf'<\w+ [^>]*class="[^"]*{place}[^"]*"[^>]*>', html)
+        assert all('tabindex="0"' in tag and "aria-label" in tag for tag in found), found

@@ -5,7 +5,8 @@ Parts: `mutants_of` lists the faults of a source in a fixed order, so that a see
 
 What is changed: comparisons (a bound moved by one, an equality turned round), arithmetic, `and` and `or`, `not`, the
 truth of a bare condition, numbers and booleans. What is left alone says nothing of behaviour: annotations, docstrings,
-decorators, the arguments of an exception or a log line, the text of an f-string.
+decorators, asserts and `strict=`, the arguments of an exception or a log line, the text of an f-string. Nor is an axis
+that is counted from the end counted from the front: in an array of two dimensions -1 and 1 are the same.
 
 Invariant: a mutant is named by where it is and what it does there, and planting it never changes the tree given.
 """
@@ -25,6 +26,9 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
+ALONG_AN_AXIS = frozenset(
+    {"argmax", "cumsum", "gather", "log_softmax", "mean", "softmax", "sort", "squeeze", "sum", "unsqueeze"}
+)
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,17 @@ def _silent_parts(node: ast.AST) -> Iterator[ast.AST]:
             yield node
         case ast.Call(func=ast.Attribute(value=ast.Name(id="logger" | "warnings"))):
             yield node
+        case ast.Call(func=ast.Attribute(attr=name), args=arguments, keywords=keywords):
+            yield from (keyword for keyword in keywords if keyword.arg in ("strict", "dim", "axis"))
+            yield from (argument for argument in arguments if name in ALONG_AN_AXIS and _is_last_axis(argument))
+        case ast.Call(keywords=keywords):
+            yield from (keyword for keyword in keywords if keyword.arg == "strict")
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             yield node
+
+
+def _is_last_axis(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.UnaryOp) and ast.unparse(argument) == "-1"
 
 
 def _replace(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:

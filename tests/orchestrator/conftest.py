@@ -119,7 +119,8 @@ class Trainer:
     def train_what_is_shipped(self):
         while self._ledger.batch(self.step + 1) is not None:
             self.step += 1
-            self._ledger.record_trained(self.step, self.weights(self.step))
+            draws = [draw_id for draw_id, _ in self._ledger.groups_of(self.step)]
+            self._ledger.record_trained(self.step, self.weights(self.step), draws)
 
     def close(self):
         self._ledger.close()

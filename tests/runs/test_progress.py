@@ -1,7 +1,13 @@
-"""What a person at the terminal is told: each trouble once, however many events came before it."""
+"""What a person sees of a run: lines where there is no terminal, a panel where there is one, each trouble once."""
+
+from __future__ import annotations
+
+import io
 
 import pytest
+from rich.console import Console
 
+from mettle.runs import progress as module
 from mettle.runs.progress import RunProgress
 from mettle.storage.ledger import Ledger
 
@@ -11,6 +17,62 @@ def ledger(tmp_path):
     made = Ledger(tmp_path / "run.db")
     yield made
     made.close()
+
+
+@pytest.fixture
+def warming_up(ledger):
+    ledger.journal.record_process("sft", "running", pid=1, restarts=0, exit_code=None)
+    ledger.journal.set_fact("warm_up_goal", {"reward": 0.7, "max_steps": 400})
+    return ledger
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_says_how_far_the_warm_up_is_and_how_long_it_takes_at_most(warming_up, ledger, clock, capsys):
+    with RunProgress(ledger, 400, title="t") as shown:
+        for step in range(1, 41):
+            clock[0] += 1.0
+            ledger.journal.record_metrics(step, {"sft/loss": 1.0})
+            if step >= 30:
+                ledger.journal.record_metrics(step, {"sft/reward": 0.35})
+            shown.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith(
+        "warming up the policy on demonstrations: step 1 of at most 400, not measured yet, ends at 0.7"
+    )
+    assert lines[-1].endswith(": step 31 of at most 400, reward 0.35, ends at 0.7, at most 6 min left")
+
+
+def test_a_terminal_sees_the_warm_up_as_a_bar(warming_up, ledger, clock):
+    shown = RunProgress(ledger, 400, title="t")
+    ledger.journal.record_metrics(40, {"sft/loss": 1.0, "sft/reward": 0.35})
+    screen = Console(file=io.StringIO(), width=120)
+    screen.print(shown._panel(module.read_snapshot(ledger, 400), 10.0))
+    text = screen.file.getvalue()
+    assert "40/400" in text
+    assert "step 40 of at most 400, reward 0.35, ends at 0.7" in text
+
+
+def test_training_says_how_long_it_still_takes(ledger, clock, monkeypatch, capsys):
+    made = iter(range(1, 1000))
+    monkeypatch.setattr(
+        module,
+        "read_snapshot",
+        lambda ledger, max_steps, rewards=None: module.ProgressSnapshot(
+            "training", next(made), max_steps, [0.5], [], {"reward/mean": 0.5}
+        ),
+    )
+    with RunProgress(ledger, 400, title="t") as shown:
+        for _ in range(40):
+            clock[0] += 1.0
+            shown.update()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ": step 31/400, reward 0.500, about 6 min left" in last
 
 
 def notes_of(capsys):

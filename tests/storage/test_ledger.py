@@ -53,18 +53,43 @@ def test_a_task_goes_from_pending_to_trained_once(ledger, tmp_path):
     draws = scored(ledger, tmp_path, 2)
     ship(ledger, 1, draws)
     weights = WeightVersion(1, "weights/v1", "abc")
-    assert ledger.record_trained(1, weights)
+    assert ledger.record_trained(1, weights, [d.draw_id for d in draws])
+    assert ledger.trained_more_than_once() == 0
     assert ledger.task_counts() == {"trained": 2}
     assert ledger.newest_version().weights == weights
 
 
 def test_a_replay_counts_a_training_and_moves_no_task_twice(ledger, tmp_path):
     ship(ledger, 1, scored(ledger, tmp_path, 1))
-    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"))
-    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"))
-    assert not ledger.record_trained(1, WeightVersion(1, "weights/v1", "other"))
+    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"), [1])
+    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"), [1])
+    assert not ledger.record_trained(1, WeightVersion(1, "weights/v1", "other"), [1])
+    assert ledger.trained_more_than_once() == 0
     assert ledger.batch(1).trainings == 3
     assert ledger.task_counts() == {"trained": 1}
+
+
+def test_a_task_in_two_batches_or_twice_in_one_was_trained_more_than_once(ledger, tmp_path):
+    draws = [draw.draw_id for draw in scored(ledger, tmp_path, 5)]
+    held = {1: [draws[0], draws[1]], 2: [draws[2], draws[1]], 3: [draws[3], draws[3]], 4: [draws[4]]}
+    with ledger.database.transaction() as connection:
+        for step, draw_ids in held.items():
+            connection.execute(
+                "UPDATE tasks SET state = 'trained' WHERE draw_id IN (?, ?)", (draw_ids[0], draw_ids[-1])
+            )
+            connection.execute(
+                "INSERT INTO batches (step, digest, num_sequences, num_tokens, staleness_mean, staleness_max,"
+                " orchestrator_state, shipped_at, trainings) VALUES (?, 'x', 1, 1, 0, 0, '{}', 0, 1)", (step,)
+            )  # fmt: skip
+    for step, draw_ids in held.items():
+        ledger.record_trained(step, WeightVersion(step, f"weights/v{step}", "abc"), draw_ids)
+    assert ledger.trained_more_than_once() == 2
+
+
+def test_what_was_trained_before_it_was_noted_is_not_called_none(ledger, tmp_path):
+    ship(ledger, 1, scored(ledger, tmp_path, 2))
+    ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"), [1])
+    assert ledger.trained_more_than_once() is None
 
 
 def test_a_step_has_one_batch(ledger, tmp_path):
@@ -278,13 +303,13 @@ def test_training_a_step_moves_its_own_tasks_and_no_others(ledger, tmp_path):
     draws = scored(ledger, tmp_path, 3)
     ship(ledger, 1, draws[:2])
     ship(ledger, 2, draws[2:])
-    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"))
+    assert ledger.record_trained(1, WeightVersion(1, "weights/v1", "abc"), [d.draw_id for d in draws[:2]])
     assert ledger.task_counts() == {"shipped": 1, "trained": 2}
     assert (ledger.batch(1).trainings, ledger.batch(2).trainings) == (1, 0)
     assert (ledger.batch(1).weights_digest, ledger.batch(2).weights_digest) == ("abc", None)
     assert ledger.batch(1).trained_at is not None
     with pytest.raises(StorageError, match="step 3 was trained but never shipped"):
-        ledger.record_trained(3, WeightVersion(3, "weights/v3", "x"))
+        ledger.record_trained(3, WeightVersion(3, "weights/v3", "x"), [])
     assert [row.weights.version for row in ledger.versions()] == [1]
 
 
@@ -322,3 +347,27 @@ def test_a_reader_sees_what_was_written_and_writes_nothing(ledger, tmp_path):
     with pytest.raises(StorageError):
         reader.draw_tasks([("words", "new", 0, 1)])
     reader.close()
+
+
+def test_the_newest_figures_and_names_are_found_without_reading_all(tmp_path):
+    ledger = Ledger(tmp_path / "run.db")
+    journal = ledger.journal
+    assert (journal.metric_names(), journal.latest()) == ([], {})
+    for step in (3, 1, 2):
+        journal.record_metrics(step, {"b": step * 1.5, "a/x": 1.0} if step < 3 else {"b": step * 1.5})
+    assert journal.metric_names() == ["a/x", "b"]
+    assert journal.latest() == {"a/x": (2, 1.0), "b": (3, 4.5)}
+    assert journal.metric("b", after=1) == [(2, 3.0), (3, 4.5)]
+    ledger.close()
+
+
+def test_the_newest_acknowledged_version_is_of_the_weights_that_are_published(ledger):
+    assert ledger.newest_acknowledged() is None
+    for version in (0, 1, 2):
+        weights = WeightVersion(version, f"weights/v{version}", f"digest-{version}")
+        ledger.publish(weights)
+        if version < 2:
+            ledger.acknowledge(weights, None, 1.0)
+    assert ledger.newest_acknowledged() == 1
+    ledger.publish(WeightVersion(1, "weights/v1", "other bytes"))
+    assert ledger.newest_acknowledged() == 0

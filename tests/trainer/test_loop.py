@@ -225,9 +225,9 @@ def test_a_request_to_stop_leaves_a_checkpoint(make_run, train_here, ledger_of, 
     stop = StopFlag()
     recorded = Ledger.record_trained
 
-    def record_and_stop(self, step, weights):
+    def record_and_stop(self, step, weights, draw_ids):
         stop.is_set = step == 2
-        return recorded(self, step, weights)
+        return recorded(self, step, weights, draw_ids)
 
     monkeypatch.setattr(Ledger, "record_trained", record_and_stop)
     assert train_here(run_dir, stop=stop) == 2

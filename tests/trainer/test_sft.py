@@ -25,7 +25,7 @@ from mettle.trainer.config import ProbeConfig, SchedulerConfig, SftConfig
 from mettle.trainer.demonstrations import batch_of, encode_demonstration, read_demonstrations, shuffled_batches
 from mettle.trainer.layout import Sequences
 from mettle.trainer.probe import EnvironmentProbe, ProbeReading
-from mettle.trainer.sft import WarmUp, replace_model, resolve_probe, warm_up
+from mettle.trainer.sft import Saves, WarmUp, replace_model, resolve_probe, warm_up
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]
 REWRITING = (
@@ -126,6 +126,47 @@ def test_the_warm_up_stops_at_the_target(mini_model, renderer, journal):
     assert len(journal.events(kind="warning")) == 3
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(probe.states[0][name], probe.states[2][name])
+
+
+class Killed(BaseException):
+    """What a kill is to the code that it ends."""
+
+
+def test_a_warm_up_that_was_killed_continues_as_if_nothing_had_been(mini_model, renderer, journal, tmp_path):
+    chats = [encode_demonstration(renderer, [{"role": "user", "content": c}, CHAT[1]]) for c in "abcdefgh"]
+    config = config_for().model_copy(update={"batch_size": 2})
+    whole = make_learner(mini_model)
+    warm_up(whole, chats, ScriptedProbe(0.1, 0.3, 0.6), config, journal)
+
+    def killed(state, *, seed):
+        raise Killed
+
+    first, probe = make_learner(mini_model), ScriptedProbe(0.1)
+    asked = probe.measure
+    probe.measure = lambda state, *, seed: asked(state, seed=seed) if probe.rewards else killed(state, seed=seed)
+    with pytest.raises(Killed):
+        warm_up(first, chats, probe, config, journal, Saves(tmp_path / "saves", first, 0.0))
+
+    again, rest = make_learner(mini_model), ScriptedProbe(0.3, 0.6)
+    saves = Saves(tmp_path / "saves", again, 0.0)
+    assert warm_up(again, chats, rest, config, journal, saves).step == 7
+    [event] = journal.events(kind="resumed")
+    assert event.message == "the warm-up continues after step 4"
+    for name, tensor in whole.policy.state_dict().items():
+        assert torch.equal(tensor, again.policy.state_dict()[name]), name
+    saves.remove()
+    assert not (tmp_path / "saves").exists()
+
+
+def test_a_warm_up_is_saved_as_often_as_is_asked(mini_model, tmp_path):
+    clock = [0.0]
+    saves = Saves(tmp_path / "saves", make_learner(mini_model), 10.0, now=lambda: clock[0])
+    kept = {}
+    for step in range(1, 40):
+        clock[0] += 1.0
+        saves.save_if_due(step)
+        kept[step] = sorted(path.name for path in (tmp_path / "saves").glob("*"))
+    assert (kept[9], kept[10], kept[19], kept[20], kept[39]) == ([], ["step-10"], ["step-10"], ["step-20"], ["step-30"])
 
 
 def test_a_warm_up_that_misses_its_target_says_so(mini_model, renderer, journal):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mettle.cli.groups import NounGroup
+from mettle.cli.replay import replay
 from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.wording import duration
@@ -140,6 +141,9 @@ def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
         rows = [(name, points[-1][0], points[-1][1], len(points)) for name, points in series.items()]
         print_table(("metric", "step", "newest", "points"), rows)
         print_next(f"mettle rl metrics {run} --name 'reward/*'")
+
+
+rl.add_command(replay)
 
 
 @rl.command()

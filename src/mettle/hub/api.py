@@ -14,7 +14,7 @@ from mettle.hub.evaluations import EvaluationFilter, EvaluationOrder, OpenEvalua
 from mettle.hub.logs import log_names, read_tail
 from mettle.hub.metrics import align
 from mettle.hub.reader import RunReader
-from mettle.hub.rollouts import PAGE_SIZE, RolloutFilter, SortKey, find_rollouts, open_rollout
+from mettle.hub.rollouts import PAGE_SIZE, RolloutFilter, SortKey, add_prompts, find_rollouts, open_rollout
 from mettle.hub.summary import evaluations_of, processes_of, summarise, vitals_of, waits_of
 
 router = APIRouter(
@@ -206,13 +206,16 @@ def list_rollouts(
     eval_id: int | None = None,
     min_reward: float | None = None,
     errors: Annotated[bool, Query(description="only rollouts that failed")] = False,
+    words: Annotated[str, Query(description="words of the answer's beginning, or of the error")] = "",
     sort: SortKey = "newest",
     page: Annotated[int, Query(ge=1)] = 1,
     page_size: Annotated[int, Query(ge=1, le=500)] = PAGE_SIZE,
 ) -> models.RolloutPage:
     """A page of rollouts."""
-    chosen = RolloutFilter(step, kind, env, draw_id, eval_id, min_reward, errors, sort)
-    return find_rollouts(run.database, chosen, page, page_size)
+    chosen = RolloutFilter(step, kind, env, draw_id, eval_id, min_reward, errors, words, sort)
+    found = find_rollouts(run.database, chosen, page, page_size)
+    add_prompts(run.run_dir, run.database, found)
+    return found
 
 
 @router.get("/runs/{name}/rollouts/{rollout_id:path}")

@@ -104,6 +104,7 @@ FILTERS: dict[str, Callable[..., object]] = {
 } | {
     "reward": reward,
     "compact": compact,
+    "bytes": on_a_page(wording.num_bytes),
     "duration": duration,
     "interval": wording.format_interval,
     "percent": on_a_page(wording.percent),

@@ -287,7 +287,10 @@ class MetricNames(BaseModel):
 
 
 class ShownRollout(BaseModel):
-    """A rollout as the ledger knows it. `step` is null until it is shipped in a batch."""
+    """A rollout as the ledger knows it. `step` is null until it is shipped in a batch.
+
+    `prompt` is the beginning of what was asked, where rollouts are listed; `excerpt` of the last answer, or the error.
+    """
 
     rollout_id: str
     kind: str
@@ -310,6 +313,8 @@ class ShownRollout(BaseModel):
     error: str | None
     duration_s: float
     created_at: float
+    excerpt: str = ""
+    prompt: str = ""
 
 
 class RolloutPage(BaseModel):

@@ -34,6 +34,7 @@ from mettle.hub.rollouts import (
     ORDERS,
     RolloutFilter,
     SortKey,
+    add_prompts,
     environments_of,
     find_rollouts,
     open_rollout,
@@ -96,15 +97,17 @@ def rollouts_page(
     eval_id: Annotated[str, Query(alias="eval")] = "",
     min_reward: str = "",
     errors: str = "",
+    words: str = "",
     sort: SortKey = "newest",
     page_number: Annotated[int, Query(alias="page")] = 1,
 ) -> HTMLResponse:
     """Rollouts as a table."""
     chosen = RolloutFilter(
         _whole("step", step), kind or None, env or None, _whole("draw", draw), _whole("eval", eval_id),
-        decimal_of("min_reward", min_reward), bool(errors), sort,
+        decimal_of("min_reward", min_reward), bool(errors), words, sort,
     )  # fmt: skip
     found = find_rollouts(run.database, chosen, page_number)
+    add_prompts(run.run_dir, run.database, found)
     kept = [(k, v) for k, v in request.query_params.multi_items() if v and k not in ("page", "step")]
     context = {
         "run_name": run.run_dir.name, "found": found, "chosen": chosen, "orders": list(ORDERS), "query": query_of(kept),

@@ -7,14 +7,16 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mettle.errors import StorageError
 from mettle.hub.models import RolloutDetail, RolloutPage, ShownRollout, Sibling, TokenColumns, TurnDetail
 from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
-from mettle.records.tasks import RolloutRecord, Turn
+from mettle.records.tasks import RolloutRecord, Turn, content_of
 from mettle.storage.database import Database
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import BlockRef, read_group
 
 PAGE_SIZE = 50
+PROMPT_CHARS = 80
 
 SortKey = Literal["newest", "oldest", "reward", "-reward", "tokens", "duration", "advantage"]
 
@@ -31,7 +33,7 @@ ORDERS: dict[str, str] = {
 COLUMNS = (
     "r.rollout_id, r.kind, r.env_id, r.draw_id, t.uid, r.eval_id, r.step, r.position, r.reward, r.advantage, r.metrics,"
     " r.num_turns, r.num_tokens, r.version_min, r.version_max, r.stop_condition, r.is_truncated, r.error_kind, r.error,"
-    " r.duration_s, r.created_at"
+    " r.duration_s, r.created_at, coalesce(r.excerpt, '') AS excerpt"
 )
 
 
@@ -46,6 +48,7 @@ class RolloutFilter:
     eval_id: int | None = None
     min_reward: float | None = None
     is_error: bool = False
+    words: str = ""
     sort: SortKey = "newest"
 
     def where(self) -> tuple[str, list[Any]]:
@@ -61,6 +64,10 @@ class RolloutFilter:
         if self.step is not None and self.kind is None:
             # The index begins with the kind; without it a look at one step would read the whole table.
             conditions.append("r.kind IN ('train', 'eval')")
+        for word in self.words.split():
+            pattern = "%" + word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+            conditions.append("(r.excerpt LIKE ? ESCAPE '\\' OR r.error LIKE ? ESCAPE '\\')")
+            parameters += [pattern] * 2
         if self.is_error:
             conditions.append("r.error_kind IS NOT NULL")
         return " AND ".join(conditions), parameters
@@ -78,6 +85,31 @@ def find_rollouts(database: Database, chosen: RolloutFilter, page: int, page_siz
         [*parameters, page_size, (page - 1) * page_size],
     )
     return RolloutPage(rollouts=[_rollout_row(row) for row in rows], total=total, page=page, num_pages=num_pages)
+
+
+def add_prompts(run_dir: RunDir, database: Database, found: RolloutPage) -> None:
+    """Give each rollout of a page the end of what it was asked; one whose shard cannot be read stays without."""
+    ids = [rollout.rollout_id for rollout in found.rollouts]
+    places = database.rows(
+        f"SELECT rollout_id, shard, offset, length FROM rollouts WHERE rollout_id IN ({','.join('?' * len(ids))})", ids
+    )
+    blocks = {BlockRef(row["shard"], row["offset"], row["length"]) for row in places}
+    asked: dict[str, str] = {}
+    for block in blocks:
+        try:
+            group = read_group(run_dir.rollouts, block)
+        except StorageError:
+            continue
+        asked.update({record.rollout_id: _asked(record) for record in group.rollouts})
+    for rollout in found.rollouts:
+        rollout.prompt = asked.get(rollout.rollout_id, "")
+
+
+def _asked(record: RolloutRecord) -> str:
+    """The beginning of the last message that the rollout began with, on one line."""
+    asked = record.prompt or [message for message in record.messages if message.get("role") == "user"][:1]
+    text = " ".join(content_of(asked[-1])[: 3 * PROMPT_CHARS].split()) if asked else ""
+    return text if len(text) <= PROMPT_CHARS else text[: PROMPT_CHARS - 3] + "..."
 
 
 def steps_with_rollouts(database: Database, kind: str) -> tuple[int, int] | None:
@@ -152,7 +184,7 @@ def _siblings(database: Database, row: ShownRollout) -> list[Sibling]:
 
 
 def _rollout_row(row: sqlite3.Row) -> ShownRollout:
-    values = {key: row[key] for key in ShownRollout.model_fields}
+    values = {key: row[key] for key in ShownRollout.model_fields if key != "prompt"}
     values["metrics"] = json.loads(values["metrics"])
     return ShownRollout(**values)
 

@@ -53,6 +53,7 @@ class Chart:
     is_stacked: bool = False
     floor: float | None = None
     band: tuple[str, str] | None = None
+    x: str = "step"
 
 
 CHARTS = (
@@ -69,8 +70,11 @@ CHARTS = (
         (Series("entropy", "mean", "moss"),), "nats", floor=0,
     ),
     Chart(
-        "throughput", "Throughput", "Tokens a second of wall time: sampled by inference, and trained.",
-        (Series("inference_tokens_per_s", "sampled", "ember"), Series("training_tokens_per_s", "trained", "steel")),
+        "throughput", "Throughput", "Tokens a second: answers that were sampled, and whole sequences that trained.",
+        (
+            Series("inference_tokens_per_s", "sampled", "ember"),
+            Series("training_tokens_per_s", "trained, with prompts", "steel"),
+        ),
         "tokens/s", floor=0,
     ),
     Chart("loss", "Loss", "The policy loss of each step.", (Series("loss", "loss", "steel"),)),
@@ -91,7 +95,7 @@ TIME = Chart(
 
 WARM_UP_CHART = Chart(
     "warm_up", "Warm-up", "Supervised steps on demonstrations, before the first policy version is published.",
-    tuple(Series(*part) for part in WARM_UP), floor=0,
+    tuple(Series(*part) for part in WARM_UP), floor=0, x="warm-up step",
 )  # fmt: skip
 
 WARM_UP_LARGE = replace(WARM_UP_CHART, id="warm_up_large")

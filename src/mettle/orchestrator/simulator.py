@@ -233,7 +233,7 @@ class SimulatedTrainer:
                 continue
             self.batches[step] = read_batch(self.run_dir.batches, row.digest)
             await asyncio.sleep(self.world.train_s)
-            self.ledger.record_trained(step, _weights(step))
+            self.ledger.record_trained(step, _weights(step), self.batches[step].draw_ids)
             self.num_trainings += 1
             if step in deaths:
                 deaths.remove(step)

@@ -18,13 +18,30 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mettle.runs.pace import StepPace, time_left
 from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
 from mettle.wording import count, format_interval, format_reward, sparkline
 
 LINE_EVERY_S = 10.0
+TRAINING = "training"
+WARMING_UP = "warming up the policy on demonstrations"
 TROUBLES = ("worker_died", "stall", "engine_lost")
 SHOWN_NOTES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpProgress:
+    """How far a warm-up is. It ends at `goal`, the reward that is asked for, or has failed after `max_steps`."""
+
+    step: int
+    max_steps: int
+    reward: float | None
+    goal: float
+
+    def __str__(self) -> str:
+        reward = "not measured yet" if self.reward is None else f"reward {self.reward:.2f}"
+        return f"step {self.step} of at most {self.max_steps}, {reward}, ends at {self.goal:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +54,47 @@ class ProgressSnapshot:
     rewards: list[float]
     evals: list[EvalRow]
     figures: dict[str, float]
+    warm_up: WarmUpProgress | None = None
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Steps taken and steps in all, of the stage that it is at."""
+        return (self.warm_up.step, self.warm_up.max_steps) if self.warm_up else (self.step, self.max_steps)
 
 
-def read_snapshot(ledger: Ledger, max_steps: int) -> ProgressSnapshot:
-    """The state of the run as the journal has it."""
+def read_snapshot(
+    ledger: Ledger, max_steps: int, *, rewards: list[tuple[int, float]] | None = None
+) -> ProgressSnapshot:
+    """The state of the run as the journal has it. `rewards` are those read before, by step; newer ones are added."""
+    rewards = [] if rewards is None else rewards
     journal = ledger.journal
-    latest = {name: value for name, (_, value) in journal.latest().items()}
+    rewards += journal.metric("reward/mean", after=rewards[-1][0] if rewards else -1)
+    measured = journal.latest()
+    latest = {name: value for name, (_, value) in measured.items()}
     newest = ledger.newest_version()
     step = newest.weights.version if newest is not None else 0
     evals = [row for row in read_evals(ledger.database) if row.is_finished]
     running = {p.name for p in journal.processes() if p.state in ("starting", "running")}
+    stage = stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None)
+    goal = journal.fact("warm_up_goal") if stage == WARMING_UP else None
     return ProgressSnapshot(
-        stage=stage_of(running, {row.kind for row in evals}, step, max_steps, is_published=newest is not None),
+        stage=stage,
         step=step,
         max_steps=max_steps,
-        rewards=[value for _, value in journal.metric("reward/mean")],
+        rewards=[value for _, value in rewards],
         evals=evals,
         figures=latest,
+        warm_up=goal
+        and WarmUpProgress(
+            measured.get("sft/loss", (0, 0.0))[0], goal["max_steps"], latest.get("sft/reward"), goal["reward"]
+        ),
     )
 
 
 def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, is_published: bool) -> str:
     """What a run is at, in words, from what runs and what is there."""
     if "sft" in running:
-        return "warming up the policy on demonstrations"
+        return WARMING_UP
     if "policy" in running:
         return "making the policy"
     if not is_published:
@@ -71,7 +105,7 @@ def stage_of(running: set[str], evals: set[str], step: int, max_steps: int, *, i
         return "evaluating the last version"
     if step == 0 and "baseline" not in evals:
         return "evaluating the baseline"
-    return "training"
+    return TRAINING
 
 
 class RunProgress:
@@ -90,9 +124,12 @@ class RunProgress:
         self._started = time.monotonic()
         self._next_update = 0.0
         self._last_line = ("", -1)
+        self._pace = StepPace()
+        self._paced_stage = ""
         self._next_line = 0.0
         self._notes = notes
         self._num_notes = 0
+        self._rewards: list[tuple[int, float]] = []
         self._last_event = ledger.journal.newest_event_id()
         self._told: list[str] = []
 
@@ -116,14 +153,27 @@ class RunProgress:
         if self._is_quiet or (now < self._next_update and not is_last):
             return
         self._next_update = now + 0.5
-        snapshot = read_snapshot(self._ledger, self._max_steps)
+        snapshot = read_snapshot(self._ledger, self._max_steps, rewards=self._rewards)
+        self._keep_pace(snapshot, now)
         new = self._news()
         if self._live is not None:
-            self._live.update(self._panel(snapshot, now - self._started), refresh=True)
+            self._live.update(self._panel(snapshot, now), refresh=True)
         else:
             for note in new:
                 print(f"[{now - self._started:5.0f} s] note: {note}", file=sys.stderr, flush=True)
             self._print_line(snapshot, now)
+
+    def _keep_pace(self, snapshot: ProgressSnapshot, now: float) -> None:
+        if snapshot.stage != self._paced_stage:
+            self._pace, self._paced_stage = StepPace(), snapshot.stage
+        self._pace.read(now, snapshot.done[0])
+
+    def _time_left(self, snapshot: ProgressSnapshot, now: float) -> str:
+        if snapshot.stage not in (WARMING_UP, TRAINING):
+            return ""
+        step, max_steps = snapshot.done
+        text = time_left(self._pace.seconds_left(now, max_steps - step))
+        return text.replace("about", "at most", 1) if snapshot.warm_up else text
 
     def _news(self) -> list[str]:
         """What was told since the last update: by the supervisor itself, by the other processes in the journal."""
@@ -137,17 +187,21 @@ class RunProgress:
 
     def _print_line(self, snapshot: ProgressSnapshot, now: float) -> None:
         is_new_stage = snapshot.stage != self._last_line[0]
-        if not is_new_stage and (now < self._next_line or snapshot.step == self._last_line[1]):
+        if not is_new_stage and (now < self._next_line or snapshot.done[0] == self._last_line[1]):
             return
-        self._last_line = (snapshot.stage, snapshot.step)
+        self._last_line = (snapshot.stage, snapshot.done[0])
         self._next_line = now + LINE_EVERY_S
         line = f"[{now - self._started:5.0f} s] {snapshot.stage}"
-        if snapshot.rewards:
+        if snapshot.warm_up:
+            line += f": {snapshot.warm_up}"
+        elif snapshot.rewards:
             line += f": step {snapshot.step}/{snapshot.max_steps}, {describe(snapshot.figures)}"
+        if left := self._time_left(snapshot, now):
+            line += f", {left}"
         print(line, file=sys.stderr, flush=True)
 
-    def _panel(self, snapshot: ProgressSnapshot, elapsed_s: float) -> RenderableType:
-        head = Text.assemble((self._title, "bold"), f"   {elapsed_s:4.0f} s")
+    def _panel(self, snapshot: ProgressSnapshot, now: float) -> RenderableType:
+        head = Text.assemble((self._title, "bold"), f"   {now - self._started:4.0f} s")
         if self.page:
             head.append(f"   {self.page}", style="cyan underline")
         grid = Table.grid(padding=(0, 2))
@@ -155,11 +209,12 @@ class RunProgress:
         grid.add_column()
         grid.add_row("stage", snapshot.stage)
         bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            ProgressBar(total=max(1, snapshot.max_steps), completed=snapshot.step, width=40),
-            f"{snapshot.step}/{snapshot.max_steps}",
-        )
+        step, max_steps = snapshot.done
+        left = self._time_left(snapshot, now)
+        bar.add_row(ProgressBar(total=max(1, max_steps), completed=step, width=40), f"{step}/{max_steps}", left)
         grid.add_row("steps", bar)
+        if snapshot.warm_up:
+            grid.add_row("", str(snapshot.warm_up))
         if snapshot.rewards:
             grid.add_row("reward", f"{sparkline(snapshot.rewards, 40)}  {snapshot.rewards[-1]:.3f}")
         for row in snapshot.evals:
@@ -175,7 +230,6 @@ def describe(figures: dict[str, float]) -> str:
     """The figures worth a glance, those that there are."""
     parts = (
         ("reward {:.3f}", "reward/mean"),
-        ("warm-up reward {:.2f}", "sft/reward" if "reward/mean" not in figures else ""),
         ("staleness {:.2f}", "staleness/mean"),
         ("mismatch {:.1e}", "mismatch_kl/mean"),
         ("entropy {:.2f}", "entropy/mean"),

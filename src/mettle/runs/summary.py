@@ -44,7 +44,7 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
         "mismatch_kl_max": max((v for _, v in journal.metric("mismatch_kl/mean")), default=None),
         "canary_mean_abs_diff": max(canaries, default=None),
         "tasks": ledger.task_counts(),
-        "trained_more_than_once": _trained_more_than_once(ledger),
+        "trained_more_than_once": ledger.trained_more_than_once(),
         "restarts": sum(p.restarts for p in journal.processes()) + (journal.fact(DEATHS) or 0),
         **totals(RunDir(run_dir), journal),
     }
@@ -80,23 +80,14 @@ def _figure_lines(summary: dict[str, Any]) -> list[str]:
             f" mean difference at most {summary['canary_mean_abs_diff']:.1e}"
         )
     tasks = ", ".join(f"{number} {name}" for name, number in summary["tasks"].items()) or "none yet"
-    lines.append(f"{'tasks':<10} {tasks}; trained more than once: {summary['trained_more_than_once']}")
+    twice = summary["trained_more_than_once"]
+    lines.append(f"{'tasks':<10} {tasks}; trained more than once: {'not noted' if twice is None else twice}")
     if summary["wall_s"] is not None:
         lines.append(
             f"{'cost':<10} {summary['wall_s']:.0f} s of wall time, {summary['cpu_s']:.0f} CPU-seconds,"
             f" {summary['peak_memory_bytes'] / 2**20:.0f} MiB at the peak, {summary['restarts']} restarts"
         )
     return lines
-
-
-def _trained_more_than_once(ledger: Ledger) -> int:
-    """Task draws that two batches claim: the schema makes it impossible, and this is the check that it is."""
-    return int(
-        ledger.database.value(
-            "SELECT count(*) FROM (SELECT env_id, epoch, example_id FROM tasks WHERE state = 'trained'"
-            " GROUP BY env_id, epoch, example_id HAVING count(DISTINCT step) > 1)"
-        )
-    )
 
 
 def _row_of(rows: list[EvalRow], kind: str) -> EvalRow | None:

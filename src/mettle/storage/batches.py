@@ -19,20 +19,36 @@ from mettle.records.tokens import COLUMNS, Batch
 from mettle.storage.files import storage_errors, write_atomic
 
 
+def batch_path(folder: Path, digest: str) -> Path:
+    """Where the batch of a digest lies."""
+    return folder / f"{digest}.npz"
+
+
 def write_batch(folder: Path, batch: Batch) -> tuple[str, Path]:
     """Write `batch` and return its digest and path. Writing the same batch twice is one file."""
+    data = encode_batch(batch)
+    digest = hashlib.sha256(data).hexdigest()
+    path = batch_path(folder, digest)
+    if not path.exists():
+        write_atomic(path, data)
+    return digest, path
+
+
+def replace_batch(folder: Path, batch: Batch) -> None:
+    """Write `batch` over whatever stands in its place."""
+    data = encode_batch(batch)
+    write_atomic(batch_path(folder, hashlib.sha256(data).hexdigest()), data)
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """The bytes of a batch's file. Their sha256 is its digest."""
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
     arrays["sequence_lengths"] = np.ascontiguousarray(batch.sequence_lengths, dtype=np.int32)
     header = {"step": batch.step, "draw_ids": list(batch.draw_ids), "staleness": list(batch.staleness)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    data = buffer.getvalue()
-    digest = hashlib.sha256(data).hexdigest()
-    path = folder / f"{digest}.npz"
-    if not path.exists():
-        write_atomic(path, data)
-    return digest, path
+    return buffer.getvalue()
 
 
 def read_batch(folder: Path, digest: str) -> Batch:
@@ -40,7 +56,7 @@ def read_batch(folder: Path, digest: str) -> Batch:
 
     Raises: StorageError if the file is missing, or cut short, or changed, or of another version of this format.
     """
-    path = folder / f"{digest}.npz"
+    path = batch_path(folder, digest)
     with storage_errors(path, "reading batch"):
         data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()

@@ -7,6 +7,7 @@ holds for this moment only, such as who waits for whom, is in the beats of the p
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,19 +65,25 @@ class Journal:
         with self._database.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)
 
-    def metric(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of one metric, in order."""
-        rows = self._database.rows("SELECT step, value FROM metrics WHERE name = ? ORDER BY step", (name,))
+    def metric(self, name: str, *, after: int = -1) -> list[tuple[int, float]]:
+        """(step, value) of one metric at the steps after `after`, in order."""
+        sql = "SELECT step, value FROM metrics WHERE name = ? AND step > ? ORDER BY step"
+        rows = self._database.rows(sql, (name, after))
         return [(row["step"], row["value"]) for row in rows]
 
     def metric_names(self) -> list[str]:
         """The metrics there are."""
-        return [row["name"] for row in self._database.rows("SELECT DISTINCT name FROM metrics ORDER BY name")]
+        return [row["name"] for row in self._database.rows(f"{_NAMES} SELECT name FROM names WHERE name IS NOT NULL")]
 
     def latest(self) -> dict[str, tuple[int, float]]:
-        """For each metric its newest (step, value)."""
-        rows = self._database.rows("SELECT name, max(step) AS step, value FROM metrics GROUP BY name")
-        return {row["name"]: (row["step"], row["value"]) for row in rows}
+        """For each metric its newest (step, value). As quick in a long run as in a short one."""
+        found = {}
+        newest = "SELECT step, value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1"
+        for name in self.metric_names():
+            row = self._database.row(newest, (name,))
+            assert row is not None, "a metric has a value"
+            found[name] = (row["step"], row["value"])
+        return found
 
     def event(self, source: str, kind: str, message: str, **data: Any) -> None:
         """Record an event."""
@@ -92,9 +99,7 @@ class Journal:
             "SELECT * FROM events WHERE event_id > ? AND (? IS NULL OR kind = ?) ORDER BY event_id LIMIT ?",
             (after_id, kind, kind, limit),
         )
-        return [
-            Event(r["event_id"], r["at"], r["source"], r["kind"], r["message"], json.loads(r["data"])) for r in rows
-        ]
+        return [_event(row) for row in rows]
 
     def newest_event_id(self) -> int:
         """The id of the newest event; 0 before the first."""
@@ -116,3 +121,14 @@ class Journal:
     def processes(self) -> list[ProcessRow]:
         """The processes of the run, by name."""
         return [ProcessRow(**dict(row)) for row in self._database.rows("SELECT * FROM processes ORDER BY name")]
+
+
+_NAMES = """WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM metrics
+    UNION ALL SELECT (SELECT min(name) FROM metrics WHERE name > names.name) FROM names WHERE name IS NOT NULL
+)"""
+"""From one name to the next by the index: `DISTINCT` would look at every value."""
+
+
+def _event(row: sqlite3.Row) -> Event:
+    return Event(row["event_id"], row["at"], row["source"], row["kind"], row["message"], json.loads(row["data"]))

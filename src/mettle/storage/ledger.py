@@ -12,6 +12,7 @@ import json
 import sqlite3
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,15 +208,31 @@ class Ledger:
         row = self.database.row("SELECT * FROM batches ORDER BY step DESC LIMIT 1")
         return None if row is None else _batch_row(row)
 
-    def batches(self) -> list[BatchRow]:
-        """All shipped batches in order."""
-        return [_batch_row(row) for row in self.database.rows("SELECT * FROM batches ORDER BY step")]
+    def batches(self, *, after: int = 0) -> list[BatchRow]:
+        """The batches of the steps after `after`, in order."""
+        rows = self.database.rows("SELECT * FROM batches WHERE step > ? ORDER BY step", (after,))
+        return [_batch_row(row) for row in rows]
 
-    def record_trained(self, step: int, weights: WeightVersion) -> bool:
+    def batch_digests(self, after: int, last: int) -> list[str]:
+        """The digests of the batches of the steps after `after`, up to `last`."""
+        sql = "SELECT digest FROM batches WHERE step > ? AND step <= ? ORDER BY step"
+        return [row["digest"] for row in self.database.rows(sql, (after, last))]
+
+    def groups_of(self, step: int) -> list[tuple[int, BlockRef]]:
+        """(draw_id, block) of the groups in the batch of `step`, in the order in which they stand there."""
+        rows = self.database.rows(
+            "SELECT g.draw_id, g.shard, g.offset, g.length FROM tasks t JOIN groups g USING (draw_id)"
+            " WHERE t.step = ? ORDER BY g.draw_id",
+            (step,),
+        )
+        return [(row["draw_id"], BlockRef(row["shard"], row["offset"], row["length"])) for row in rows]
+
+    def record_trained(self, step: int, weights: WeightVersion, draw_ids: Sequence[int]) -> bool:
         """Commit that step `step` has made `weights`: its tasks go shipped -> trained and the version is published.
 
-        Called after the folder of the weights is visible. On a replay the tasks are trained already; then only the
-        count of trainings grows. Returns False if a replay made other weights than the first time.
+        `draw_ids` are those in the batch that was trained, as read from its file. Called after the folder of the
+        weights is visible. On a replay the tasks are trained already; then only the count of trainings grows. Returns
+        False if a replay made other weights than the first time.
         """
         now = self._clock()
         with self.database.transaction() as connection:
@@ -229,8 +246,24 @@ class Ledger:
                 "UPDATE batches SET trained_at = ?, weights_digest = ?, trainings = trainings + 1 WHERE step = ?",
                 (now, weights.digest, step),
             )
+            connection.executemany(
+                "INSERT OR REPLACE INTO trained VALUES (?, ?, ?)",
+                [(draw_id, step, number) for draw_id, number in Counter(draw_ids).items()],
+            )
             self._publish(connection, weights)
         return row["weights_digest"] in (None, weights.digest)
+
+    def trained_more_than_once(self) -> int | None:
+        """Task draws that the trained batches hold more than once; None where some were trained before this was noted.
+
+        A step that a restart trained again, from the weights before it, counts once.
+        """
+        if self.database.value("SELECT 1 FROM sqlite_master WHERE name = 'trained'") is None:
+            return None  # of an earlier release, open for reading
+        times = "SELECT sum(times) AS times FROM trained GROUP BY draw_id"
+        num_noted, num_twice = self.database.rows(f"SELECT count(*), coalesce(sum(times > 1), 0) FROM ({times})")[0]
+        num_trained = self.database.value("SELECT count(*) FROM tasks WHERE state = 'trained'")
+        return int(num_twice) if num_noted >= num_trained else None
 
     # Versions
 
@@ -252,6 +285,12 @@ class Ledger:
     def versions(self) -> list[VersionRow]:
         """All published versions in order."""
         return [_version_row(row) for row in self.database.rows("SELECT * FROM versions ORDER BY version")]
+
+    def newest_acknowledged(self) -> int | None:
+        """The newest version that every engine has taken."""
+        sql = "SELECT version FROM versions WHERE acked_at IS NOT NULL AND acked_digest = digest"
+        found: int | None = self.database.value(f"{sql} ORDER BY version DESC LIMIT 1")
+        return found
 
     def acknowledge(self, weights: WeightVersion, canary: CanaryCheck | None, update_ms: float) -> None:
         """Every engine serves these weights."""

@@ -160,4 +160,6 @@ MIGRATIONS = (
     ALTER TABLE rollouts ADD COLUMN excerpt TEXT
     """,
     "DROP TABLE waits",
+    "CREATE TABLE trained (draw_id INTEGER, step INTEGER, times INTEGER NOT NULL, PRIMARY KEY (draw_id, step))"
+    " WITHOUT ROWID",
 )

@@ -202,6 +202,8 @@ class SftConfig(BaseModel):
     """The warm-up is over when a measurement reaches this mean reward. A length in steps would make the start luck."""
     max_steps: int = Field(default=400, ge=1)
     """The warm-up has failed when this step is over without the target."""
+    checkpoint_s: float = Field(default=10.0, ge=0)
+    """Seconds between checkpoints of the warm-up, from the newest of which it continues after a kill."""
     batch_size: int = Field(default=64, ge=1)
     """Demonstrations a step."""
     seed: int = 0

@@ -74,6 +74,14 @@ class Learner:
         metrics["memory/trainer_peak_bytes"] = float(_peak_bytes(self.world.device))
         return metrics
 
+    def measure(self, batch: Batch) -> dict[str, float]:
+        """The metrics of a batch under the policy as it is, at the loss's full strength; nothing is changed."""
+        sequences = Sequences.of(batch)
+        sums, max_mismatch = self._accumulate(sequences, self.recipe.loss)
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics = _metrics(dict(zip(SUM_NAMES, self.world.total(sums).tolist(), strict=True)), sequences.counts)
+        return metrics | {"mismatch_kl/max": float(self.world.largest(max_mismatch).item())}
+
     def plan(self, sequences: Sequences) -> list[Layout]:
         """This rank's forward passes; the ranks have equally many, for their collectives go in step."""
         own = deal_sequences(sequences, self.world.size)[self.world.rank]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ import torch
 from mettle.errors import StorageError
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
-from mettle.storage.batches import read_batch
+from mettle.storage.batches import batch_path, read_batch
 from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
 from mettle.storage.ledger import Ledger
+from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.weights import remove_versions_before
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
@@ -68,8 +70,10 @@ class Trainer:
         dtype: torch.dtype = getattr(torch, config.dtype)
         policy = load_policy(config.model or run_dir.model, world, dtype=dtype)
         self.heart = heart or Heartbeat(name="trainer")
-        self.learner = Learner(policy, _recipe(config), world, on_progress=self.heart.advance)
+        self.learner = Learner(policy, recipe_of(config), world, on_progress=self.heart.advance)
         self._saved_at = 0
+        self._copier = LedgerCopier(run_dir.ledger)
+        self._spent = 0  # the batches up to this step have been deleted
         if config.compile:
             body: Any = policy.network.base_model
             body.compile(dynamic=True)
@@ -135,23 +139,29 @@ class Trainer:
         if not self.world.is_main:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
-        self._commit(step, weights, metrics)
+        self._commit(step, weights, metrics, batch.draw_ids)
 
     def keep_house(self, step: int) -> None:
         """Write a checkpoint, then delete what nothing needs any more."""
 
-        def save_all(folder: Path | None) -> None:
-            save_learner(self.world.share(folder), self.learner, step)
-
         self._saved_at = step
         if not self.world.is_main:
-            save_all(None)
+            self.save_state(None, step)
             return
         row = self.ledger.batch(step)
         assert row is not None, f"step {step} was trained, so it has a batch"
-        write_checkpoint(self.run_dir.checkpoints, step, save_all, row.orchestrator_state)
-        remove_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last)
+        write_checkpoint(
+            self.run_dir.checkpoints, step, lambda folder: self.save_state(folder, step), row.orchestrator_state
+        )
+        self._copier.copy(step)
+        remove_checkpoints(
+            self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep_step=self._copier.step
+        )
         self._remove_spent_batches()
+
+    def save_state(self, folder: Path | None, step: int) -> None:
+        """Every rank's part of a checkpoint; rank 0 says where."""
+        save_learner(self.world.share(folder), self.learner, step)
 
     # On rank 0
 
@@ -159,9 +169,9 @@ class Trainer:
         remove_leftovers(self.run_dir)
         checkpoint = newest_complete(self.run_dir.checkpoints, self._warn)
         step = checkpoint.step if checkpoint else 0
-        replayed = [row for row in self.ledger.batches() if row.step > step]
+        replayed = self.ledger.batches(after=step)
         for row in replayed:
-            if not (self.run_dir.batches / f"{row.digest}.npz").exists():
+            if not batch_path(self.run_dir.batches, row.digest).exists():
                 start = f"checkpoint step-{step}" if checkpoint else "the initial policy (no complete checkpoint)"
                 raise StorageError(
                     f"cannot resume {self.run_dir.name}: the newest state is {start}, and the batch of step {row.step} "
@@ -197,9 +207,9 @@ class Trainer:
             self.heart.rest()
         return False, None
 
-    def _commit(self, step: int, weights: WeightVersion, metrics: dict[str, float]) -> None:
+    def _commit(self, step: int, weights: WeightVersion, metrics: dict[str, float], draw_ids: Sequence[int]) -> None:
         with self.ledger.database.transaction():
-            is_same = self.ledger.record_trained(step, weights)
+            is_same = self.ledger.record_trained(step, weights, draw_ids)
             self.ledger.journal.record_metrics(step, metrics)
             if metrics["optim/skipped"]:
                 self.ledger.journal.event(
@@ -207,8 +217,8 @@ class Trainer:
                 )
         if not is_same:
             self._warn(f"step {step} made other weights than the first time it was trained")
-        newest_acked = max((row.weights.version for row in self.ledger.versions() if row.acked_at), default=step)
-        oldest_kept = min(step - self.config.keep_versions + 1, newest_acked)
+        newest_acked = self.ledger.newest_acknowledged()
+        oldest_kept = min(step - self.config.keep_versions + 1, step if newest_acked is None else newest_acked)
         remove_versions_before(self.run_dir.weights, oldest_kept)
         shown = ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s")
         logger.info("trained", extra={"step": step, **{name.split("/")[-1]: metrics[name] for name in shown}})
@@ -216,16 +226,17 @@ class Trainer:
     def _remove_spent_batches(self) -> None:
         kept = [int(f.name.removeprefix("step-")) for f in self.run_dir.checkpoints.glob("step-*/")]
         oldest = min(kept, default=0)
-        for row in self.ledger.batches():
-            if row.step <= oldest:
-                (self.run_dir.batches / f"{row.digest}.npz").unlink(missing_ok=True)
+        for digest in self.ledger.batch_digests(self._spent, oldest):
+            batch_path(self.run_dir.batches, digest).unlink(missing_ok=True)
+        self._spent = max(self._spent, oldest)
 
     def _warn(self, message: str) -> None:
         logger.warning(message)
         self.ledger.journal.event("trainer", "warning", message)
 
 
-def _recipe(config: TrainerConfig) -> Recipe:
+def recipe_of(config: TrainerConfig) -> Recipe:
+    """What of a trainer's config its steps depend on."""
     return Recipe(config.optim, config.scheduler, config.loss.build(), config.micro_batch, config.max_steps)
 
 

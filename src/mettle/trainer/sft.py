@@ -2,8 +2,8 @@
 
 Reads RUN/config/sft.json and RUN/sft/demonstrations.jsonl, makes RUN/model if there is none, trains it on the
 demonstrations, and puts the warm policy in its place in one rename, with `warm_up.json` saying what was reached.
-Invariant: RUN/model is either the policy from before or the warm one; a warm-up that was killed starts over, and one
-that is done is not done again.
+Invariant: RUN/model is either the policy from before or the warm one; a warm-up that was killed continues from its
+newest checkpoint as if nothing had been, and one that is done is not done again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import ServiceError, UserError
 from mettle.log import setup_logging
 from mettle.processes.beats import Heartbeat
+from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
 from mettle.storage.evals import EvalStore
 from mettle.storage.files import folder_aside, write_json
 from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
+from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import ProbeConfig, SftConfig, read_config
 from mettle.trainer.demonstrations import Demonstration, batch_of, read_demonstrations, shuffled_batches
 from mettle.trainer.initial import ensure_initial_policy
@@ -56,26 +60,69 @@ class WarmUp:
     seconds: float
 
 
+class Saves:
+    """The checkpoints of a warm-up, one every `interval_s` seconds, in `root`; the last one is kept."""
+
+    def __init__(
+        self, root: Path, learner: Learner, interval_s: float, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root = root
+        self._learner = learner
+        self._interval_s = interval_s
+        self._now = now
+        self._due = now() + interval_s
+
+    def restore(self, journal: Journal) -> int:
+        """Bring the learner to the newest complete checkpoint; the step it was made after, 0 without one."""
+
+        def warn(message: str) -> None:
+            journal.event("sft", "warning", message)
+
+        if (newest := newest_complete(self._root, warn)) is None:
+            return 0
+        journal.event("sft", "resumed", f"the warm-up continues after step {newest.step}", step=newest.step)
+        return load_learner(newest.trainer, self._learner)
+
+    def save_if_due(self, step: int) -> None:
+        """Write a checkpoint of the state after `step` when the last one is old enough."""
+        if self._now() < self._due:
+            return
+        write_checkpoint(self._root, step, lambda folder: save_learner(folder, self._learner, step), {})
+        remove_checkpoints(self._root, keep_last=1)
+        self._due = self._now() + self._interval_s
+
+    def remove(self) -> None:
+        """The warm policy is in its place, and no checkpoint is needed any more."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
 def warm_up(
-    learner: Learner, demonstrations: list[Demonstration], probe: RewardProbe, config: SftConfig, journal: Journal
+    learner: Learner,
+    demonstrations: list[Demonstration],
+    probe: RewardProbe,
+    config: SftConfig,
+    journal: Journal,
+    saves: Saves | None = None,
 ) -> WarmUp:
-    """Train until a measurement reaches the target.
+    """Train until a measurement reaches the target, on from what `saves` has.
 
     Raises: ServiceError when it has not after `max_steps`.
     """
     started = time.perf_counter()
-    best = float("-inf")
-    batches = shuffled_batches(demonstrations, config.batch_size, config.seed)
-    for step, chosen in zip(range(1, config.max_steps + 1), batches, strict=False):
+    best = max((reward for _, reward in journal.metric("sft/reward")), default=float("-inf"))
+    first = 0 if saves is None else saves.restore(journal)
+    batches = enumerate(shuffled_batches(demonstrations, config.batch_size, config.seed), start=1)
+    for step, chosen in islice(batches, first, config.max_steps):
         figures = learner.train(batch_of(chosen, step), step)
         journal.record_metrics(step, {"sft/loss": figures["loss/ce"], "sft/grad_norm": figures["optim/grad_norm"]})
-        if step < config.probe.first_step or (step - config.probe.first_step) % config.probe.interval:
-            continue
-        reading = probe.measure(full_state(learner.policy), seed=config.seed * 1_000_003 + step)
-        best = max(best, reading.mean_reward)
-        _tell(journal, step, reading, figures["loss/ce"])
-        if reading.mean_reward >= config.target_reward:
-            return WarmUp(reading.mean_reward, step, reading.num_rollouts, time.perf_counter() - started)
+        if step >= config.probe.first_step and (step - config.probe.first_step) % config.probe.interval == 0:
+            reading = probe.measure(full_state(learner.policy), seed=config.seed * 1_000_003 + step)
+            best = max(best, reading.mean_reward)
+            _tell(journal, step, reading, figures["loss/ce"])
+            if reading.mean_reward >= config.target_reward:
+                return WarmUp(reading.mean_reward, step, reading.num_rollouts, time.perf_counter() - started)
+        if saves is not None:
+            saves.save_if_due(step)
     raise ServiceError(
         f"the warm-up has not reached a reward of {config.target_reward} in {config.max_steps} steps"
         f" (best measurement {best:.3f}); raise max_steps, lower target_reward, or give better demonstrations"
@@ -119,6 +166,7 @@ def run_warm_up(run_dir: RunDir) -> None:
 def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledger, heart: Heartbeat) -> WarmUp:
     journal = ledger.journal
     journal.event("sft", "started", f"warm-up to a reward of {config.target_reward} has begun")
+    journal.set_fact("warm_up_goal", {"reward": config.target_reward, "max_steps": config.max_steps})
     demonstrations = read_demonstrations(
         run_dir.path / "sft" / "demonstrations.jsonl", Renderer.from_directory(run_dir.model)
     )
@@ -127,8 +175,10 @@ def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledge
     learner = Learner(policy, recipe, world, on_progress=heart.advance)
     store = EvalStore(ledger.database, ShardWriter(run_dir.rollouts, "probe")) if world.rank == 0 else None
     probe = EnvironmentProbe.load(run_dir.model, resolve_probe(run_dir, config.probe), world.device, store)
-    done = warm_up(learner, demonstrations, probe, config, journal)
+    saves = Saves(run_dir.path / "sft" / "checkpoints", learner, config.checkpoint_s)
+    done = warm_up(learner, demonstrations, probe, config, journal, saves)
     replace_model(run_dir.model, learner, done)
+    saves.remove()
     journal.event("sft", "warm", f"warm at a reward of {done.reward:.3f} after {done.step} steps", **asdict(done))
     return done
 

@@ -82,7 +82,11 @@ async def read_json(
     empty: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The body as a JSON object; `empty`, if given, where there is no body. Raises: HttpError 400 for anything else."""
-    body = await read_body(request, max_bytes=max_bytes, stall_s=stall_s)
+    return json_object(await read_body(request, max_bytes=max_bytes, stall_s=stall_s), empty=empty)
+
+
+def json_object(body: bytes, *, empty: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The same of a body that is here."""
     if not body and empty is not None:
         return empty
     try:

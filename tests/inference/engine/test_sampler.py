@@ -206,9 +206,47 @@ def test_the_noise_of_a_seed_and_a_choice_is_its_own() -> None:
         return choice_noise(seed, index).random(4).tolist()
 
     assert draws(1, 2) == draws(1, 2)
-    assert len({tuple(draws(*key)) for key in ((1, 2), (2, 1), (1, 3), (2**63, 0), (0, 0), (-1, 0))}) == 6
+    assert len({tuple(draws(*key)) for key in ((1, 2), (2, 1), (1, 3), (2**63, 0), (0, 0), (1, 0), (-1, 0))}) == 7
     assert draws(-1, 0) == draws(2**64 - 1, 0)
     assert draws(2**64 + 5, 0) == draws(5, 0)
+
+
+def test_a_row_without_a_seed_draws_as_the_first_choice_of_the_samplers_seed() -> None:
+    sampler, mine = BatchSampler(CPU, seed=7), row(7)
+    assert [int(sample([row()], sampler=sampler).token_ids_B[0]) for _ in range(12)] == [
+        int(sample([mine]).token_ids_B[0]) for _ in range(12)
+    ]
+
+
+def test_of_equals_the_first_are_kept() -> None:
+    assert support(np.full(1000, 1e-3, dtype=np.float32), top_k=3) == [0, 1, 2]
+
+
+def test_the_memory_for_noise_is_kept_while_it_is_large_enough() -> None:
+    sampler, memory = BatchSampler(CPU, seed=1), []
+    for num_rows in (9, 9, 8, 3, 10, 18, 10):
+        sample([row() for _ in range(num_rows)], sampler=sampler)
+        memory.append((id(sampler._buffer), sampler._buffer.shape))
+    assert memory[0] == memory[1] == memory[2] == memory[3]
+    assert [shape for _, shape in memory[3:]] == [(9, 5), (18, 5), (18, 5), (18, 5)]
+    assert memory[4] == memory[5] == memory[6]
+
+
+def test_a_device_has_noise_of_its_own_from_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[tuple[str, int]] = []
+
+    class Generator:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device.type
+
+        def manual_seed(self, seed: int) -> None:
+            seeds.append((self.device, seed))
+
+    monkeypatch.setattr(torch, "Generator", Generator)
+    for seed in (5, 2**63 + 5):
+        BatchSampler(torch.device("cuda"), seed)
+    BatchSampler(CPU, 5)
+    assert seeds == [("cuda", 5), ("cuda", 5)]
 
 
 def test_alternatives_come_for_the_rows_that_ask_and_are_the_likeliest_in_order() -> None:

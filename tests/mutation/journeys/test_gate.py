@@ -33,6 +33,11 @@ def is_allowed(number: int, *, is_strict: bool = False) -> bool:
 
 def nobody_tests_this(number):
     return number > 2
+
+
+def along(array, other):
+    assert len(array) == 3
+    return zip(array.sum(-1), other.sum(axis=1), strict=True)
 '''
 TOY_TEST = """
 from mettle.toy import is_allowed

@@ -11,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
       seen.unobserve(target);
       const name = target.dataset.metric;
       const rows = steps.map((_, i) => i).filter((i) => columns[name][i] !== null);
-      const chart = new MettleChart(target, { id: name, series: [{ key: name, label: "", tone: "steel" }] });
+      const chart = new MettleChart(target, { id: name, unit: name.endsWith("bytes") ? "bytes" : "", series: [{ key: name, label: "", tone: "steel" }] });
       chart.set(rows.map((i) => steps[i]), { [name]: rows.map((i) => columns[name][i]) }, null, null);
     }
   }, { rootMargin: "200px" });

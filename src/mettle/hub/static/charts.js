@@ -10,10 +10,20 @@
     return made;
   };
 
-  function figure(value) {
+  // The largest unit that leaves at least one whole; 999.6 k is 1.00 M.
+  function scaled(value, base, units) {
+    let place = 0;
+    while (place < units.length - 1 && Math.abs(value) >= base * (base === 1000 ? 0.9995 : 1)) { value /= base; place += 1; }
+    const size = Math.abs(value);
+    return value.toFixed(size >= 99.95 || place === 0 ? 0 : size >= 9.995 ? 1 : 2) + units[place];
+  }
+
+  function figure(value, unit) {
     if (value === null || value === undefined) return "\u2013";
     const size = Math.abs(value);
-    if (size >= 10000) return (value / 1000).toPrecision(3) + "k";
+    if (unit === "bytes") return scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]);
+    if (size >= 1e15) return value.toExponential(1).replace("e+", "e");
+    if (size >= 10000) return scaled(value, 1000, ["", "k", "M", "G", "T"]);
     if (size >= 100) return value.toFixed(0);
     if (size === 0) return "0";
     if (size < 0.001) return value.toExponential(1).replace(".0e", "e");
@@ -124,8 +134,8 @@
           y: spec.is_log ? { distr: 3, range: (_, low, high) => (low === null ? [1e-6, 1] : [low * 0.7, high * 1.4]) } : { range: (_, low, high) => this.yRange(low, high) },
         },
         axes: [
-          { ...axis, size: 28, gap: 4, space: 60, grid: { show: false } },
-          { ...axis, size: 50, gap: 6, space: 34, filter: spec.is_log ? (_, splits) => splits : undefined, splits: spec.is_log ? (_, index, low, high) => decades(low, high) : undefined, values: (_, ticks) => ticks.map((t) => (t === null ? null : figure(t))) },
+          { ...axis, size: 24, gap: 4, space: 60, grid: { show: false }, label: spec.x || "step", labelSize: 14, labelGap: 0, labelFont: `11px ${tone("sans")}` },
+          { ...axis, size: spec.unit === "bytes" ? 64 : 50, gap: 6, space: 34, filter: spec.is_log ? (_, splits) => splits : undefined, splits: spec.is_log ? (_, index, low, high) => decades(low, high) : undefined, values: (_, ticks) => ticks.map((t) => (t === null ? null : figure(t, spec.unit))) },
         ],
         series: [{}, ...this.lines()],
         bands: this.bands(),
@@ -195,11 +205,11 @@
       const entry = (toneName, label, value, isDot) => {
         const part = element("span", isDot ? "dot" : "");
         const key = element("i", `tone-line-${toneName}`);
-        part.append(key, `${label} `, element("b", "", figure(value)));
+        part.append(key, `${label} `, element("b", "", figure(value, this.spec.unit)));
         parts.push(part);
       };
       const isPointing = index !== null && index !== undefined;
-      if (isPointing) parts.push(element("span", "", `step ${steps[index]}`));
+      if (isPointing) parts.push(element("span", "", `${this.spec.x || "step"} ${steps[index]}`));
       this.spec.series.forEach((s, i) => {
         const column = this.values[i] || [];
         const value = isPointing ? column[index] : column.findLast((v) => v !== null);

@@ -32,7 +32,7 @@ from mettle.sandbox.judge.judgement import Judgement
 from mettle.sandbox.judge.memory import JudgementCache
 from mettle.sandbox.judge.orders import JudgeJob, make_job
 from mettle.sandbox.judge.referee import Referee
-from mettle.sandbox.judge.request import CodeJudge, JudgeRequest
+from mettle.sandbox.judge.request import CodeJudge, JudgeRequest, has_many_values
 from mettle.sandbox.judge.verdicts import JudgeResult, StdioTest
 from mettle.sandbox.judge.versions import report_language
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
@@ -118,7 +118,8 @@ class SandboxPool(MeasuredPool, CodeJudge):
 
     async def judge_request(self, request: JudgeRequest) -> JudgeResult:
         report = self.isolation
-        job = make_job(self.config, request)
+        is_long = has_many_values(request.tests)
+        job = await asyncio.to_thread(make_job, self.config, request) if is_long else make_job(self.config, request)
         self._require_processes(job)
         judged = await self._memory.judged(job, lambda: self._judge(job, report))
         stats = self._stats

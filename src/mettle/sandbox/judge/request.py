@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from mettle.sandbox.judge.verdicts import Checker, JudgeResult, Test
+from mettle.sandbox.judge.verdicts import CallTest, Checker, JudgeResult, Test
+
+_MOST_HERE: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,22 @@ class JudgeRequest:
     checker: Checker | None = None
     stop_at_first_failure: bool = False
     num_parallel: int = 1
+
+
+def has_many_values(tests: Sequence[Test]) -> bool:
+    """Whether tests take so long to encode that it is done in a thread; looks at a few thousand values at most."""
+    if len(tests) > _MOST_HERE:
+        return True
+    left: list[object] = [value for test in tests if isinstance(test, CallTest) for value in (test.args, test.kwargs)]
+    for _ in range(_MOST_HERE):
+        if not left:
+            return False
+        one = left.pop()
+        if isinstance(one, dict):
+            left.extend(itertools.islice(one.values(), _MOST_HERE))
+        elif isinstance(one, list | tuple | set | frozenset):
+            left.extend(itertools.islice(one, _MOST_HERE))
+    return True
 
 
 class CodeJudge(Protocol):

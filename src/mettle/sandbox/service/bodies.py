@@ -5,10 +5,12 @@ Invariant: a field that no model has is refused and named; null is a field left 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import functools
-from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
+import hashlib
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import HTTPConnection, Request
@@ -16,8 +18,10 @@ from starlette.requests import HTTPConnection, Request
 from mettle.errors import UserError
 from mettle.sandbox.machines.commands import CommandSpec
 from mettle.sandbox.machines.config import MachineConfig
-from mettle.sandbox.service.state import service_of
-from mettle.web.bodies import first_fault, read_json
+from mettle.sandbox.service.long_bodies import SHORT_BYTES
+from mettle.sandbox.service.state import holder_of, service_of
+from mettle.web import bodies
+from mettle.web.bodies import first_fault
 
 M = TypeVar("M", bound=BaseModel)
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
@@ -181,8 +185,26 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 async def read_fields(request: Request) -> dict[str, Any]:
     """The JSON body as it came; no body is an empty object."""
-    config = service_of(request).config
-    return await read_json(request, max_bytes=config.max_json_mb << 20, stall_s=config.stall_s, empty={})
+    return (await read_digested(request)).fields
+
+
+class ReadBody(NamedTuple):
+    """A JSON object, the hash of its bytes, and whether it is so long that it is to be handled in a thread."""
+
+    fields: dict[str, Any]
+    digest: str
+    is_long: bool
+
+
+async def read_digested(request: Request) -> ReadBody:
+    """The same, with what tells it from other bodies."""
+    service = service_of(request)
+    config = service.config
+    body = await bodies.read_body(request, max_bytes=config.max_json_mb << 20, stall_s=config.stall_s)
+    if len(body) <= SHORT_BYTES:
+        return ReadBody(bodies.json_object(body, empty={}), hashlib.sha256(body).hexdigest(), False)
+    fields = await service.long_bodies.fields(holder_of(request).name, body)
+    return ReadBody(fields, (await asyncio.to_thread(hashlib.sha256, body)).hexdigest(), True)
 
 
 def _checked(model: type[M], fields: dict[str, Any]) -> M:

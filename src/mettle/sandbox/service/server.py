@@ -73,6 +73,7 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService
             yield service
         finally:
             service.idempotent.close()
+            service.long_bodies.close()
             await register.close()
 
 

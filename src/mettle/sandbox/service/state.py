@@ -16,6 +16,7 @@ from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.idempotency import IdempotentRequests
 from mettle.sandbox.service.leases import ClientLeases
+from mettle.sandbox.service.long_bodies import LongBodies
 from mettle.sandbox.service.machines import MachineRecord, Register
 from mettle.sandbox.service.messages import CLIENT_HEADER, KEY_HEADER
 from mettle.sandbox.service.metrics import ServiceMetrics
@@ -50,6 +51,7 @@ class SandboxService:
     quotas: Quotas
     metrics: ServiceMetrics
     leases: ClientLeases
+    long_bodies: LongBodies = field(default_factory=LongBodies)
     idempotent: IdempotentRequests = field(default_factory=IdempotentRequests)
     reports: dict[str, IsolationReport] = field(default_factory=dict)
     passes: dict[bytes, Pass] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -15,7 +15,7 @@ from mettle.errors import UserError
 from mettle.sandbox.judge.request import JudgeRequest
 from mettle.sandbox.judge.verdicts import CallTest, InteractiveTest, JudgeResult, ProgramChecker, StdioTest, Test
 from mettle.sandbox.service.answers import json_answer
-from mettle.sandbox.service.bodies import read_fields
+from mettle.sandbox.service.bodies import ReadBody, read_digested
 from mettle.sandbox.service.state import SandboxService, holder_of, key_of, service_of
 from mettle.sandbox.service.wire import pack, unpack
 
@@ -32,12 +32,11 @@ async def judge(request: Request) -> Response:
     if service.judge is None:
         raise UserError(f"the backend {service.config.sandbox.backend!r} of this service judges nothing")
     with service.quotas.judging(holder):
-        body = await read_fields(request)
+        body = await read_digested(request)
         key = key_of(request, "judge")
-        fingerprint = hashlib.sha256(repr(body).encode("utf-8", "surrogateescape")).hexdigest() if key else ""
         service.num_judging += 1
         try:
-            return json_answer(await service.idempotent.run(key, fingerprint, lambda: _judge(service, body)))
+            return json_answer(await service.idempotent.run(key, body.digest, lambda: _judge(service, body)))
         finally:
             service.num_judging -= 1
 
@@ -48,9 +47,9 @@ async def languages(request: Request) -> Response:
     return json_answer({"languages": pack(list(await ask())) if ask is not None else []})
 
 
-async def _judge(service: SandboxService, body: dict[str, Any]) -> dict[str, Any]:
+async def _judge(service: SandboxService, body: ReadBody) -> dict[str, Any]:
     assert service.judge is not None, "asked for before"
-    asked = _request(unpack(body))
+    asked = await asyncio.to_thread(_asked, body.fields) if body.is_long else _asked(body.fields)
     started = time.monotonic()
     result = await service.judge.judge_request(asked)
     metrics = service.metrics
@@ -58,7 +57,11 @@ async def _judge(service: SandboxService, body: dict[str, Any]) -> dict[str, Any
     metrics.add_time("judge_seconds", max(0.0, time.monotonic() - started - result.queue_s))
     for test in result.tests:
         metrics.count("verdicts_total", verdict=str(test.verdict))
-    return _answer(service, result)
+    return await asyncio.to_thread(_answer, service, result) if body.is_long else _answer(service, result)
+
+
+def _asked(fields: dict[str, Any]) -> JudgeRequest:
+    return _request(unpack(fields))
 
 
 def _answer(service: SandboxService, result: JudgeResult) -> dict[str, Any]:

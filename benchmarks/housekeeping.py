@@ -1,0 +1,172 @@
+"""What a step costs beside its work, early and late in a long run: `python benchmarks/housekeeping.py [--steps 50000]`.
+
+Everything that the processes do once a step or once a checkpoint is done here by their own code against a real ledger
+and real folders: tasks drawn, dispatched and scored, a batch written and shipped, a version published, committed and
+acknowledged, old versions, checkpoints and spent batches removed, the terminal's look at the journal. Only the work is
+left out: rollouts are empty, weights are a few bytes, checkpoints hold no state. Invariant: a step in the last window
+costs no more than twice one in the first, or the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mettle.orchestrator.batcher import ReadyGroup
+from mettle.orchestrator.shipping import assemble
+from mettle.processes.beats import Heartbeat
+from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.records.tokens import Sample, filled
+from mettle.runs.progress import read_snapshot
+from mettle.storage.batches import write_batch
+from mettle.storage.ledger import Ledger
+from mettle.storage.ledger_copy import LedgerCopier
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import ShardWriter
+from mettle.storage.weights import publish_weights
+from mettle.trainer.config import TrainerConfig
+from mettle.trainer.loop import StopFlag, Trainer
+from mettle.trainer.world import World
+
+MARKS = (500, 10_000, 20_000, 50_000)
+WINDOW = 200
+GROUPS, NUM_METRICS = 2, 40
+
+
+class Housekeeper(Trainer):
+    """The trainer's own accounts and retention, without a policy."""
+
+    def __init__(self, run_dir: RunDir, config: TrainerConfig, ledger: Ledger) -> None:
+        self.run_dir, self.config, self._ledger = run_dir, config, ledger
+        self.world = World(0, 1, torch.device("cpu"))
+        self.heart, self._stop = Heartbeat(name="trainer"), StopFlag()
+        self._copier = LedgerCopier(run_dir.ledger)
+        self._saved_at = self._spent = 0
+
+    def save_state(self, folder: Path | None, step: int) -> None:
+        """A checkpoint of nothing."""
+        assert folder is not None, "rank 0 writes"
+        (folder / "state").write_text(str(step))
+
+    def commit(self, step: int, draw_ids: list[int]) -> None:
+        """What follows a step's training."""
+        weights = publish_weights(self.run_dir.weights, step, lambda path: path.write_text(str(step)))
+        metrics = {f"trainer/{n}": float(step) for n in range(NUM_METRICS // 2)}
+        shown = dict.fromkeys(
+            ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s", "optim/skipped"), 0.0
+        )
+        self._commit(step, weights, metrics | shown, draw_ids)
+        self.ledger.acknowledge(weights, None, 1.0)
+
+
+class Stopwatch:
+    """Seconds by part, of the steps since the last look."""
+
+    def __init__(self) -> None:
+        self.parts: defaultdict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Add the time of the block to `part`."""
+        started = time.perf_counter()
+        yield
+        self.parts[part].append(time.perf_counter() - started)
+
+    def medians_ms(self) -> dict[str, float]:
+        """And forget them."""
+        found = {part: statistics.median(values) * 1000 for part, values in self.parts.items()}
+        self.parts.clear()
+        return found
+
+
+def one_group(draw: TaskDraw) -> tuple[GroupRecord, ReadyGroup]:
+    """A group of two rollouts of two tokens."""
+    ids = np.array([1, 2], np.int32)
+    turn = Turn(0, ids, ids, np.zeros(2, np.float32), np.zeros(2, np.int32))
+    rollouts = tuple(RolloutRecord(f"t{draw.draw_id}-{n}", float(n), {}, [], (turn,)) for n in range(2))
+    sample = Sample(**filled(2, {"token_ids": ids, "loss_mask": np.ones(2, bool), "versions": np.zeros(2, np.int32)}))
+    return GroupRecord(draw, 0, rollouts), ReadyGroup.of(draw.draw_id, [sample])
+
+
+def play(folder: Path, steps: int) -> dict[int, dict[str, float]]:
+    """A run of `steps`; median milliseconds of each part over the window before each mark."""
+    run_dir = RunDir(folder)
+    ledger, shards, watch = Ledger(run_dir.ledger), ShardWriter(run_dir.rollouts), Stopwatch()
+    trainer = Housekeeper(run_dir, TrainerConfig(max_steps=steps), ledger)
+    found, rewards = {}, list[tuple[int, float]]()
+    for step in range(1, steps + 1):
+        with watch.time("draw, score"):
+            draws = ledger.draw_tasks([("env", f"u{n}", step, n) for n in range(GROUPS)])
+            ready = []
+            for draw in draws:
+                ledger.dispatch(draw.draw_id)
+                group, samples = one_group(draw)
+                ledger.record_scored(group, shards.append(group))
+                ready.append(samples)
+        with watch.time("ship"):
+            batch = assemble(step, ready)
+            digest, _ = write_batch(run_dir.batches, batch)
+            ledger.ship(
+                step,
+                digest,
+                batch.draw_ids,
+                num_sequences=GROUPS,
+                num_tokens=4,
+                staleness=(0.0, 0),
+                orchestrator_state={},
+            )
+            figures = {f"orchestrator/{n}": float(step) for n in range(NUM_METRICS // 2)}
+            ledger.journal.record_metrics(step, {"reward/mean": 0.5, **figures})
+        with watch.time("find the batch"):
+            trainer.next_digest(step)
+        with watch.time("commit, retain"):
+            trainer.commit(step, list(batch.draw_ids))
+        if step % trainer.config.checkpoint.interval == 0:
+            with watch.time("checkpoint"):
+                trainer.keep_house(step)
+        if step % 20 == 0:
+            with watch.time("terminal"):
+                read_snapshot(ledger, steps, rewards=rewards)
+        if step in MARKS or step == steps:
+            found[step] = watch.medians_ms() | {"run.db, MB": run_dir.ledger.stat().st_size / 1e6}
+        elif any(step == mark - WINDOW for mark in (*MARKS, steps)):
+            watch.medians_ms()
+    ledger.close()
+    return found
+
+
+def main() -> int:
+    """Play, print a table, and judge."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=MARKS[-1])
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = play(Path(folder) / "run", arguments.steps)
+    per_step = ("draw, score", "ship", "find the batch", "commit, retain")
+    parts = (*per_step, "checkpoint", "terminal", "run.db, MB")
+    print("| after step | " + " | ".join(parts) + " | a step |\n" + "|---:" * (len(parts) + 2) + "|")
+    totals = {step: sum(row[part] for part in per_step) for step, row in found.items()}
+    for step, row in found.items():
+        figures = " | ".join(f"{row[part]:.2f}" for part in parts)
+        print(f"| {step:,} | {figures} | {totals[step]:.2f} ms |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({str(step): row for step, row in found.items()}, indent=1) + "\n")
+    first, last = next(iter(totals.values())), list(totals.values())[-1]
+    print(f"\nthe last window costs {last / first:.2f} times the first (medians over {WINDOW} steps, milliseconds)")
+    return int(last > 2 * first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
