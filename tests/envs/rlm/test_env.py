@@ -192,10 +192,10 @@ async def test_authors_reach_the_rollout_from_their_tools_and_the_sandbox_by_hoo
         dataset=[{"question": "q", "answer": ""}],
         max_iterations=3,
         sub_tool_max_turns=2,
-        docker_image="x",
+        docker_image="python:3.12-slim",
         sub_model="small",
     )
-    assert (env.max_turns, env.sub_llm_max_turns, env.sandbox_docker_image) == (3, 2, "x")
+    assert (env.max_turns, env.sub_llm_max_turns, env.sandbox_docker_image) == (3, 2, "python:3.12-slim")
     state = await rolled_out(env, scripted(coded("cat mine; where; llm_batch hi; RLM_READY=1")))
     assert told(state)[0].splitlines() == ["ready", state["sandbox_id"], "small"]
 
