@@ -200,7 +200,7 @@ class Supervisor:
     def _check(self) -> None:
         beats = self._living_beats()
         others = {name: beat for name, beat in beats.items() if beat.pid != os.getpid()}  # of itself its thread tells
-        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state):
+        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state, age_of=self._age_of):
             fault = report.fault
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
@@ -209,6 +209,10 @@ class Supervisor:
         self.costs.measure([pid for pid in pids if pid is not None], list(beats.values()))
         for news in self._host.look():
             self._event(news.kind, news.text, **news.data)
+
+    def _age_of(self, name: str) -> float:
+        slot = self._slots.get(name)
+        return float("inf") if slot is None else time.monotonic() - slot.process.started_at
 
     def _living_beats(self) -> dict[str, Beat]:
         """The beats of processes that exist; what a killed one has left is removed."""
