@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -124,6 +125,7 @@ async def test_files_that_the_model_leaves_are_read_where_rewards_read_them(scri
     assert state["error"] is None, state["error"]
     assert sorted(os.listdir(state["rlm_fs_root"])) == ["b.txt", "c.txt"]
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt"]
+    shutil.rmtree(state["rlm_rollout_dir"])  # Rewards that ask for it to be kept remove it.
 
 
 async def test_without_an_answer_that_is_ready_the_best_there_is_counts(scripted):
