@@ -190,6 +190,14 @@ class Supervisor:
             self._set_state(name, slot, "failed", code)
             self._event("failed", sentence)
             return
+        if code > 0 and self._host.is_disk_low:  # not every library says that it was the disk
+            path = self._run_dir.path
+            self.failure = f"{sentence}; {path} has nearly no space left: free some space and resume the run"
+            self.failure_code = StorageError.exit_code
+            self._free_reserve()
+            self._set_state(name, slot, "failed", code)
+            self._event("failed", self.failure)
+            return
         pause = RESTART_PAUSES_S[min(len(slot.recent), len(RESTART_PAUSES_S) - 1)]
         slot.restarts += 1
         slot.recent.append(now)
