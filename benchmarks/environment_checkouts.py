@@ -43,21 +43,18 @@ class Found(NamedTuple):
 def find(checkouts: Path) -> Iterator[Found]:
     """Every environment of every checkout, nothing of it imported."""
     for checkout in sorted(path for path in checkouts.iterdir() if path.is_dir()):
-        seen: set[Path] = set()
         for file in sorted(checkout.rglob("*.py")):
             if SKIPPED & set(file.relative_to(checkout).parts):
                 continue
-            if not LOADER.search(file.read_text(encoding="utf-8", errors="replace")):
-                continue
             top = _top_of_package(file, checkout)
-            if top not in seen and top.stem.isidentifier():
-                seen.add(top)
+            entry = top / "__init__.py" if top.is_dir() else top
+            if file == entry and LOADER.search(file.read_text(encoding="utf-8", errors="replace")):
                 yield Found(checkout.name.replace("__", "/", 1), top.parent, top.stem)
 
 
 def _top_of_package(file: Path, checkout: Path) -> Path:
     """The module, or the outermost package that it is in."""
-    top = file
+    top = file.parent if file.name == "__init__.py" else file
     while top.parent != checkout and (top.parent / "__init__.py").exists():
         top = top.parent
     return top

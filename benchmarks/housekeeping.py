@@ -31,6 +31,7 @@ from mettle.records.tokens import Sample, filled
 from mettle.runs.progress import read_snapshot
 from mettle.storage.batches import write_batch
 from mettle.storage.ledger import Ledger
+from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
 from mettle.storage.weights import publish_weights
@@ -50,6 +51,7 @@ class Housekeeper(Trainer):
         self.run_dir, self.config, self._ledger = run_dir, config, ledger
         self.world = World(0, 1, torch.device("cpu"))
         self.heart, self._stop = Heartbeat(name="trainer"), StopFlag()
+        self._copier = LedgerCopier(run_dir.ledger)
         self._saved_at = self._spent = 0
 
     def save_state(self, folder: Path | None, step: int) -> None:

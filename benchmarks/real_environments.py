@@ -219,7 +219,17 @@ def _cause(error: BaseException) -> str:
         return "network"
     if isinstance(error, SyntaxError):
         return "its own source"
+    if _is_raised_by_it(error):
+        return "its own check"
     return "library"
+
+
+def _is_raised_by_it(error: BaseException) -> bool:
+    """Whether the environment's own code has refused something: a setting that it wants, a service."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/environments/" in frames[-1].filename and (frames[-1].line or "").startswith("raise ")
 
 
 def main() -> None:

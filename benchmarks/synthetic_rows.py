@@ -45,9 +45,24 @@ def make_rows(source: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def columns_of(source: str) -> dict[str, Any]:
     """A value for every column that the source looks up in a row."""
-    finder = _Finder()
-    finder.visit(ast.parse(source))
+    finder, tree = _Finder(), ast.parse(source)
+    finder.visit(tree)
+    for name in _named_by_variables(tree):
+        finder.uses.setdefault(name, [])
     return {name: _value(name, uses) for name, uses in finder.uses.items() if name not in KNOWN and name not in _OURS}
+
+
+def _named_by_variables(tree: ast.AST) -> set[str]:
+    """What a variable may hold that is looked up in a row: `row[column]`, after `column = "a" if short else "b"`."""
+    looked_up = {
+        node.slice.id for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name)
+    }
+    named: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id in looked_up for t in node.targets):
+            parts = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+            named |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return named
 
 
 _OURS = frozenset({"role", "content", "tool_calls", "info", "task", "trajectory", "completion", "example_id"})
@@ -91,7 +106,9 @@ def _column(node: ast.AST) -> str | None:
 def _value(name: str, uses: list[tuple[ast.AST, ast.AST]]) -> Any:
     if "image" in name:
         return _image()
-    if name == "prompt" and any(isinstance(parent, ast.Subscript | ast.Assign) for _, parent in uses):
+    if name == "prompt" and any(
+        isinstance(parent, ast.Subscript | ast.Assign | ast.comprehension) for _, parent in uses
+    ):
         return [{"role": "user", "content": f"Do this.\n---\n{TEXT}"}]
     if name.endswith("labels"):
         return [0]

@@ -64,6 +64,6 @@ def check_ledger(folder, steps):
         has_acked = [version.acked_at is not None for version in ledger.versions()]
         assert has_acked[-1]
         # On a busy host the next may be published before one is pushed, which is then passed over.
-        assert sum(has_acked) >= 0.9 * len(has_acked)
+        assert sum(has_acked) >= min(0.9 * len(has_acked), len(has_acked) - 4)
     finally:
         ledger.close()

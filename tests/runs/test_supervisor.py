@@ -114,6 +114,18 @@ def test_a_process_starts_only_after_what_it_needs(run):
     assert all(p.restarts == 0 for p in ledger.journal.processes())
 
 
+def test_a_process_that_crashes_where_the_disk_is_full_is_not_started_again(run, monkeypatch):
+    run_dir, ledger, spec = run
+    monkeypatch.setattr("mettle.runs.host.LOW_DISK_BYTES", 2**62)
+    script = "import time; time.sleep(2.5); raise RuntimeError('the writer failed')"
+    supervisor = Supervisor(run_dir, ledger, [spec("main", script)], main="main")
+    drive(supervisor, limit_s=60.0)
+    assert "the writer failed" in supervisor.failure
+    assert "free some space and resume" in supervisor.failure
+    assert ledger.journal.processes()[0].restarts == 0
+    assert [event.kind for event in ledger.journal.events()] == ["disk_low", "failed"]
+
+
 def test_restarts_have_a_limit(run):
     run_dir, ledger, spec = run
     supervisor = Supervisor(run_dir, ledger, [spec("main", "raise SystemExit(1)")], main="main", max_restarts=2)

@@ -65,6 +65,17 @@ def test_a_supervisor_that_was_stopped_itself_blames_nobody_for_that():
     assert watch(watchdog, 3604, 3640) == []
 
 
+def test_a_process_that_was_started_again_is_not_ended_for_the_wait_that_its_predecessor_caused():
+    """The trainer beats and has no work; the orchestrator has waited for it since 0, for half of 1800 s at 900."""
+    watchdog, ended = Watchdog(), []
+    for now in range(2000):
+        age_s = now if now < 950 else now - 950  # it was ended at about 900, and its successor starts at 950
+        beats = at(float(now), pid=3 if now < 950 else 4)
+        reports = watchdog.check(beats, float(now), age_of=lambda name, age_s=age_s: age_s)
+        ended += [now for report in reports if report.kind == "recovery"]
+    assert ended == [900, 1850]
+
+
 def test_a_watchdog_that_hardly_runs_names_a_frozen_process_all_the_same():
     """On a host with far more to do than it can, each look comes late; what was seen before the gap still counts."""
     watchdog, told = Watchdog(), []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from attack import PRELUDE, Attack
-from planted import SECRET, Planted, plant
+from planted import SECRET, Planted, plant, stragglers
 
 from mettle.sandbox import (
     ExecResult,
@@ -23,7 +24,7 @@ from mettle.sandbox import (
 )
 
 MACHINE_LIMITS = MachineConfig(memory_mb=256, disk_mb=32, max_processes=16)
-_SETTLED_S = 0.02
+_SETTLED_S = 3.0
 _BROKEN = ("NameError", "SyntaxError", "AttributeError")
 
 
@@ -77,7 +78,9 @@ async def traces_of_machine(machines: MachinePool, attack: Attack, planted: Plan
         found = [f"the machine was ended: {error}"]
     finally:
         await machine.delete()
-    await asyncio.sleep(_SETTLED_S)
+    until = time.monotonic() + _SETTLED_S
+    while stragglers(planted.straggler) and time.monotonic() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)  # the kernel ends what is left in a machine a moment after its process 1
     return [*planted.damage(), *found]
 
 

@@ -18,6 +18,7 @@ from mettle.inference.engine.weights import fuse, read_state
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
+from mettle.storage.ledger_copy import copy_of
 from mettle.storage.weights import read_canary, read_version
 from mettle.trainer.loop import StopFlag
 
@@ -163,7 +164,8 @@ def test_a_damaged_batch_is_refused(make_run, train_here, ledger_of):
     assert ledger_of(run_dir).task_counts() == {"shipped": 3}
 
 
-def test_retention_keeps_what_a_resume_or_an_engine_needs(make_run, train_here, ledger_of):
+def test_retention_keeps_what_a_resume_or_an_engine_needs(make_run, train_here, ledger_of, monkeypatch):
+    monkeypatch.setattr("mettle.storage.ledger_copy.SPACING", 0.0)
     run_dir = make_run(shipped=7, max_steps=7, interval=2, keep_versions=2)
     train_here(run_dir)
     rows = ledger_of(run_dir).batches()
@@ -171,6 +173,20 @@ def test_retention_keeps_what_a_resume_or_an_engine_needs(make_run, train_here, 
     assert sorted(path.name for path in run_dir.checkpoints.glob("step-*")) == ["step-6", "step-7"]
     assert left == [7]
     assert sorted(path.name for path in run_dir.weights.glob("v*")) == ["v0", "v6", "v7"]
+
+
+def test_the_checkpoint_that_the_ledgers_copy_belongs_to_outlives_retention(
+    make_run, train_here, ledger_of, monkeypatch
+):
+    monkeypatch.setattr("mettle.storage.ledger_copy.SPACING", 1e9)
+    run_dir = make_run(shipped=7, max_steps=7, interval=2)
+    train_here(run_dir)
+    assert sorted(path.name for path in run_dir.checkpoints.glob("step-*")) == ["step-2", "step-6", "step-7"]
+    copy = Ledger(copy_of(run_dir.ledger), is_read_only=True)
+    assert [row.step for row in copy.batches() if row.trainings] == [1, 2]
+    copy.close()
+    rows = ledger_of(run_dir).batches()
+    assert [row.step for row in rows if (run_dir.batches / f"{row.digest}.npz").exists()] == [3, 4, 5, 6, 7]
 
 
 def test_the_version_that_the_engines_serve_outlives_retention(make_run, train_here, ledger_of):

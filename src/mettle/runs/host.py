@@ -42,7 +42,7 @@ class HostWatch:
         self._path = path
         self._wall, self._steady, self._free_bytes = wall, steady, free_bytes
         self._last: tuple[float, float] | None = None
-        self._is_disk_low = False
+        self.is_disk_low = False
 
     def look(self) -> list[HostNews]:
         """What is new since the last look."""
@@ -66,8 +66,8 @@ class HostWatch:
             free = self._free_bytes(self._path)
         except OSError:
             return []
-        was_low, self._is_disk_low = self._is_disk_low, free < LOW_DISK_BYTES
-        if was_low or not self._is_disk_low:
+        was_low, self.is_disk_low = self.is_disk_low, free < LOW_DISK_BYTES
+        if was_low or not self.is_disk_low:
             return []
         text = f"only {free / 2**20:.0f} MiB are free at {self._path}: the run ends where the disk is full"
         return [HostNews("disk_low", text, {"free_bytes": free})]

@@ -20,7 +20,7 @@ from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.lock import RunLock, supervisor_pid
-from mettle.runs.mending import mend_batches
+from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
 from mettle.runs.summary import summarise
@@ -57,6 +57,8 @@ def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool =
 def resume(path: Path, *, is_quiet: bool = False) -> RunOutcome:
     """Continue the run at `path` from what its ledger and its newest complete checkpoint say."""
     run_dir = RunDir.existing(path)
+    with RunLock(run_dir):
+        mend_ledger(run_dir)
     if is_finished(path):
         raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {path}` shows its figures")
     return drive(run_dir, is_quiet=is_quiet)

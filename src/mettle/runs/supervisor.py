@@ -190,6 +190,14 @@ class Supervisor:
             self._set_state(name, slot, "failed", code)
             self._event("failed", sentence)
             return
+        if code > 0 and self._host.is_disk_low:  # not every library says that it was the disk
+            path = self._run_dir.path
+            self.failure = f"{sentence}; {path} has nearly no space left: free some space and resume the run"
+            self.failure_code = StorageError.exit_code
+            self._free_reserve()
+            self._set_state(name, slot, "failed", code)
+            self._event("failed", self.failure)
+            return
         pause = RESTART_PAUSES_S[min(len(slot.recent), len(RESTART_PAUSES_S) - 1)]
         slot.restarts += 1
         slot.recent.append(now)
@@ -200,7 +208,7 @@ class Supervisor:
     def _check(self) -> None:
         beats = self._living_beats()
         others = {name: beat for name, beat in beats.items() if beat.pid != os.getpid()}  # of itself its thread tells
-        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state):
+        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state, age_of=self._age_of):
             fault = report.fault
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
@@ -209,6 +217,10 @@ class Supervisor:
         self.costs.measure([pid for pid in pids if pid is not None], list(beats.values()))
         for news in self._host.look():
             self._event(news.kind, news.text, **news.data)
+
+    def _age_of(self, name: str) -> float:
+        slot = self._slots.get(name)
+        return float("inf") if slot is None else time.monotonic() - slot.process.started_at
 
     def _living_beats(self) -> dict[str, Beat]:
         """The beats of processes that exist; what a killed one has left is removed."""

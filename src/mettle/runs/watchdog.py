@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mettle.processes.beats import Beat, waits_of
-from mettle.processes.liveness import Fault, Looks, diagnose, root_of
+from mettle.processes.liveness import AWAITED, Fault, Looks, diagnose, root_of
 
 SHOWN_WAITS = 3
 MIN_SHOWN_S = 1.0
@@ -35,9 +35,17 @@ class Watchdog:
     _looks: Looks = field(default_factory=Looks)
 
     def check(
-        self, beats: Mapping[str, Beat], now: float, *, state_of: Callable[[int], str] = lambda pid: ""
+        self,
+        beats: Mapping[str, Beat],
+        now: float,
+        *,
+        state_of: Callable[[int], str] = lambda pid: "",
+        age_of: Callable[[str], float] = lambda name: float("inf"),
     ) -> list[Report]:
-        """What is new since the last call, which should come every second or so."""
+        """What is new since the last call, which should come every second or so.
+
+        `age_of` says for how long a process runs: a wait for its predecessor is not held against it.
+        """
         self._looks.look(now)
         faults = diagnose(beats, now, looked_s=self._looks.seconds_since, state_of=state_of)
         reports: list[Report] = []
@@ -47,7 +55,8 @@ class Watchdog:
                 graph = "".join(f"; {line}" for line in wait_graph(beats, now)[:SHOWN_WAITS])
                 reports.append(Report("stall", fault, fault.text + graph))
             self._told[key] = fault
-            if fault.is_due and key not in self._acted:
+            is_young = fault.kind == AWAITED and age_of(fault.process) < (fault.restart_at_s or 0.0)
+            if fault.is_due and not is_young and key not in self._acted:
                 self._acted.add(key)
                 text = f"ending {fault.process} after {fault.age_s:.0f} s so that it starts afresh"
                 reports.append(Report("recovery", fault, text))

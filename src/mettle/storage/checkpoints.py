@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +79,21 @@ def damage_of(folder: Path) -> str | None:
     return None
 
 
-def remove_checkpoints(root: Path, *, keep_last: int) -> None:
-    """Keep the newest `keep_last` complete checkpoints and delete the older ones."""
+def remove_checkpoints(root: Path, *, keep_last: int, keep_step: int | None = None) -> None:
+    """Keep the newest `keep_last` complete checkpoints, and that of `keep_step`, and delete the other older ones."""
     complete = [f for f in sorted(root.glob("step-*"), key=_step_of, reverse=True) if (f / "manifest.json").exists()]
     for folder in complete[keep_last:]:
+        if _step_of(folder) == keep_step:
+            continue
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside_after(root: Path, step: int) -> list[int]:
+    """Rename the checkpoints after `step`, so that they do not count; returns their steps."""
+    later = [folder for folder in root.glob("step-*") if _step_of(folder) > step]
+    for folder in later:
+        folder.rename(folder.with_name(f"unknown-{folder.name}-{time.time_ns()}"))
+    return sorted(_step_of(root / folder.name) for folder in later)
 
 
 def _step_of(folder: Path) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mettle.errors import UserError
+from mettle.storage.ledger_copy import copy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class RunDir:
 
     config/{trainer,orchestrator,inference}.json   resolved configs, one a process
     run.toml, sources.json                         the whole resolved config, and where each value came from
-    run.db                                         the ledger
+    run.db, run.db.copy                            the ledger, and its copy as of a checkpoint
     keys.json                                      the secrets of the run's inference server, for its own user (0600)
     model/                                         the initial policy v0 in the Hugging Face layout, with its tokenizer
     weights/v{n}/                                  published versions
@@ -84,6 +85,6 @@ class RunDir:
     def existing(cls, path: Path) -> RunDir:
         """The run at `path`; a `UserError` when there is none."""
         run_dir = cls(path.resolve())
-        if not run_dir.ledger.exists():
+        if not run_dir.ledger.exists() and not copy_of(run_dir.ledger).exists():
             raise UserError(f"no run at {path}: it has no run.db; `mettle rl list` shows the runs there are")
         return run_dir

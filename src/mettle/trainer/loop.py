@@ -25,6 +25,7 @@ from mettle.records.versions import WeightVersion
 from mettle.storage.batches import batch_path, read_batch
 from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
 from mettle.storage.ledger import Ledger
+from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.weights import remove_versions_before
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
@@ -71,6 +72,7 @@ class Trainer:
         self.heart = heart or Heartbeat(name="trainer")
         self.learner = Learner(policy, recipe_of(config), world, on_progress=self.heart.advance)
         self._saved_at = 0
+        self._copier = LedgerCopier(run_dir.ledger)
         self._spent = 0  # the batches up to this step have been deleted
         if config.compile:
             body: Any = policy.network.base_model
@@ -151,7 +153,10 @@ class Trainer:
         write_checkpoint(
             self.run_dir.checkpoints, step, lambda folder: self.save_state(folder, step), row.orchestrator_state
         )
-        remove_checkpoints(self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last)
+        self._copier.copy(step)
+        remove_checkpoints(
+            self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep_step=self._copier.step
+        )
         self._remove_spent_batches()
 
     def save_state(self, folder: Path | None, step: int) -> None:

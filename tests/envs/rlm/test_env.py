@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -124,6 +125,7 @@ async def test_files_that_the_model_leaves_are_read_where_rewards_read_them(scri
     assert state["error"] is None, state["error"]
     assert sorted(os.listdir(state["rlm_fs_root"])) == ["b.txt", "c.txt"]
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "b.txt"]
+    shutil.rmtree(state["rlm_rollout_dir"])  # Rewards that ask for it to be kept remove it.
 
 
 async def test_without_an_answer_that_is_ready_the_best_there_is_counts(scripted):
@@ -192,10 +194,10 @@ async def test_authors_reach_the_rollout_from_their_tools_and_the_sandbox_by_hoo
         dataset=[{"question": "q", "answer": ""}],
         max_iterations=3,
         sub_tool_max_turns=2,
-        docker_image="x",
+        docker_image="python:3.12-slim",
         sub_model="small",
     )
-    assert (env.max_turns, env.sub_llm_max_turns, env.sandbox_docker_image) == (3, 2, "x")
+    assert (env.max_turns, env.sub_llm_max_turns, env.sandbox_docker_image) == (3, 2, "python:3.12-slim")
     state = await rolled_out(env, scripted(coded("cat mine; where; llm_batch hi; RLM_READY=1")))
     assert told(state)[0].splitlines() == ["ready", state["sandbox_id"], "small"]
 

@@ -114,7 +114,7 @@ def _num_shared(before: str, after: str) -> int:
 async def _last_job(client: ServiceClient, machine_id: str) -> str:
     jobs = await client.jobs(machine_id)
     if not jobs:
-        raise UserError(f"machine {machine_id} has no background command; `exec -b` starts one")
+        raise UserError(f"machine {machine_id} has no background command; `exec --background` starts one")
     return str(jobs[-1]["id"])
 
 
