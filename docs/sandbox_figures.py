@@ -36,8 +36,9 @@ _WHY = """
 The goal of .2 of bwrap's latency on a loaded host is met for one test. The goals of .3 of a cold start's processor time
 for a judgement of one test, and of .1 for each test of a batch, are **not met**; what keeps them from it has
 [its own part](../explanation/sandbox.md#what-it-costs-and-what-it-leaves-behind). All runs have a session of their own,
-because the kernel shares processors out by session where it has autogroups: from a shell that weighs sixteen times as
-much as a new session, the judge, whose processes have sessions, took 1.6 times as long as bwrap, which has the shell's.
+because the kernel shares processors out by session where it has autogroups, and that cuts both ways: each test of
+the judge's has a session too, which helps it here, while from a shell that weighed twenty-eight times as much as a new
+session it took 1.6 times as long as bwrap, which has the shell's. A host that shares by cgroup was not measured.
 
     python benchmarks/sandbox_judge.py --brief --samples 25 --executions 24
 """
