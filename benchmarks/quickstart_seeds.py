@@ -39,6 +39,7 @@ def main() -> int:
         for seed in options.seeds:
             if seed not in rows:
                 summary = run_seed(seed, options.steps, (options.keep or Path(scratch)) / f"seed-{seed}")
+                summary["train_reward"] = [round(reward, 4) for reward in summary["train_reward"]]
                 rows[seed] = {"seed": seed, **summary}
             print(line_of(rows[seed]), flush=True)
             if options.out is not None:
@@ -58,7 +59,7 @@ def done_before(path: Path | None) -> list[dict[str, Any]]:
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """The figures as JSON and the curves as SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures(rows), indent=1) + "\n")
+    path.write_text(json.dumps(figures(rows), separators=(",", ":")) + "\n")
     path.with_suffix(".svg").write_text(curves_svg(rows))
 
 
