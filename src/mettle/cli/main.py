@@ -127,6 +127,12 @@ def _say_missing(error: ModuleNotFoundError) -> int:
 def _say_refused(error: OSError, stdout: TextIO) -> int:
     """What the system refused of a file, or of the output, is no mistake in Mettle; other refusals have no name."""
     is_output = error.filename is None and error.errno in _NO_ROOM
+    if "temporary directory" in str(error):
+        _say(
+            f"error: no file can be written in any folder for temporary files ({error.strerror}): look at"
+            " `ulimit -f`, `df`, and TMPDIR"
+        )
+        return EXIT_USER
     if error.filename is None and not is_output:
         return _say_crash(error)
     if os.environ.get("METTLE_DEBUG"):
@@ -144,7 +150,9 @@ def _say_crash(error: Exception) -> int:
         _print_traceback(error)
         _say(f"error: {what}")
         return EXIT_FAILED
-    _say(f"error: {what} (a mistake in Mettle or in an environment; traceback in {_write_traceback(error)})")
+    kept = _write_traceback(error)
+    where = f"traceback in {kept}" if kept else "its traceback cannot be written anywhere; METTLE_DEBUG=1 prints it"
+    _say(f"error: {what} (a mistake in Mettle or in an environment; {where})")
     return EXIT_FAILED
 
 
@@ -154,8 +162,8 @@ def _print_traceback(error: BaseException) -> None:
     traceback.print_exception(error)
 
 
-def _write_traceback(error: Exception) -> Path:
-    """Keep the traceback in the user's state directory, or in a temporary file where that cannot be written."""
+def _write_traceback(error: Exception) -> Path | None:
+    """Keep the traceback in the user's state directory, or in a temporary file where that cannot be written, if any."""
     import platform
     import tempfile
     import time
@@ -170,8 +178,11 @@ def _write_traceback(error: Exception) -> Path:
         path = folder / name
         path.write_text(text, encoding="utf-8")
     except (OSError, RuntimeError):  # RuntimeError: there is no home directory
-        path = Path(tempfile.mkdtemp(prefix="mettle-")) / name
-        path.write_text(text, encoding="utf-8")
+        try:
+            path = Path(tempfile.mkdtemp(prefix="mettle-")) / name
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            return None
     return path
 
 

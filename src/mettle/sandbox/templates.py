@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.host_ids import HostIds, find_subordinates
+from mettle.sandbox.own_limits import limits_hint
 from mettle.sandbox.packages import distributions_of, package_paths
 from mettle.sandbox.toolchains import known_languages, shown_paths
 from mettle.sandbox.zygote.settings import MAX_MESSAGE_BYTES, CellLimits, MachineLimits, Settings
@@ -120,10 +121,12 @@ class TemplateProcess:
                 message = await loop.sock_recv(self._control, _MAX_HELLO_BYTES)
             hello: dict[str, Any] = json.loads(message or b"{}")
         except (OSError, ValueError) as error:
-            raise SandboxError(f"the sandbox's template process did not start: {error}. {self._last_words}") from error
+            raise SandboxError(
+                f"the sandbox's template process did not start: {error}. {self._last_words}{limits_hint()}"
+            ) from error
         if not hello:
             await asyncio.sleep(0)
-            raise SandboxError(f"the sandbox's template process ended at its start. {self._last_words}")
+            raise SandboxError(f"the sandbox's template process ended at its start. {self._last_words}{limits_hint()}")
         if hello["preload"]:
             raise UserError(f"the sandbox cannot preload its modules: {hello['preload']}")
         self.layers = hello["layers"]

@@ -37,6 +37,7 @@ from mettle.sandbox.judge.verdicts import JudgeResult, StdioTest
 from mettle.sandbox.judge.versions import report_language
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
+from mettle.sandbox.own_limits import limits_hint
 from mettle.sandbox.pools import MeasuredPool
 from mettle.sandbox.toolchains import known_languages
 from mettle.sandbox.zygote.settings import CellLimits
@@ -111,7 +112,7 @@ class SandboxPool(MeasuredPool, CodeJudge):
         job = make_job(plain, JudgeRequest(source, [StdioTest("alone" if template.is_landlocked else "")]))
         [result] = await Judgement(self, self._builder, self._referee, job).run()
         if result.exit_code != 0:
-            raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}")
+            raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}{limits_hint()}")
         if template.is_landlocked:
             return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
         return isolation.examine(self.config, json.loads(result.output), template.layers, template.host_ids)

@@ -25,6 +25,7 @@ from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot, deleted_on_failure, fill
 from mettle.sandbox.machines.machine import LocalMachine
 from mettle.sandbox.machines.registry import MachineRegistry
+from mettle.sandbox.own_limits import limits_hint
 from mettle.sandbox.packages import package_paths
 from mettle.sandbox.pools import MeasuredPool
 from mettle.sandbox.zygote.rootfs import PACKAGES
@@ -82,7 +83,9 @@ class MachinePool(MeasuredPool):
         finally:
             await machine.delete()
         if result.exit_code != 0:
-            raise SandboxError(f"the look at a machine's isolation failed: {result.stderr[-500:]}")
+            raise SandboxError(
+                f"the look at a machine's isolation failed: {result.stderr[-500:].strip()}{limits_hint()}"
+            )
         report = isolation.examine(self.config, json.loads(result.stdout), template.layers, template.host_ids)
         if self._cgroups is not None:
             given = {*self._cgroups.controllers, "kill"}

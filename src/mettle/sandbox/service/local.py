@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
+from mettle.sandbox.own_limits import limits_hint
 
 IDLE_EXIT_S: Final = 600.0
 _START_S: Final = 30.0
@@ -65,7 +66,9 @@ def _start(path: Path, settings: dict[str, Any]) -> None:
     while not _answers(path):
         if process.poll() is not None:
             lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-            raise UserError(f"no sandbox service could be started here: {lines[-1].removeprefix('error: ')}")
+            why = lines[-1].removeprefix("error: ")
+            hint = "" if "ulimit" in why else limits_hint()
+            raise UserError(f"no sandbox service could be started here: {why}{hint}")
         if time.monotonic() > deadline:
             process.kill()
             raise SandboxError(f"the sandbox service was not ready after {_START_S:.0f} s; see {log}")

@@ -24,7 +24,7 @@ import traceback
 import types
 from typing import Any, Final, NamedTuple, NoReturn
 
-from mettle.sandbox.zygote import frames, kernel, landlock_only, values
+from mettle.sandbox.zygote import frames, jail, kernel, landlock_only, values
 
 RESULT_FD: Final = 3
 JOB: Final = struct.Struct(">III")  # lengths of what follows: how to run (JSON), the source, a call's arguments
@@ -129,12 +129,14 @@ def _shut_doors(job: socket.socket, program: bytes | None, scratch: str) -> None
 def _limit(header: dict[str, Any], space_bytes: int) -> None:
     """The limits that belong to this test. Process 1 decides; these hold even if it is slow."""
     cpu_s = math.ceil(header["cpu_s"]) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    jail.lower(resource.RLIMIT_CPU, cpu_s)
     if header.get("is_space_reserved"):
         _limit_data(header["memory_bytes"], header["stack_bytes"])
         return
     space = space_bytes + header["memory_bytes"] + _THREAD_STACKS_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (space, space + _ROOM_TO_REPORT_BYTES))
+    jail.lower(resource.RLIMIT_AS, space + _ROOM_TO_REPORT_BYTES)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (min(space, hard), hard))
 
 
 def _address_space_bytes() -> int:
@@ -151,7 +153,7 @@ def _address_space_bytes() -> int:
 def _limit_data(memory_bytes: int, stack_bytes: int) -> None:
     """For programs that reserve more than they use: far above what process 1 allows, and far below the host's all."""
     data = _RESERVED_FACTOR * memory_bytes + _RESERVED_BYTES + _RESERVED_STACKS * stack_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (data, data))
+    jail.lower(resource.RLIMIT_DATA, data)
 
 
 def note_harness() -> None:

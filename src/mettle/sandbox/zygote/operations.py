@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Final, NoReturn
 
-from mettle.sandbox.zygote import archives, kernel
+from mettle.sandbox.zygote import archives, jail, kernel
 from mettle.sandbox.zygote.settings import MachineLimits, Settings
 
 _COMMAND_NOT_RUN: Final = 126
@@ -105,9 +105,8 @@ def _environment(order: Order, limits: MachineLimits, root: str) -> dict[str, st
 def _lower_limits(limits: MachineLimits, *, is_jailed: bool) -> None:
     """The command's own limits; process 1 keeps room to start workers."""
     if is_jailed and limits.max_processes:  # 0 where the user is not the machine's alone, so that others would count
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits.max_processes + 1,) * 2)
-    data_bytes = limits.memory_bytes + _SPARE_DATA_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+        jail.lower(resource.RLIMIT_NPROC, limits.max_processes + 1)
+    jail.lower(resource.RLIMIT_DATA, limits.memory_bytes + _SPARE_DATA_BYTES)
 
 
 def _put(_: Order, __: MachineLimits, root: str) -> int:
