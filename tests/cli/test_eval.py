@@ -60,7 +60,7 @@ def test_an_endpoint_is_measured_and_the_results_saved(mettle, environment, endp
     assert ended.code == 0, ended.err
     assert re.search(r"^reward +1\.000 \(95 % interval 0\.290 to 1\.000\)$", ended.out, re.MULTILINE)
     assert re.search(r"^pass@2 +1\.000 \(95 % interval 0\.290 to 1\.000\)$", ended.out, re.MULTILINE)
-    assert re.search(r"^rollouts +6 of 3 tasks$", ended.out, re.MULTILINE)
+    assert re.search(r"^rollouts +6 of 3 tasks; few tasks tell little", ended.out, re.MULTILINE)
     assert re.search(r"^failed +none$", ended.out, re.MULTILINE)
     folder = only_evaluation(environment)
     assert ended.out.splitlines()[-1] == f"next: mettle eval view {folder.relative_to(environment.parents[1])}"

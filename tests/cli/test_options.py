@@ -62,7 +62,7 @@ def test_every_option_says_what_it_means(path):
         ('eval run e -m m --dry-run -a {"x":1}', "x = 1 +# --env-args"),
         ("eval run e -m m --dry-run -w auto", 'num_workers = "auto" +# --num-workers'),
         ("eval run e -m m --dry-run -C a,b", r'state_columns = \["a", "b"\] +# --state-columns'),
-        ("gepa run e -m m --dry-run --no-save -p .", 'env_dir_path = "." +# --env-dir-path'),
+        ("gepa run e -m m --dry-run --no-save --env-dir-path .", 'env_dir_path = "." +# --env-dir-path'),
         ("gepa run e -m 42 --dry-run", 'model = "42" +# --model'),
         ("data generate e -m m --dry-run -f jsonl,parquet", r'formats = \["jsonl", "parquet"\] +# --format'),
         ("inference serve dir --dry-run --name x", 'served_model_name = "x" +# --name'),

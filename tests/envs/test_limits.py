@@ -160,14 +160,14 @@ async def test_a_thread_left_behind_does_not_keep_anybody_waiting():
         thread.join(60)
 
 
-async def test_ten_megabytes_and_broken_characters_go_through_a_whole_evaluation(scripted, tmp_path):
-    huge = "<answer>" + "x" * 10_000_000 + "\ud83d</answer>"
+async def test_a_million_broken_characters_go_through_a_whole_evaluation(scripted, tmp_path):
+    huge = "<answer>" + "x" * 1_000_000 + "\ud83d</answer>"
     parser = vf.XMLParser(["answer"])
     rubric = vf.Rubric([lambda completion, parser: len(parser.parse_answer(completion))], parser=parser)
     rubric.add_metric(parser.get_format_reward_func())
     env = vf.SingleTurnEnv(dataset=[{"question": "\udfff?", "answer": "a"}], parser=parser, rubric=rubric)
     started = time.process_time()
     results = await env.evaluate(scripted(huge), "m", results_path=tmp_path)
-    assert results["outputs"][0]["reward"] == 10_000_001
+    assert results["outputs"][0]["reward"] == 1_000_001
     assert time.process_time() - started < 5
-    assert (tmp_path / "results.jsonl").stat().st_size > 10_000_000
+    assert (tmp_path / "results.jsonl").stat().st_size > 1_000_000

@@ -209,6 +209,7 @@ SERVERS = {
 }
 INSIDE_MACHINES = {
     "envs/python_worker.py": "asks for a secret: tests/envs/test_python_worker.py",
+    "envs/rlm/bridge.py": "asks for a secret: tests/envs/rlm",
     "sandbox/containers/agent/boot.py": "TLS in which both ends show one certificate",
     "sandbox/containers/agent/server.py": "a socket of the machine's network, handed to its owner",
     "sandbox/machines/egress.py": "a socket of the machine's network",

@@ -1,5 +1,6 @@
 """`python -m mettle.trainer`: exit codes, signals, one line for what a person did wrong."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -46,8 +47,9 @@ def test_the_config_imports_without_torch():
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(make_run, tmp_path, capsys, monkeypatch):
     """Found before anything is set up, so that it needs no process of its own."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # an earlier test's write to its own, closed output
     assert main([str(tmp_path / "nowhere")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     run_dir = make_run(shipped=1, max_steps=1)

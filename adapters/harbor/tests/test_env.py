@@ -44,6 +44,16 @@ CMD ["sleep", "infinity"]
 """
 
 
+ASK = """python3 -c '
+import os, urllib.request
+body = b"{\\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"q\\"}]}"
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, key)).read()
+' || exit 9
+"""
+"""What makes a command an agent: it asks the model."""
+
+
 def make_task(root, name="answer", toml=TASK, test=TEST, dockerfile=DOCKERFILE):
     folder = root / name
     for inner in ("tests", "solution", "environment/data"):
@@ -71,7 +81,7 @@ async def run(env, model, index=0):
 )
 async def test_the_tests_of_a_task_give_the_reward(tmp_path, scripted, command, reward):
     make_task(tmp_path)
-    state = await run(HarborEnv(command, tmp_path, poll_interval=0.2), scripted("yes"))
+    state = await run(HarborEnv(ASK + command, tmp_path, poll_interval=0.2), scripted("yes"))
     assert state["error"] is None
     assert (state["reward"], state["metrics"]["harbor_reward"]) == (reward, reward)
     assert state["task"]["info"]["task_name"] == "answer"
@@ -98,7 +108,7 @@ for name in bash cat sh; do printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.t
 (setsid sh -c 'while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 42 > /app/answer.txt.tmp; done' >/dev/null 2>&1 &)
 echo 41 > answer.txt
 """
-    state = await run(HarborEnv(cheat, tmp_path, poll_interval=0.2), scripted("yes"))
+    state = await run(HarborEnv(ASK + cheat, tmp_path, poll_interval=0.2), scripted("yes"))
     assert state["error"] is None
     assert state["reward"] == 0.0
 
@@ -124,7 +134,7 @@ async def test_tests_that_give_no_reward_are_an_error_and_never_a_zero(tmp_path,
 async def test_a_reward_may_be_json_and_tests_that_hang_run_out_of_their_time(tmp_path, scripted):
     make_task(tmp_path, "json", test='echo "{\\"reward\\": 0.25}" > /logs/verifier/reward.json')
     make_task(tmp_path, "slow", toml=TASK.replace("30.0", "0.5"), test="sleep 60")
-    env = HarborEnv("true", tmp_path, poll_interval=0.2)
+    env = HarborEnv(ASK, tmp_path, poll_interval=0.2)
     states = [await env.run_rollout(row, scripted("yes"), "policy") for row in env.get_dataset()]
     await env.teardown()
     assert states[0]["reward"] == 0.25
@@ -132,8 +142,8 @@ async def test_a_reward_may_be_json_and_tests_that_hang_run_out_of_their_time(tm
 
 
 async def test_the_agents_own_time_limit_ends_it_and_the_tests_still_run(tmp_path, scripted):
-    make_task(tmp_path, toml=TASK.replace("20.0", "0.5"))
-    state = await run(HarborEnv("echo 42 > answer.txt; sleep 60", tmp_path, poll_interval=0.2), scripted("yes"))
+    make_task(tmp_path, toml=TASK.replace("20.0", "3.0"))
+    state = await run(HarborEnv(ASK + "echo 42 > answer.txt; sleep 60", tmp_path, poll_interval=0.2), scripted("yes"))
     assert (state["stop_condition"], state["timed_out"], state["error"]) == ("timeout_reached", True, None)
     assert state["reward"] == 1.0
 
@@ -154,10 +164,10 @@ async def test_servers_of_a_task_run_before_its_agent_and_are_told_to_it(tmp_pat
     )
     launch = {"my-docs": "mkdir -p /srv2/mcp && cd /srv2 && python3 -m http.server 8123 --bind 127.0.0.1"}
     check = HarborMCPHealthcheck(interval_sec=0.1)
-    env = HarborEnv(command, tmp_path, mcp_launch_commands=launch, mcp_healthcheck=check, poll_interval=0.2)
+    env = HarborEnv(ASK + command, tmp_path, mcp_launch_commands=launch, mcp_healthcheck=check, poll_interval=0.2)
     state = await run(env, scripted("yes"))
     assert state["agent_stdout"] == "200\n", state["error"]
-    failing = HarborEnv(command, tmp_path, mcp_launch_commands={"my-docs": "exit 7"}, mcp_healthcheck=check)
+    failing = HarborEnv(ASK + command, tmp_path, mcp_launch_commands={"my-docs": "exit 7"}, mcp_healthcheck=check)
     state = await run(failing, scripted("yes"))
     assert "'my-docs' ended with exit code 7" in str(state["error"])
 

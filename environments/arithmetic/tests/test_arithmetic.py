@@ -34,5 +34,5 @@ def test_answers_are_right_and_splits_apart():
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(RuntimeError, match="not"):
         load_environment("arithmetic", **wrong)
-    with pytest.raises(ValueError, match="raise max_value"):
+    with pytest.raises(RuntimeError, match="raise max_value"):
         load_environment("arithmetic", max_value=3).get_dataset()

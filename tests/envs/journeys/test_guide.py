@@ -34,7 +34,7 @@ def load(example):
     [
         (0, ["<answer>4</answer>"], 1.1),
         (0, ["<answer>5</answer>"], 0.1),
-        (0, ["4"], 0.0),
+        (0, ["4"], 0.02),  # a fifth of the tenth for the form: the text stands, without its tag
         (1, ["3", "2", "1", "0", "-"], 1.0),
         (1, ["3", "x", "2", "x", "x", "x", "x", "x"], 0.5),
         (2, [{"tool_calls": [{"id": "c", "name": "multiply", "arguments": '{"a": 12, "b": 13}'}]}, "156"], 1.0),

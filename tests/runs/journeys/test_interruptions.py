@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from stories import STEPS, Run, complaint, mettle_in, published
 
+from mettle.storage.run_dir import RunDir
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ENDLESS = 1_000_000
@@ -151,17 +153,19 @@ def test_a_run_that_is_running_is_left_alone_and_can_be_stopped_from_elsewhere(h
     assert (again.returncode, "was not running" in again.stdout) == (0, True)
 
 
-def test_without_a_whole_checkpoint_or_the_batches_since_the_run_says_so_and_touches_nothing(halted):
+def test_without_a_whole_checkpoint_or_what_batches_are_made_from_the_run_says_so_and_touches_nothing(halted):
     run = halted.run
     checkpoints = checkpoints_of(run)
     for checkpoint in checkpoints:
         cut_short(checkpoint)
+    for shard in RunDir(Path(run.path)).rollouts.glob("*.bin"):
+        os.truncate(shard, 100)
     before = run.read(lambda ledger: (ledger.task_counts(), ledger.newest_version()), None)
     run.resume()
     assert run.end() == 2, run.said()
     line = run.complaint()
-    assert "cannot resume run: the newest state is the initial policy (no complete checkpoint)" in line
-    assert "the batch of step 1 that must be trained again from there is gone" in line
+    assert "and it cannot be made again" in line
+    assert "The run cannot go past step 0: put the file back from a copy, or start a new run" in line
     after = run.read(lambda ledger: (ledger.task_counts(), ledger.newest_version()), None)
     assert after[0].get("trained") == before[0].get("trained")
     assert after[1].weights == before[1].weights

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures(
         ("POST", "/machines", {"json": {"memory_mb": True}}, 400, "memory_mb"),
         ("POST", "/machines", {"json": {"lifetime_s": -1}}, 400, "lifetime_s is '-1'"),
         ("POST", "/machines", {"json": {"env": {"A": 1}}}, 400, "valid string"),
-        ("POST", "/machines", {"json": {"image": "debian"}}, 400, "no field 'image'"),
+        ("POST", "/machines", {"json": {"image": "debian"}}, 400, "has no images"),
         ("GET", "/machines?limit=many", {}, 400, "limit"),
         ("GET", "/machines?limit=0", {}, 400, "limit"),
         ("GET", "/machines?cursor=!!", {}, 400, "cursor"),
