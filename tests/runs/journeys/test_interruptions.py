@@ -41,7 +41,13 @@ def checkpoints_of(run: Run) -> list[Path]:
 
 
 def wait_for_checkpoint(run: Run, version: int) -> None:
-    run.wait_for(lambda _: (run.run_dir.checkpoints / f"step-{version}" / "manifest.json").exists())
+    """Until there is a whole one of this step or a later one; older ones are deleted as it goes."""
+
+    def is_there(_: object) -> bool:
+        whole = [path for path in checkpoints_of(run) if (path / "manifest.json").exists()]
+        return bool(whole) and int(whole[0].name.removeprefix("step-")) >= version
+
+    run.wait_for(is_there)
 
 
 def cut_short(checkpoint: Path) -> None:
