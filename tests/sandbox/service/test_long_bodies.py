@@ -41,7 +41,7 @@ def test_a_list_comes_in_slices() -> None:
     assert [(name, len(items)) for name, items in parts] == [("a", 1000), ("a", 1000), ("a", 500)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the bound is of a process that nothing ran in before
 @in_module
 async def test_one_tenants_long_body_holds_up_nobody(api: ApiCaller) -> None:
     """Measured in processor time of the service's process, so that a busy host changes nothing."""
