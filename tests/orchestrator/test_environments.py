@@ -58,11 +58,19 @@ async def in_workers(run_dir, stand_in, settings):
     await made.close()
 
 
-def test_an_environment_runs_in_a_worker_process_unless_it_is_asked_for_here(settings):
-    asked = [{"id": "words"}, {"id": "words", "name": "here", "workers": 0}]
+def test_an_environment_that_is_not_mettle_s_own_runs_in_a_worker_process_unless_it_is_asked_for_here(settings):
+    asked = [
+        {"id": "words"},
+        {"id": "words", "name": "here", "workers": 0},
+        {"id": "reverse-text"},
+        {"id": "arithmetic", "workers": 2},
+        {"id": "somebody/words@1.0"},
+    ]
     del settings["env_workers"]
     config = OrchestratorConfig.model_validate({**settings, "envs": asked})
-    assert [environments.num_workers_of(env, config) for env in config.envs] == [1, 0]
+    assert [environments.num_workers_of(env, config) for env in config.envs] == [1, 0, 0, 2, 1]
+    config = OrchestratorConfig.model_validate({**settings, "envs": asked, "env_workers": 3})
+    assert [environments.num_workers_of(env, config) for env in config.envs] == [3, 0, 3, 2, 3]
 
 
 async def test_a_group_in_a_worker_process_is_the_same_group(in_workers, source, stand_in):

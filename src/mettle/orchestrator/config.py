@@ -170,8 +170,9 @@ class OrchestratorConfig(_Section):
     """No token older than this many versions is trained; a group that is, is dropped and replaced."""
     envs: list[EnvConfig] = Field(min_length=1)
     """Environments to train on."""
-    env_workers: int = Field(default=1, ge=0)
-    """Processes that each environment runs in; 0 runs it in the orchestrator's own. A worker that dies is replaced."""
+    env_workers: int | None = Field(default=None, ge=0)
+    """Processes that each environment runs in; 0 runs it in the orchestrator's own. A worker that dies is replaced.
+    None: one for an environment that did not come with Mettle, the orchestrator's own for one that did."""
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """Sampling in training."""
     filter_zero_advantages: bool = True

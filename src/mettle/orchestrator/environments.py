@@ -17,6 +17,7 @@ from mettle.clients.config import ClientConfig
 from mettle.clients.renderer import Renderer
 from mettle.clients.tokens import TokenClient
 from mettle.envs import load_environment
+from mettle.envs.packages.registry import find_environment
 from mettle.envs.rollout_record import record_of_state
 from mettle.envs.workers.endpoints import token_spec
 from mettle.envs.workers.environment import WorkerEnvironment
@@ -164,8 +165,14 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def num_workers_of(env: EnvConfig, config: OrchestratorConfig) -> int:
-    """Processes that an environment runs in: as its own table says, else as the run's does."""
-    return config.env_workers if env.workers is None else env.workers
+    """Processes that an environment runs in: as its own table says, else as the run's does, else by whose code it is."""
+    asked = config.env_workers if env.workers is None else env.workers
+    if asked is not None:
+        return asked
+    try:
+        return 0 if find_environment(env.id).is_shipped else 1
+    except UserError:  # it is loaded by another way, or not at all, which loading it says
+        return 1
 
 
 def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int, on_death: Callable[[str], None]) -> Any:

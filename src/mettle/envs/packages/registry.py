@@ -48,6 +48,11 @@ class EnvironmentEntry:
         """Where it was found, for people."""
         return "installed" if self.folder is None else str(self.folder)
 
+    @property
+    def is_shipped(self) -> bool:
+        """True when it came with Mettle, so that its code is Mettle's own."""
+        return self.folder is not None and self.folder.resolve().parent == SHIPPED.resolve()
+
 
 def search_path() -> list[Path]:
     """The folders that hold environment packages, each once."""
