@@ -64,7 +64,7 @@ def test_an_environment_that_is_not_mettle_s_own_runs_in_a_worker_process_unless
         {"id": "words", "name": "here", "workers": 0},
         {"id": "reverse-text"},
         {"id": "arithmetic", "workers": 2},
-        {"id": "somebody/words@1.0"},
+        {"id": "somebody/others@1.0"},
     ]
     del settings["env_workers"]
     config = OrchestratorConfig.model_validate({**settings, "envs": asked})

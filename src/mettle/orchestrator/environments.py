@@ -165,7 +165,7 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def num_workers_of(env: EnvConfig, config: OrchestratorConfig) -> int:
-    """Processes that an environment runs in: as its own table says, else as the run's does, else by whose code it is."""
+    """Processes that an environment runs in: as its table says, else as the run does, else by whose code it is."""
     asked = config.env_workers if env.workers is None else env.workers
     if asked is not None:
         return asked
