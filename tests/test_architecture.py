@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.sources import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(ROOT.glob("src/mettle/**/*.py"))
@@ -79,14 +80,9 @@ def _module(path: Path) -> str:
 
 
 @cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
 def _imported(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(_tree(path)):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             known = {name for name in names if (ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists()}
@@ -98,7 +94,9 @@ def _imported(path: Path) -> set[str]:
 
 def test_every_module_with_code_says_what_it_is_for():
     silent = [
-        str(path.relative_to(ROOT)) for path in SOURCES if _tree(path).body and not ast.get_docstring(_tree(path))
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if syntax_tree(path).body and not ast.get_docstring(syntax_tree(path))
     ]
     assert silent == [], "a module docstring states purpose, parts, invariant"
 
@@ -162,7 +160,7 @@ def test_public_class_names_are_unique():
     """One name, one thing. Packages under `environments/` are programs of their own and not counted."""
     homes: dict[str, list[str]] = {}
     for path in [*SOURCES, *sorted(ROOT.glob("adapters/*/mettle_*/**/*.py"))]:
-        for node in _tree(path).body:
+        for node in syntax_tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
@@ -191,5 +189,5 @@ def host_clock_durations(tree):
 def test_no_duration_is_measured_with_a_clock_that_somebody_may_set():
     example = ast.parse("import time\nself.a = time.time()\nb = time.time() - self.a\nc = time.time() - modified")
     assert host_clock_durations(example) == [3]
-    found = {str(path): host_clock_durations(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    found = {str(path): host_clock_durations(syntax_tree(path)) for path in SOURCES}
     assert {path: lines for path, lines in found.items() if lines} == {}

@@ -6,6 +6,8 @@ import ast
 import sys
 from pathlib import Path
 
+from tests.sources import syntax_tree
+
 import mettle.sandbox.zygote
 
 ROOM = Path(mettle.sandbox.zygote.__file__).parent
@@ -18,7 +20,7 @@ def test_the_zygote_imports_nothing_outside_itself():
 
 def _imported(path: Path) -> list[str]:
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.ImportFrom):
             names.append(f"{'.' * node.level}{node.module or ''}")
         elif isinstance(node, ast.Import):

@@ -126,13 +126,22 @@ def _flags_of_task(pid: int, task: str) -> int:
 
 
 def live_descendants(ancestor: int) -> list[int]:
-    """The processes below one that still run: those that have ended and wait to be collected are left out."""
+    """The processes below one that still run: those that have ended and wait to be collected are left out.
+
+    A process whose first thread has ended looks like one that waits to be collected, while its other threads go on and
+    its descriptors are open.
+    """
     for _ in range(1 if procfs.is_own() else _NUM_LOOKS):
         # A walk from parent to child can miss what changes its parent at that moment.
-        found = [pid for pid in descendants(ancestor) if procfs.state_and_parent(pid)[0] not in "ZX"]
+        found = [pid for pid in descendants(ancestor) if not _has_ended(pid)]
         if found:
             return found
     return []
+
+
+def _has_ended(pid: int) -> bool:
+    is_first_over = procfs.state_and_parent(pid)[0] in "ZX"
+    return is_first_over and all(_state_of_task(pid, task) in (b"Z", b"X") for task in procfs.tasks(pid))
 
 
 def ancestors(pid: int) -> list[int]:
