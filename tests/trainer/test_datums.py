@@ -6,7 +6,7 @@ import torch
 from tests.trainer.conftest import make_learner
 
 from mettle.trainer.config import MicroBatchConfig
-from mettle.trainer.datums import Datum, sequences_of, split_by_datum
+from mettle.trainer.datums import TrainingDatum, sequences_of, split_by_datum
 from mettle.trainer.sum_losses import make_sum_loss
 from mettle.trainer.tenant import OptimParams
 
@@ -14,7 +14,7 @@ from mettle.trainer.tenant import OptimParams
 def make_datum(rng, length, num_labels=None):
     shape = (length,) if num_labels is None else (length, num_labels)
     inputs = {name: rng.normal(-3, 0.5, shape) for name in ("weights", "logprobs", "advantages")}
-    return Datum(rng.integers(0, 256, length), rng.integers(0, 256, shape), inputs)
+    return TrainingDatum(rng.integers(0, 256, length), rng.integers(0, 256, shape), inputs)
 
 
 def reference(learner, datum):
@@ -75,16 +75,19 @@ def test_a_step_without_gradients_counts_as_one_with_zeros(mini_model):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Datum(np.arange(3), np.arange(2), {}), r"target_tokens have shape \[2\], the input has 3 tokens"),
-        (lambda: Datum(np.arange(3), np.arange(3), {"weights": np.ones(2)}), r"weights have shape \[2\]"),
-        (lambda: Datum(np.arange(2), np.arange(2), {"logprobs": np.array([0, -np.inf])}), "not finite"),
-        (lambda: Datum(np.arange(2), np.arange(2), {"q": np.ones(2)}), "there is no input 'q'"),
         (
-            lambda: Datum(np.array([1, 999]), np.arange(2), {}).check(vocab_size=264, inputs=()),
+            lambda: TrainingDatum(np.arange(3), np.arange(2), {}),
+            r"target_tokens have shape \[2\], the input has 3 tokens",
+        ),
+        (lambda: TrainingDatum(np.arange(3), np.arange(3), {"weights": np.ones(2)}), r"weights have shape \[2\]"),
+        (lambda: TrainingDatum(np.arange(2), np.arange(2), {"logprobs": np.array([0, -np.inf])}), "not finite"),
+        (lambda: TrainingDatum(np.arange(2), np.arange(2), {"q": np.ones(2)}), "there is no input 'q'"),
+        (
+            lambda: TrainingDatum(np.array([1, 999]), np.arange(2), {}).check(vocab_size=264, inputs=()),
             "go from 1 to 999, the vocabulary has 264",
         ),
         (
-            lambda: Datum(np.arange(2), np.arange(2), {}).check(vocab_size=264, inputs=("weights",)),
+            lambda: TrainingDatum(np.arange(2), np.arange(2), {}).check(vocab_size=264, inputs=("weights",)),
             "lack weights; the loss takes weights",
         ),
     ],

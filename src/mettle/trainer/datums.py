@@ -1,8 +1,8 @@
 """What a client of the training service brings: token sequences whose every position has a target of its own.
 
-Parts: `Datum`, `sequences_of` (data in the form that `layout` cuts), `split_by_datum` (back again). Position i of a
-datum's N tokens predicts `targets[i]`, one token or k of them; the client has shifted already. Invariant: results come
-back in the order of the data, each in the shape of its targets.
+Parts: `TrainingDatum`, `sequences_of` (data in the form that `layout` cuts), `split_by_datum` (back again). Position i
+of a datum's N tokens predicts `targets[i]`, one token or k of them; the client has shifted already. Invariant: results
+come back in the order of the data, each in the shape of its targets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMN_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Datum:
+class TrainingDatum:
     """`token_ids` [N], `targets` [N] or [N, k], and for each target the loss's `inputs` in the same shape.
 
     Raises: ValueError when the shapes differ, a value is not finite, or an input is none that a loss reads.
@@ -64,7 +64,7 @@ class Datum:
             raise ValueError(f"loss_fn_inputs lack {', '.join(missing)}; the loss takes {', '.join(inputs)}")
 
 
-def sequences_of(data: Sequence[Datum]) -> Sequences:
+def sequences_of(data: Sequence[TrainingDatum]) -> Sequences:
     """The data as sequences in which every token trains. All must have equally many targets a position."""
     num_labels = data[0].num_labels if data else 1
     if any(datum.num_labels != num_labels for datum in data):
@@ -87,7 +87,7 @@ def sequences_of(data: Sequence[Datum]) -> Sequences:
     )  # fmt: skip
 
 
-def split_by_datum(values: FloatArray, data: Sequence[Datum]) -> list[FloatArray]:
+def split_by_datum(values: FloatArray, data: Sequence[TrainingDatum]) -> list[FloatArray]:
     """Values of all targets, in the data's order, as one array a datum in the shape of its targets."""
     ends = np.cumsum([datum.targets.size for datum in data])
     pieces = np.split(values, ends[:-1]) if data else []
