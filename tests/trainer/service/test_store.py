@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mettle.trainer.service.records import AdapterSpec, Checkpoint, Model, Operation, Outcome, Sampler
+from mettle.trainer.service.records import AdapterSpec, Operation, Outcome, Sampler, SavedWeights, TrainedModel
 from mettle.trainer.service.store import Store
 
 SPEC = AdapterSpec(4, 0)
@@ -26,7 +26,7 @@ class Clock:
 def store(tmp_path):
     found = Store(tmp_path / "service.db", Clock())
     found.add_session("s", "ann", {"tags": []})
-    found.add_model(Model("s:train:0", "s", "ann", "org/tiny", SPEC, {}, 1.0, 1.0, -1, -1, ""))
+    found.add_model(TrainedModel("s:train:0", "s", "ann", "org/tiny", SPEC, {}, 1.0, 1.0, -1, -1, ""))
     yield found
     found.database.close()
 
@@ -77,7 +77,7 @@ def test_what_waits_for_a_missing_number_is_given_up(store):
 def test_nobody_sees_what_is_anothers(store):
     store.put_sampler(Sampler("s:sample:0", "s", "ann", "org/tiny", "", "", 1.0))
     path = "tinker://s:train:0/weights/a"
-    store.put_checkpoint(Checkpoint(path, "s:train:0", "ann", "training", "a", "f", 10, 1.0, None, spec=SPEC))
+    store.put_checkpoint(SavedWeights(path, "s:train:0", "ann", "training", "a", "f", 10, 1.0, None, spec=SPEC))
     for owner, is_there in (("ann", True), ("ben", False)):
         found = (
             store.session("s", owner), store.model("s:train:0", owner), store.sampler("s:sample:0", owner),
@@ -91,7 +91,7 @@ def test_nobody_sees_what_is_anothers(store):
 
 def test_a_checkpoint_is_gone_when_its_time_is_over(store):
     path = "tinker://s:train:0/weights/a"
-    store.put_checkpoint(Checkpoint(path, "s:train:0", "ann", "training", "a", "f", 10, 1.0, 1000.5))
+    store.put_checkpoint(SavedWeights(path, "s:train:0", "ann", "training", "a", "f", 10, 1.0, 1000.5))
     assert store.checkpoint(path, "ann") is not None
     store.clock.now = 1001.0
     assert store.checkpoint(path, "ann") is None

@@ -12,7 +12,7 @@ from sqlite3 import Row
 from typing import Any
 
 from mettle.storage.database import Database
-from mettle.trainer.service.records import AdapterSpec, Checkpoint, Model, Sampler, Session
+from mettle.trainer.service.records import AdapterSpec, ClientSession, Sampler, SavedWeights, TrainedModel
 
 
 class Nouns:
@@ -28,11 +28,11 @@ class Nouns:
                 "INSERT INTO sessions VALUES (?,?,?,?,NULL,?)", (session_id, owner, now, now, json.dumps(metadata))
             )
 
-    def session(self, session_id: str, owner: str) -> Session | None:
+    def session(self, session_id: str, owner: str) -> ClientSession | None:
         row = self.database.row("SELECT * FROM sessions WHERE session_id = ? AND owner = ?", (session_id, owner))
         return None if row is None else _session(row)
 
-    def sessions(self, owner: str) -> list[Session]:
+    def sessions(self, owner: str) -> list[ClientSession]:
         """Newest first."""
         rows = self.database.rows("SELECT * FROM sessions WHERE owner = ? ORDER BY created_at DESC", (owner,))
         return [_session(row) for row in rows]
@@ -55,7 +55,7 @@ class Nouns:
         )
         return [row[0] for row in rows]
 
-    def add_model(self, model: Model) -> None:
+    def add_model(self, model: TrainedModel) -> None:
         """Joins a transaction that is open; a model that is there stays as it is."""
         with self.database.transaction() as connection:
             connection.execute(
@@ -67,12 +67,12 @@ class Nouns:
                 ),
             )  # fmt: skip
 
-    def model(self, model_id: str, owner: str | None = None) -> Model | None:
+    def model(self, model_id: str, owner: str | None = None) -> TrainedModel | None:
         """A model; with `owner`, only one of theirs."""
         row = self.database.row("SELECT * FROM models WHERE model_id = ?", (model_id,))
         return None if row is None or owner not in (None, row["owner"]) else _model(row)
 
-    def models(self, owner: str) -> list[Model]:
+    def models(self, owner: str) -> list[TrainedModel]:
         """Newest first."""
         rows = self.database.rows("SELECT * FROM models WHERE owner = ? ORDER BY created_at DESC", (owner,))
         return [_model(row) for row in rows]
@@ -112,7 +112,7 @@ class Nouns:
             connection.execute("UPDATE samplers SET num_joined = num_joined + 1 WHERE sampler_id = ?", (sampler_id,))
             return int(self.database.value("SELECT num_joined FROM samplers WHERE sampler_id = ?", (sampler_id,)))
 
-    def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def put_checkpoint(self, checkpoint: SavedWeights) -> None:
         """Add a checkpoint, in place of one of the same path."""
         with self.database.transaction() as connection:
             connection.execute(
@@ -125,7 +125,7 @@ class Nouns:
                 ),
             )  # fmt: skip
 
-    def checkpoint(self, path: str, owner: str) -> Checkpoint | None:
+    def checkpoint(self, path: str, owner: str) -> SavedWeights | None:
         """A checkpoint of theirs, or one that is public."""
         row = self.database.row(
             "SELECT * FROM checkpoints WHERE path = ? AND (owner = ? OR is_public)"
@@ -134,7 +134,7 @@ class Nouns:
         )  # fmt: skip
         return None if row is None else _checkpoint(row)
 
-    def checkpoints(self, owner: str, model_id: str | None = None) -> list[Checkpoint]:
+    def checkpoints(self, owner: str, model_id: str | None = None) -> list[SavedWeights]:
         """Newest first."""
         rows = self.database.rows(
             "SELECT * FROM checkpoints WHERE owner = ? AND (? IS NULL OR model_id = ?) AND coalesce(expires_at, ?) >= ?"
@@ -143,7 +143,7 @@ class Nouns:
         )
         return [_checkpoint(row) for row in rows]
 
-    def expired_checkpoints(self) -> list[Checkpoint]:
+    def expired_checkpoints(self) -> list[SavedWeights]:
         rows = self.database.rows("SELECT * FROM checkpoints WHERE expires_at < ?", (self.clock(),))
         return [_checkpoint(row) for row in rows]
 
@@ -171,15 +171,15 @@ class Nouns:
         return {row[0] for row in rows if row[0]}
 
 
-def _session(row: Row) -> Session:
-    return Session(
+def _session(row: Row) -> ClientSession:
+    return ClientSession(
         row["session_id"], row["owner"], row["created_at"], row["last_seen_at"], row["ended_at"],
         json.loads(row["metadata"]),
     )  # fmt: skip
 
 
-def _model(row: Row) -> Model:
-    return Model(
+def _model(row: Row) -> TrainedModel:
+    return TrainedModel(
         row["model_id"], row["session_id"], row["owner"], row["base_model"], AdapterSpec(**json.loads(row["spec"])),
         json.loads(row["metadata"]), row["created_at"], row["last_request_at"], row["last_seq"], row["snapshot_seq"],
         row["snapshot"],
@@ -193,9 +193,9 @@ def _sampler(row: Row) -> Sampler:
     )  # fmt: skip
 
 
-def _checkpoint(row: Row) -> Checkpoint:
+def _checkpoint(row: Row) -> SavedWeights:
     spec = json.loads(row["spec"])
-    return Checkpoint(
+    return SavedWeights(
         row["path"], row["model_id"], row["owner"], row["kind"], row["name"], row["folder"], row["num_bytes"],
         row["created_at"], row["expires_at"], bool(row["is_public"]), json.loads(row["metadata"]),
         AdapterSpec(**spec) if spec else None, row["base_model"],

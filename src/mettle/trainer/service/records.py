@@ -32,7 +32,7 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ClientSession:
     """One client program. It lives by its heartbeat."""
 
     session_id: str
@@ -44,7 +44,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class TrainedModel:
     """One training run: an adapter with its optimiser. The state on disk is that after `snapshot_seq`."""
 
     model_id: str
@@ -103,7 +103,7 @@ class Sampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SavedWeights:
     """Weights under a name. `path` is what clients call it."""
 
     path: str
