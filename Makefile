@@ -31,6 +31,8 @@ EDITABLE := $(addprefix -e ./,$(ENVIRONMENTS))
 EDITABLE_ADAPTERS := $(addprefix -e ./,$(ADAPTERS))
 # One thread a process: several processes share the cores, and more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
+# Images of containers set it: each of the thousands of processes that the tests start would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c

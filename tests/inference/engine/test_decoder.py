@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from model_families import CONFIGS, SERVED, SIZES
 from policies import make_model, picked_logprobs, reference_logprobs, tiny_config
-from transformers import LlamaConfig, Qwen2Config
 
 from mettle.errors import UserError
-from mettle.inference.engine.architecture import shape_from_config
+from mettle.inference.engine.architecture import Rope, read_shape, shape_from_config
+from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import generate_batch
 from mettle.inference.engine.protocol import Choice
+from mettle.inference.engine.weights import fuse, read_state
 from mettle.records.sampling import SamplingParams
 
 PROMPTS = [[1, 2, 3], [5] * 40, [7], [1, 2, 3]]
-SIZES: dict[str, Any] = {
-    "vocab_size": 264,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
-LLAMA3_ROPE = {
-    "rope_theta": 10_000.0,
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-CONFIGS = {
-    "qwen3 tied": tiny_config(),
-    "qwen3 untied": tiny_config(tie_word_embeddings=False),
-    "qwen3 with attention bias": tiny_config(attention_bias=True),
-    "qwen3 without grouped queries": tiny_config(num_key_value_heads=4),
-    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
-    "llama": LlamaConfig(**SIZES),
-    "llama with biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
-    "llama with stretched positions": LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
-    "llama with linear positions": LlamaConfig(
-        **SIZES, rope_parameters={"rope_theta": 10_000.0, "rope_type": "linear", "factor": 4.0}
-    ),
-}
 
 
 def differences(model: Any, prompt: list[int], choice: Choice) -> torch.Tensor:
@@ -71,7 +43,9 @@ def test_logprobs_of_prefill_and_decode_agree_with_transformers(name: str) -> No
     assert all(len(choice.token_ids) == 30 for g in generations for choice in g.choices)
 
 
-def test_greedy_tokens_are_those_of_transformers(model: Any) -> None:
+@pytest.mark.parametrize("name", ["qwen3 tied", *SERVED])
+def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    model = make_model(CONFIGS[name])
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     (generation,) = generate_batch(model.config.to_dict(), model.state_dict(), [[1, 2, 3]], params)
     ids = [1, 2, 3]
@@ -79,6 +53,34 @@ def test_greedy_tokens_are_those_of_transformers(model: Any) -> None:
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert generation.choices[0].token_ids == ids[3:]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_company_in_the_batch_changes_no_bit_in_any_family(name: str) -> None:
+    model = make_model(CONFIGS[name])
+    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=3)
+
+    def sample(prompts: list[list[int]], n: int) -> Choice:
+        return generate_batch(model.config.to_dict(), model.state_dict(), prompts, params, n=n)[0].choices[0]
+
+    alone = sample([[5] * 18], 1)
+    for company, n in (([[9, 8]], 1), ([[7] * 30, [1]], 5), ([[3] * 19, *([i] for i in range(40))], 1)):
+        together = sample([[5] * 18, *company], n)
+        assert together.token_ids == alone.token_ids
+        assert together.logprobs == alone.logprobs
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_moe with dense layers"])
+def test_a_saved_model_is_read_like_a_live_one(name: str, tmp_path: Path) -> None:
+    model = make_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    shape = read_shape(tmp_path)
+    assert shape == shape_from_config(model.config.to_dict())
+    live, saved = (
+        fuse(shape, s, torch.device("cpu"), torch.float32) for s in (model.state_dict(), read_state(tmp_path))
+    )
+    ids = torch.arange(20)[None]
+    assert torch.equal(Decoder(shape, live, 32).prefill(ids), Decoder(shape, saved, 32).prefill(ids))
 
 
 def test_recorded_logprobs_are_those_of_the_temperature_and_the_support_sampled_from(model: Any) -> None:
@@ -110,9 +112,16 @@ def test_sampled_frequencies_are_the_models_probabilities(model: Any) -> None:
     ("change", "message"),
     [
         ({"model_type": "mixtral"}, "mixtral"),
-        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
-        ({"use_sliding_window": True}, "sliding-window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "at least itself"),
+        ({"model_type": "llama", "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5}, "4 experts"),
+        ({"model_type": "qwen3_moe"}, "num_local_experts"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
@@ -128,7 +137,18 @@ def test_what_is_not_served_is_refused_in_one_line(change: dict[str, Any], messa
 def test_theta_is_read_from_old_configs_too() -> None:
     config = tiny_config().to_dict()
     del config["rope_parameters"]
-    assert shape_from_config({**config, "rope_theta": 123.0}).rope.theta == 123.0
+    assert shape_from_config({**config, "rope_theta": 123.0}).layers[0].rope == Rope(123.0, original_max_positions=256)
+
+
+def test_what_a_gemma_config_leaves_out_is_what_its_class_assumes() -> None:
+    sizes = {k: v for k, v in SIZES.items() if k != "max_position_embeddings"}
+    shape = shape_from_config({"model_type": "gemma3_text", **sizes, "num_hidden_layers": 6, "rope_scaling": None})
+    assert [layer.window for layer in shape.layers] == [4096] * 5 + [None]
+    assert [layer.rope.theta for layer in shape.layers if layer.rope] == [1e4] * 5 + [1e6]
+    assert shape.head_size == 256
+    assert shape.has_tied_embeddings
+    assert shape.activation == "gelu_tanh"
+    assert shape.attention_scale == 1 / 16
 
 
 def test_weights_that_do_not_fit_are_refused(model: Any) -> None:

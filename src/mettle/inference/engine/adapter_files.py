@@ -76,6 +76,8 @@ def read_adapter(folder: Path) -> AdapterFile:
     odd = [name for name, plain in _PLAIN.items() if name in config and config[name] not in plain]
     if odd:
         raise UserError(f"the adapter in {folder} is more than plain LoRA: it sets {', '.join(odd)}")
+    if rank < 1:
+        raise UserError(f"the adapter in {folder} has rank {rank}; an adapter has at least 1")
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     return AdapterFile(config, scale, _pairs(folder, state, rank))
 

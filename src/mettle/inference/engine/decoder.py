@@ -13,17 +13,19 @@ which a matrix product adds up changes with its shape at a few places only, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.architecture import ModelShape, Rope
+from mettle.inference.engine.adapters import AdapterRows, AdapterWeights, LayerRows, group_rows
+from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
+from mettle.inference.engine.layers import Rotation, finish, project, with_rows
+from mettle.inference.engine.rotary import rope_tables
 from mettle.inference.engine.slots import SlotCache
-from mettle.inference.engine.weights import FusedWeights, LayerWeights
+from mettle.inference.engine.weights import FusedWeights
 
-MIN_ROWS = 8
 LENGTH_STEP = 16
 MAX_QUERIES = 3
 
@@ -44,8 +46,8 @@ class Decoder:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        tables = rope_tables(shape, padded_length(max_length))
-        self._cos_TE, self._sin_TE = (t.to(self.device, self.dtype) for t in tables)
+        ropes = {layer.rope for layer in shape.layers if layer.rope is not None}
+        self._tables = {rope: self._table(rope, padded_length(max_length)) for rope in ropes}
 
     def with_weights(self, weights: FusedWeights) -> Decoder:
         """A decoder of the same shape with other weights; it shares nothing that either would change."""
@@ -54,8 +56,15 @@ class Decoder:
         twin.weights = weights
         return twin
 
-    def prefill(self, token_ids_NP: Tensor, store: StorePrompt | None = None) -> Tensor:
+    def prefill(
+        self,
+        token_ids_NP: Tensor,
+        store: StorePrompt | None = None,
+        adapters: Sequence[AdapterWeights | None] = (),
+    ) -> Tensor:
         """Hidden states [N, P, D] of right-padded prompts; `store` is handed each layer's keys and values.
+
+        `adapters` are those of the prompts, none meaning the base for all.
 
         What stands at the padding is meaningless and attended to by nothing before it. P is rounded up here; prompts
         that round up to different lengths belong into different calls (attention is computed in blocks of P).
@@ -63,82 +72,92 @@ class Decoder:
         shape = self.shape
         token_ids_NP = F.pad(token_ids_NP, (0, padded_length(token_ids_NP.shape[1]) - token_ids_NP.shape[1]))
         num_prompts, length = token_ids_NP.shape
-        hidden_MD = F.embedding(token_ids_NP.reshape(-1), self.weights.embedding)
-        cos_M1E = self._cos_TE[:length].repeat(num_prompts, 1)[:, None]
-        sin_M1E = self._sin_TE[:length].repeat(num_prompts, 1)[:, None]
-        for number, layer in enumerate(self.weights.layers):
-            heads = self._project(layer, hidden_MD, cos_M1E, sin_M1E)
+        hidden_MD = self._embed(token_ids_NP.reshape(-1))
+        rotations = self._rotations(torch.arange(length, device=self.device).repeat(num_prompts))
+        groups = group_rows(adapters, self.device, length)
+        for number, (kind, layer) in enumerate(zip(shape.layers, self.weights.layers, strict=True)):
+            added = [LayerRows(weights.layers[number], *rows) for weights, *rows in groups]
+            heads = project(shape, layer, hidden_MD, _of(rotations, kind), added)
             heads = heads.view(num_prompts, length, -1, shape.head_size).transpose(1, 2)
             query, kv = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
             if store is not None:
                 store(number, kv)
             key, value = self._repeat(kv[:, : shape.num_kv_heads]), self._repeat(kv[:, shape.num_kv_heads :])
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            attended = self._attend_prompts(query, key, value, kind.window)
             attended_MD = attended.transpose(1, 2).reshape(num_prompts * length, -1)
-            hidden_MD = self._finish_layer(layer, hidden_MD, attended_MD)
+            hidden_MD = finish(shape, layer, hidden_MD, attended_MD, added)
         return hidden_MD.view(num_prompts, length, -1)
 
-    def decode(self, token_ids_B: Tensor, positions_B: Tensor, slots_B: Tensor, cache: SlotCache, span: Span) -> Tensor:
+    def decode(
+        self,
+        token_ids_B: Tensor,
+        positions_B: Tensor,
+        slots_B: Tensor,
+        cache: SlotCache,
+        span: Span,
+        adapters: Sequence[AdapterRows] = (),
+    ) -> Tensor:
         """Hidden states [B, D] of one more token of each of the first B slots, which is added to the cache."""
         shape = self.shape
         batch = len(token_ids_B)
-        mask = span.mask(positions_B, self.dtype)
+        masks = {window: span.mask(positions_B, self.dtype, window) for window in shape.windows}
         group = shape.num_heads // shape.num_kv_heads
-        positions_R = _with_rows(positions_B)
-        cos_R1E, sin_R1E = self._cos_TE[positions_R][:, None], self._sin_TE[positions_R][:, None]
-        hidden_RD = F.embedding(_with_rows(token_ids_B), self.weights.embedding)
-        for number, layer in enumerate(self.weights.layers):
-            heads = self._project(layer, hidden_RD, cos_R1E, sin_R1E)[:batch]
+        rotations = self._rotations(with_rows(positions_B))
+        hidden_RD = self._embed(with_rows(token_ids_B))
+        for number, (kind, layer) in enumerate(zip(shape.layers, self.weights.layers, strict=True)):
+            added = [LayerRows(weights.layers[number], *rows) for weights, *rows in adapters]
+            heads = project(shape, layer, hidden_RD, _of(rotations, kind), added)[:batch]
             cache.append(number, heads[:, shape.num_heads :], slots_B, positions_B)
             key, value = cache.views(number, batch, span.longest)
             query = heads[:, : shape.num_heads].view(batch, shape.num_kv_heads, group, shape.head_size)
-            attended = _attend(query, key, value, mask)
-            hidden_RD = self._finish_layer(layer, hidden_RD, _with_rows(attended.reshape(batch, -1)))
+            attended = _attend(query, key, value, masks[kind.window], shape.attention_scale)
+            hidden_RD = finish(shape, layer, hidden_RD, with_rows(attended.reshape(batch, -1)), added)
         return hidden_RD[:batch]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] in float32 of hidden states [R, D]."""
         shape = self.shape
         normed = F.rms_norm(hidden, (shape.hidden_size,), self.weights.norm, shape.norm_eps)
-        return F.linear(_with_rows(normed), self.weights.head)[: len(hidden)].float()
+        logits = F.linear(with_rows(normed), self.weights.head)[: len(hidden)].float()
+        return logits if shape.logit_cap is None else torch.tanh(logits / shape.logit_cap) * shape.logit_cap
 
-    def _project(self, layer: LayerWeights, hidden_RD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        # Rows R to heads [R, H + 2K, E]: queries and keys normed and rotated in place, values as they are.
-        shape = self.shape
-        normed = F.rms_norm(hidden_RD, (shape.hidden_size,), layer.attention_norm, shape.norm_eps)
-        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden_RD), -1, shape.head_size)
-        rotated = heads[:, : shape.num_heads + shape.num_kv_heads]
-        source = rotated
-        if layer.qk_norm is not None:
-            source = F.rms_norm(rotated, (shape.head_size,), None, shape.norm_eps) * layer.qk_norm
-        swapped = torch.roll(source, shape.head_size // 2, -1)
-        torch.addcmul(source * cos, swapped, sin, out=rotated)
-        return heads
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        hidden = F.embedding(token_ids, self.weights.embedding)
+        scale = self.shape.embedding_scale
+        # The scale is rounded to the weights' type first, as it is in training.
+        return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=self.dtype, device=self.device)
 
-    def _finish_layer(self, layer: LayerWeights, hidden_RD: Tensor, attended_RD: Tensor) -> Tensor:
-        shape = self.shape
-        hidden_RD = torch.addmm(hidden_RD, attended_RD, layer.output_t)
-        if layer.output_bias is not None:
-            hidden_RD = hidden_RD + layer.output_bias
-        normed = F.rms_norm(hidden_RD, (shape.hidden_size,), layer.mlp_norm, shape.norm_eps)
-        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        hidden_RD = torch.addmm(hidden_RD, F.silu(gate) * up, layer.down_t)
-        return hidden_RD if layer.down_bias is None else hidden_RD + layer.down_bias
+    def _rotations(self, positions_R: Tensor) -> dict[Rope, Rotation]:
+        return {
+            rope: Rotation(cos_TE[positions_R][:, None], sin_TE[positions_R][:, None])
+            for rope, (cos_TE, sin_TE) in self._tables.items()
+        }
+
+    def _table(self, rope: Rope, length: int) -> tuple[Tensor, Tensor]:
+        cos, sin = rope_tables(rope, self.shape.head_size, length)
+        return cos.to(self.device, self.dtype), sin.to(self.device, self.dtype)
+
+    def _attend_prompts(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+        length, scale = query.shape[2], self.shape.attention_scale
+        if window is None or window >= length:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+        places = torch.arange(length, device=self.device)
+        ages_PP = places[:, None] - places
+        mask_PP = torch.where((ages_PP >= 0) & (ages_PP < window), 0.0, -math.inf).to(self.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask_PP, scale=scale)
 
     def _repeat(self, heads_NKPE: Tensor) -> Tensor:
         group = self.shape.num_heads // self.shape.num_kv_heads
         return heads_NKPE if group == 1 else heads_NKPE.repeat_interleave(group, 1)
 
 
-def _with_rows(rows_B: Tensor) -> Tensor:
-    """At least `MIN_ROWS` rows; the added ones are zeros and nobody reads what becomes of them."""
-    missing = MIN_ROWS - len(rows_B)
-    return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
+def _of(rotations: dict[Rope, Rotation], kind: LayerShape) -> Rotation | None:
+    return None if kind.rope is None else rotations[kind.rope]
 
 
-def _attend(query_BKGE: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _attend(query_BKGE: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     pieces = torch.split(query_BKGE, MAX_QUERIES, 2)
-    parts = [F.scaled_dot_product_attention(piece, key, value, attn_mask=mask) for piece in pieces]
+    parts = [F.scaled_dot_product_attention(piece, key, value, attn_mask=mask, scale=scale) for piece in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
@@ -149,35 +168,13 @@ class Span:
         self.longest = padded_length(longest)
         self._is_even = shortest == self.longest
 
-    def mask(self, positions_B: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [B, 1, 1, T]; None when no sequence is shorter than what is read."""
-        if self._is_even:
+    def mask(self, positions_B: Tensor, dtype: torch.dtype, window: int | None = None) -> Tensor | None:
+        """Additive mask [B, 1, 1, T]; None when no sequence is shorter than what is read, nor longer than a window."""
+        is_whole = window is None or window >= self.longest
+        if self._is_even and is_whole:
             return None
         places = torch.arange(self.longest, device=positions_B.device)
-        mask_BT = torch.where(places <= positions_B[:, None], 0.0, -math.inf).to(dtype)
-        return mask_BT[:, None, None]
-
-
-def rope_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [T, E]: rotated = x * cos + roll(x, E/2) * sin."""
-    frequencies = _frequencies(shape.rope, shape.head_size)
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
-
-
-def _frequencies(rope: Rope, head_size: int) -> Tensor:
-    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
-    frequencies = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        return _llama3_frequencies(frequencies, rope)
-    return frequencies
-
-
-def _llama3_frequencies(frequencies: Tensor, rope: Rope) -> Tensor:
-    # Llama 3.1: long waves are stretched by `factor`, short ones kept, those in between blended.
-    turns = rope.original_max_positions * frequencies / (2 * math.pi)
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return (1 - blend) * frequencies / rope.factor + blend * frequencies
+        is_seen = places <= positions_B[:, None]
+        if window is not None and not is_whole:
+            is_seen &= places > positions_B[:, None] - window
+        return torch.where(is_seen, 0.0, -math.inf).to(dtype)[:, None, None]
