@@ -13,12 +13,13 @@ which a matrix product adds up changes with its shape at a few places only, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mettle.inference.engine.adapters import AdapterRows, AdapterWeights, LayerRows, group_rows
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.layers import Rotation, finish, project, with_rows
 from mettle.inference.engine.rotary import rope_tables
@@ -55,8 +56,15 @@ class Decoder:
         twin.weights = weights
         return twin
 
-    def prefill(self, token_ids_NP: Tensor, store: StorePrompt | None = None) -> Tensor:
+    def prefill(
+        self,
+        token_ids_NP: Tensor,
+        store: StorePrompt | None = None,
+        adapters: Sequence[AdapterWeights | None] = (),
+    ) -> Tensor:
         """Hidden states [N, P, D] of right-padded prompts; `store` is handed each layer's keys and values.
+
+        `adapters` are those of the prompts, none meaning the base for all.
 
         What stands at the padding is meaningless and attended to by nothing before it. P is rounded up here; prompts
         that round up to different lengths belong into different calls (attention is computed in blocks of P).
@@ -66,8 +74,10 @@ class Decoder:
         num_prompts, length = token_ids_NP.shape
         hidden_MD = self._embed(token_ids_NP.reshape(-1))
         rotations = self._rotations(torch.arange(length, device=self.device).repeat(num_prompts))
+        groups = group_rows(adapters, self.device, length)
         for number, (kind, layer) in enumerate(zip(shape.layers, self.weights.layers, strict=True)):
-            heads = project(shape, layer, hidden_MD, _of(rotations, kind))
+            added = [LayerRows(weights.layers[number], *rows) for weights, *rows in groups]
+            heads = project(shape, layer, hidden_MD, _of(rotations, kind), added)
             heads = heads.view(num_prompts, length, -1, shape.head_size).transpose(1, 2)
             query, kv = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
             if store is not None:
@@ -75,10 +85,18 @@ class Decoder:
             key, value = self._repeat(kv[:, : shape.num_kv_heads]), self._repeat(kv[:, shape.num_kv_heads :])
             attended = self._attend_prompts(query, key, value, kind.window)
             attended_MD = attended.transpose(1, 2).reshape(num_prompts * length, -1)
-            hidden_MD = finish(shape, layer, hidden_MD, attended_MD)
+            hidden_MD = finish(shape, layer, hidden_MD, attended_MD, added)
         return hidden_MD.view(num_prompts, length, -1)
 
-    def decode(self, token_ids_B: Tensor, positions_B: Tensor, slots_B: Tensor, cache: SlotCache, span: Span) -> Tensor:
+    def decode(
+        self,
+        token_ids_B: Tensor,
+        positions_B: Tensor,
+        slots_B: Tensor,
+        cache: SlotCache,
+        span: Span,
+        adapters: Sequence[AdapterRows] = (),
+    ) -> Tensor:
         """Hidden states [B, D] of one more token of each of the first B slots, which is added to the cache."""
         shape = self.shape
         batch = len(token_ids_B)
@@ -87,12 +105,13 @@ class Decoder:
         rotations = self._rotations(with_rows(positions_B))
         hidden_RD = self._embed(with_rows(token_ids_B))
         for number, (kind, layer) in enumerate(zip(shape.layers, self.weights.layers, strict=True)):
-            heads = project(shape, layer, hidden_RD, _of(rotations, kind))[:batch]
+            added = [LayerRows(weights.layers[number], *rows) for weights, *rows in adapters]
+            heads = project(shape, layer, hidden_RD, _of(rotations, kind), added)[:batch]
             cache.append(number, heads[:, shape.num_heads :], slots_B, positions_B)
             key, value = cache.views(number, batch, span.longest)
             query = heads[:, : shape.num_heads].view(batch, shape.num_kv_heads, group, shape.head_size)
             attended = _attend(query, key, value, masks[kind.window], shape.attention_scale)
-            hidden_RD = finish(shape, layer, hidden_RD, with_rows(attended.reshape(batch, -1)))
+            hidden_RD = finish(shape, layer, hidden_RD, with_rows(attended.reshape(batch, -1)), added)
         return hidden_RD[:batch]
 
     def logits(self, hidden: Tensor) -> Tensor:
