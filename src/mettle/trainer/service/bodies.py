@@ -99,7 +99,7 @@ class LoadBody(Body):
     optimizer_config: OptimizerBody | None = None
 
 
-class SamplingBody(Body):
+class DrawBody(Body):
     """How a sample is drawn."""
 
     max_tokens: int | None = Field(default=None, ge=0)
@@ -112,7 +112,7 @@ class SamplingBody(Body):
 
 class SampleBody(Body):
     prompt: dict[str, Any]
-    sampling_params: SamplingBody
+    sampling_params: DrawBody
     num_samples: int = Field(default=1, ge=1, le=1024)
     sampling_session_id: str | None = None
     seq_id: int | None = Field(default=None, ge=0)

@@ -16,13 +16,13 @@ from typing import Final
 
 from mettle.errors import UserError
 from mettle.trainer.service.bodies import AdamBody, OptimStepBody, read_body_of
-from mettle.trainer.service.core import LoraCore, Running
+from mettle.trainer.service.core import LoraCore
 from mettle.trainer.service.folders import WeightFolders
 from mettle.trainer.service.records import Operation, TrainedModel
 from mettle.trainer.service.store import Store
 from mettle.trainer.service.wire import messages
 from mettle.trainer.service.wire.orders import read_order
-from mettle.trainer.tenant import OptimParams
+from mettle.trainer.tenant import OptimParams, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class ResidentModels:
         self, store: Store, core: LoraCore, states: WeightFolders, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.store, self.core, self.states, self._clock = store, core, states, clock
-        self._running: OrderedDict[str, Running] = OrderedDict()
+        self._running: OrderedDict[str, Tenant] = OrderedDict()
         self._snapshot_s: dict[str, float] = {}
         self._last_snapshot: dict[str, float] = {}
 
-    def get(self, model_id: str) -> Running:
+    def get(self, model_id: str) -> Tenant:
         """A model, made again if it is not in memory. Raises: UserError when it was never created."""
         running = self._running.get(model_id)
         if running is None:
@@ -50,7 +50,7 @@ class ResidentModels:
         self._running.move_to_end(model_id)
         return running
 
-    def put(self, model_id: str, running: Running) -> None:
+    def put(self, model_id: str, running: Tenant) -> None:
         """Keep a model in memory, in place of one that was there; the one used longest ago makes room."""
         self._running[model_id] = running
         while len(self._running) > MAX_IN_MEMORY:
@@ -63,7 +63,7 @@ class ResidentModels:
     def put_away(self, model_id: str) -> None:
         """Drop a model from memory, with a snapshot if that saves doing things again."""
         running = self._running.get(model_id)
-        if running is not None and not running.has_gradient:
+        if running is not None and not _has_gradient(running):
             self.snapshot(model_id)
         self.forget(model_id)
 
@@ -73,7 +73,7 @@ class ResidentModels:
         if running is None:  # put away meanwhile
             return
         since = self._clock() - self._last_snapshot.get(model_id, -1e9)
-        if not running.has_gradient and since >= self._snapshot_s.get(model_id, 0.0) / SNAPSHOT_SHARE:
+        if not _has_gradient(running) and since >= self._snapshot_s.get(model_id, 0.0) / SNAPSHOT_SHARE:
             self.snapshot(model_id)
 
     def snapshot(self, model_id: str) -> None:
@@ -81,13 +81,13 @@ class ResidentModels:
         model = self._model(model_id)
         started = self._clock()
         running = self._running[model_id]
-        name = self.states.write(lambda folder: self.core.save(running, folder, model.base_model, has_optimizer=True))
+        name = self.states.write(lambda folder: self.core.save(running, folder, has_optimizer=True))
         self.store.record_snapshot(model_id, name, model.last_seq)
         self.states.remove(model.snapshot)
         self._last_snapshot[model_id] = self._clock()
         self._snapshot_s[model_id] = self._last_snapshot[model_id] - started
 
-    def step(self, running: Running, body: bytes) -> dict[str, float]:
+    def step(self, running: Tenant, body: bytes) -> dict[str, float]:
         """One optimiser step, as a request asks for it. Raises: UserError."""
         asked = read_body_of(OptimStepBody, body)
         adam = asked.adam_params or AdamBody()
@@ -96,12 +96,12 @@ class ResidentModels:
         )
         return self.core.step(running, params)
 
-    def _restore(self, model_id: str) -> Running:
+    def _restore(self, model_id: str) -> Tenant:
         model = self._model(model_id)
         created = self.store.outcome(f"{model_id}:0")
         if model.snapshot:
             folder = self.states.path(model.snapshot)
-            running = self.core.load(model_id, folder, model.spec, has_optimizer=True)
+            running = self.core.load(model_id, folder, has_optimizer=True)
         elif created is not None and created.state == "failed":
             raise UserError(f"model {model_id} was not created: {created.error}")
         else:
@@ -113,7 +113,7 @@ class ResidentModels:
             logger.info("did operations again", extra={"model": model_id, "count": len(operations)})
         return running
 
-    def _repeat(self, running: Running, operation: Operation) -> None:
+    def _repeat(self, running: Tenant, operation: Operation) -> None:
         if operation.kind == "optim_step":
             self.step(running, operation.body)
             return
@@ -125,6 +125,10 @@ class ResidentModels:
         model = self.store.model(model_id)
         assert model is not None, "an operation is accepted for a model that is there"
         return model
+
+
+def _has_gradient(tenant: Tenant) -> bool:
+    return any(parameter.grad is not None for parameter in tenant.trained)
 
 
 def as_result(**fields: object) -> bytes:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from mettle.errors import UserError
 from mettle.trainer.service.bodies import LoadBody, SaveBody, read_body_of
 from mettle.trainer.service.config import TrainServeConfig
-from mettle.trainer.service.core import Running
 from mettle.trainer.service.folders import WeightFolders
 from mettle.trainer.service.models import ResidentModels, as_result
 from mettle.trainer.service.records import (
@@ -23,6 +22,7 @@ from mettle.trainer.service.records import (
     SavedWeights,
     TrainedModel,
 )
+from mettle.trainer.tenant import Tenant
 
 
 class Operations:
@@ -73,8 +73,8 @@ class Operations:
             raise UserError(f"path: the weights at {body.path!r} are of {saved.base_model!r}, not {model.base_model!r}")
         folder = self._weights.path(saved.folder)
         core = self._models.core
-        running = core.load(model.model_id, folder, saved.spec, has_optimizer=body.optimizer)
-        name = self._models.states.write(lambda into: core.save(running, into, model.base_model, has_optimizer=True))
+        running = core.load(model.model_id, folder, has_optimizer=body.optimizer)
+        name = self._models.states.write(lambda into: core.save(running, into, has_optimizer=True))
         with self._store.database.transaction():
             self._store.set_model(model.model_id, saved.spec)
             result = as_result(type="load_weights", path=body.path, model_id=model.model_id)
@@ -89,7 +89,7 @@ class Operations:
             self._save(operation, model, "sampler")
             return
         running = self._models.get(model.model_id)
-        name = self._write(running, model, has_optimizer=False)
+        name = self._write(running, has_optimizer=False)
         sampler_id = (
             f"{model.model_id}:inflight"
             if body.kind == "inflight"
@@ -116,12 +116,12 @@ class Operations:
         if stored >= self._config.max_stored_bytes:
             raise UserError(f"{stored:,} bytes are stored for this key and no more are taken; delete checkpoints")
         running = self._models.get(model.model_id)
-        name = self._write(running, model, has_optimizer=kind == "training")
+        name = self._write(running, has_optimizer=kind == "training")
         now = self._store.clock()
         saved = SavedWeights(
             path, model.model_id, model.owner, kind, saved_name, name, self._weights.size(name), now,
             None if body.ttl_seconds is None else now + body.ttl_seconds, metadata=body.user_metadata or {},
-            spec=running.adapter.spec, base_model=model.base_model,
+            spec=model.spec, base_model=model.base_model,
         )  # fmt: skip
         with self._store.database.transaction():
             self._store.put_checkpoint(saved)
@@ -130,8 +130,6 @@ class Operations:
         if before is not None:
             self._weights.remove(before.folder)
 
-    def _write(self, running: Running, model: TrainedModel, *, has_optimizer: bool) -> str:
+    def _write(self, running: Tenant, *, has_optimizer: bool) -> str:
         core = self._models.core
-        return self._weights.write(
-            lambda folder: core.save(running, folder, model.base_model, has_optimizer=has_optimizer)
-        )
+        return self._weights.write(lambda folder: core.save(running, folder, has_optimizer=has_optimizer))

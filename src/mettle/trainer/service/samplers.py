@@ -7,8 +7,6 @@ it. Invariant: engines share no keys and values: a prefix computed with one adap
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -17,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from mettle.clients.renderer import Renderer
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.embedded import start_engine
-from mettle.trainer.service.adapters import merged_state
+from mettle.trainer.merging import write_merged
 from mettle.trainer.service.config import TrainServeConfig
 from mettle.trainer.service.core import LoraCore
 from mettle.trainer.service.folders import WeightFolders
@@ -113,7 +109,9 @@ class SamplerPool:
     def _start(self, folder: str) -> Any:
         config = self._config
         with tempfile.TemporaryDirectory(prefix="merged-", dir=config.data) as scratch:
-            model = config.base_model if not folder else self._merge(folder, Path(scratch))
+            model = config.base_model
+            if folder:
+                model = write_merged(config.base_model, self._weights.path(folder), Path(scratch) / "model")
             settings = InferenceConfig(
                 model=model,
                 max_slots=config.max_sequences,
@@ -127,15 +125,3 @@ class SamplerPool:
                 eos_token_ids=self._renderer.stop_token_ids,
                 decode_text=lambda ids: self._renderer.decode(ids, skip_special_tokens=False),
             )
-
-    def _merge(self, folder: str, into: Path) -> Path:
-        """A model directory of the base with an adapter in it. A head that was trained is no longer the embedding."""
-        state = merged_state(self._core.base_state, self._weights.path(folder))
-        config = json.loads((self._config.base_model / "config.json").read_text())
-        if "lm_head.weight" in state:
-            config["tie_word_embeddings"] = False
-        for path in self._config.base_model.glob("token*"):
-            shutil.copy(path, into)
-        (into / "config.json").write_text(json.dumps(config))
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(into / "model.safetensors"))
-        return into

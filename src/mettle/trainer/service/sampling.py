@@ -19,7 +19,7 @@ from mettle.errors import MettleError, UserError
 from mettle.inference.bridge import Bridge
 from mettle.inference.engine.protocol import Choice, EngineBusy, Generation, GenerationRequest, RequestRefused
 from mettle.records.sampling import SamplingParams
-from mettle.trainer.service.bodies import SampleBody, SamplingBody, read_body_of
+from mettle.trainer.service.bodies import DrawBody, SampleBody, read_body_of
 from mettle.trainer.service.fairness import DeficitRoundRobin, Wish
 from mettle.trainer.service.records import Operation, Outcome
 from mettle.trainer.service.samplers import SamplerPool
@@ -154,7 +154,7 @@ async def _own_logprobs(bridge: Bridge, operation: Operation, prompt: Sequence[i
     return [p for p in generation.prompt_logprobs[len(prompt) :] if p is not None]
 
 
-def _params(asked: SamplingBody) -> SamplingParams:
+def _params(asked: DrawBody) -> SamplingParams:
     """None as `stop` leaves the model's own end; whatever else is said takes its place, an empty list too."""
     stop = asked.stop
     texts: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mettle.errors import UserError
-from mettle.trainer.service.adapters import read_spec
 from mettle.trainer.service.bodies import SampleBody
 from mettle.trainer.service.core import LoraCore
 from mettle.trainer.service.folders import WeightFolders
@@ -40,11 +39,8 @@ class PromptScores:
             self._check_targets(wanted, len(prompt))
 
         def score() -> SampleAnswer:
-            adapter = None
-            if folder:
-                path = self._weights.path(folder)
-                adapter = self._core.network.load(path, read_spec(path))
-            return _filled(answer, self._core.score(adapter, prompt)[:-1], body, wanted)
+            path = self._weights.path(folder) if folder else None
+            return _filled(answer, self._core.score(path, prompt)[:-1], body, wanted)
 
         return await asyncio.wrap_future(self._worker.call(score))
 
