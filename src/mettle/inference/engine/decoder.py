@@ -1,39 +1,27 @@
-"""The forward pass, eager: prompts in one padded batch, then one token of every running sequence at a time.
+"""The forward pass, eager: rows of tokens through the layers, whoever they belong to.
 
-Legend: N prompts, P padded prompt length, M = N * P, B running sequences, T longest of them, D hidden, H heads, K kv
-heads, G = H / K queries of a kv head, E head size, V vocabulary. Queries of one kv head share keys, so decoding groups
-them as [B, K, G, E] and attention needs no repeated keys. Agreement with transformers is tested to 1e-5.
+Legend: R rows (tokens), N prompts, P positions of each, B running sequences, D hidden, H heads, K kv heads, E head size,
+V vocabulary. How a row reads the keys and values of others is `attention.py`'s. Agreement with transformers is tested
+to 1e-5.
 
-Invariant, on a CPU: what a sequence gets does not depend on who else is in the batch, to the last bit. The order in
-which a matrix product adds up changes with its shape at a few places only, and these are kept away from: fewer than
-`MIN_ROWS` rows (another kernel), lengths that are no multiple of `LENGTH_STEP` (a remainder loop), more than
-`MAX_QUERIES` queries of one kv head (the keys are summed in blocks).
+Invariant, on a CPU: what a row gets does not depend on the other rows, to the last bit. A matrix product of fewer than
+`MIN_ROWS` rows is computed by another kernel, so there are never fewer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mettle.inference.engine.architecture import ModelShape, Rope
-from mettle.inference.engine.slots import SlotCache
+from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.weights import FusedWeights, LayerWeights
 
 MIN_ROWS = 8
-LENGTH_STEP = 16
-MAX_QUERIES = 3
-
-StorePrompt = Callable[[int, Tensor], None]
-"""Takes a layer's number and the prompts' keys and values, [N, 2K, P, E]."""
-
-
-def padded_length(length: int) -> int:
-    """The length at which `length` tokens are computed."""
-    return -(-length // LENGTH_STEP) * LENGTH_STEP
 
 
 class Decoder:
@@ -44,7 +32,7 @@ class Decoder:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        tables = rope_tables(shape, padded_length(max_length))
+        tables = rope_tables(shape, whole_blocks(max_length))
         self._cos_TE, self._sin_TE = (t.to(self.device, self.dtype) for t in tables)
 
     def with_weights(self, weights: FusedWeights) -> Decoder:
@@ -54,47 +42,35 @@ class Decoder:
         twin.weights = weights
         return twin
 
-    def prefill(self, token_ids_NP: Tensor, store: StorePrompt | None = None) -> Tensor:
-        """Hidden states [N, P, D] of right-padded prompts; `store` is handed each layer's keys and values.
+    def forward(self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
+        num_rows = len(token_ids_R)
+        positions = _with_rows(positions_R)
+        cos_R1E, sin_R1E = self._cos_TE[positions][:, None], self._sin_TE[positions][:, None]
+        hidden_RD = F.embedding(_with_rows(token_ids_R), self.weights.embedding)
+        for number, layer in enumerate(self.weights.layers):
+            heads = self._project(layer, hidden_RD, cos_R1E, sin_R1E)
+            hidden_RD = self._finish_layer(layer, hidden_RD, _with_rows(attend(number, heads)))
+        return hidden_RD[:num_rows]
 
-        What stands at the padding is meaningless and attended to by nothing before it. P is rounded up here; prompts
-        that round up to different lengths belong into different calls (attention is computed in blocks of P).
-        """
-        shape = self.shape
-        token_ids_NP = F.pad(token_ids_NP, (0, padded_length(token_ids_NP.shape[1]) - token_ids_NP.shape[1]))
+    def prefill(self, token_ids_NP: Tensor, kv_NLKTE: Tensor, start: int = 0) -> Tensor:
+        """Hidden states [N, P, D] of prompts' tokens from position `start` on, whose keys and values `kv` takes."""
         num_prompts, length = token_ids_NP.shape
-        hidden_MD = F.embedding(token_ids_NP.reshape(-1), self.weights.embedding)
-        cos_M1E = self._cos_TE[:length].repeat(num_prompts, 1)[:, None]
-        sin_M1E = self._sin_TE[:length].repeat(num_prompts, 1)[:, None]
-        for number, layer in enumerate(self.weights.layers):
-            heads = self._project(layer, hidden_MD, cos_M1E, sin_M1E)
-            heads = heads.view(num_prompts, length, -1, shape.head_size).transpose(1, 2)
-            query, kv = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
-            if store is not None:
-                store(number, kv)
-            key, value = self._repeat(kv[:, : shape.num_kv_heads]), self._repeat(kv[:, shape.num_kv_heads :])
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            attended_MD = attended.transpose(1, 2).reshape(num_prompts * length, -1)
-            hidden_MD = self._finish_layer(layer, hidden_MD, attended_MD)
-        return hidden_MD.view(num_prompts, length, -1)
+        positions_P = torch.arange(start, start + length, device=self.device)
+        attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
+        return self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend).view(
+            num_prompts, length, -1
+        )
 
-    def decode(self, token_ids_B: Tensor, positions_B: Tensor, slots_B: Tensor, cache: SlotCache, span: Span) -> Tensor:
-        """Hidden states [B, D] of one more token of each of the first B slots, which is added to the cache."""
+    def decode(self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span]) -> Tensor:
+        """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`."""
+        return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B))
+
+    def prompt_room(self, num_prompts: int, length: int) -> Tensor:
+        """Keys and values [N, L, 2K, T, E] for prompts of up to `length` tokens, all zeros."""
         shape = self.shape
-        batch = len(token_ids_B)
-        mask = span.mask(positions_B, self.dtype)
-        group = shape.num_heads // shape.num_kv_heads
-        positions_R = _with_rows(positions_B)
-        cos_R1E, sin_R1E = self._cos_TE[positions_R][:, None], self._sin_TE[positions_R][:, None]
-        hidden_RD = F.embedding(_with_rows(token_ids_B), self.weights.embedding)
-        for number, layer in enumerate(self.weights.layers):
-            heads = self._project(layer, hidden_RD, cos_R1E, sin_R1E)[:batch]
-            cache.append(number, heads[:, shape.num_heads :], slots_B, positions_B)
-            key, value = cache.views(number, batch, span.longest)
-            query = heads[:, : shape.num_heads].view(batch, shape.num_kv_heads, group, shape.head_size)
-            attended = _attend(query, key, value, mask)
-            hidden_RD = self._finish_layer(layer, hidden_RD, _with_rows(attended.reshape(batch, -1)))
-        return hidden_RD[:batch]
+        sizes = (num_prompts, shape.num_layers, 2 * shape.num_kv_heads, whole_blocks(length), shape.head_size)
+        return torch.zeros(sizes, dtype=self.dtype, device=self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] in float32 of hidden states [R, D]."""
@@ -125,37 +101,11 @@ class Decoder:
         hidden_RD = torch.addmm(hidden_RD, F.silu(gate) * up, layer.down_t)
         return hidden_RD if layer.down_bias is None else hidden_RD + layer.down_bias
 
-    def _repeat(self, heads_NKPE: Tensor) -> Tensor:
-        group = self.shape.num_heads // self.shape.num_kv_heads
-        return heads_NKPE if group == 1 else heads_NKPE.repeat_interleave(group, 1)
-
 
 def _with_rows(rows_B: Tensor) -> Tensor:
     """At least `MIN_ROWS` rows; the added ones are zeros and nobody reads what becomes of them."""
     missing = MIN_ROWS - len(rows_B)
     return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
-
-
-def _attend(query_BKGE: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    pieces = torch.split(query_BKGE, MAX_QUERIES, 2)
-    parts = [F.scaled_dot_product_attention(piece, key, value, attn_mask=mask) for piece in pieces]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-class Span:
-    """The lengths of the running sequences after the token at hand: what of the cache a step reads."""
-
-    def __init__(self, shortest: int, longest: int) -> None:
-        self.longest = padded_length(longest)
-        self._is_even = shortest == self.longest
-
-    def mask(self, positions_B: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [B, 1, 1, T]; None when no sequence is shorter than what is read."""
-        if self._is_even:
-            return None
-        places = torch.arange(self.longest, device=positions_B.device)
-        mask_BT = torch.where(places <= positions_B[:, None], 0.0, -math.inf).to(dtype)
-        return mask_BT[:, None, None]
 
 
 def rope_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:

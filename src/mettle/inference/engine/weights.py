@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -149,6 +149,22 @@ class _Source:
         if self._left:
             some = sorted(self._left)[:3]
             raise UserError(f"{len(self._left)} tensors have no place in a {self._model} model, {some} among them")
+
+
+def tokens_of_a_step(weights: FusedWeights) -> int:
+    """How many tokens of prompts go into one step by default: those of about two seconds of a CPU core.
+
+    Less would read large weights too often for too few rows; more would keep an abort and the running sequences waiting.
+    """
+    tensors = [weights.embedding, weights.norm, weights.head]
+    tensors += [t for layer in weights.layers for t in _tensors(layer)]
+    num_parameters = sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+    return min(8192, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
+
+
+def _tensors(layer: LayerWeights) -> Iterator[Tensor]:
+    values = (getattr(layer, field.name) for field in fields(layer))
+    return (value for value in values if isinstance(value, Tensor))
 
 
 @contextmanager

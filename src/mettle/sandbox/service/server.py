@@ -24,7 +24,7 @@ from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.app import make_app, sweeping
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.host import total_memory_mb
+from mettle.processes.host import total_memory_mb
 from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import Register
 from mettle.sandbox.service.metrics import ServiceMetrics
