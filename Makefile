@@ -31,6 +31,8 @@ EDITABLE := $(addprefix -e ./,$(ENVIRONMENTS))
 EDITABLE_ADAPTERS := $(addprefix -e ./,$(ADAPTERS))
 # One thread a process: several processes share the cores, and more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
+# Images of containers set it: each of the thousands of processes that the tests start would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -96,10 +98,10 @@ $(VENV)/.torch: | $(BIN)/python
 $(VENV)/.installed: $(MANIFESTS) $(CONSTRAINTS) $(VENV)/.torch
 	@echo "installing Mettle and its environments; a few minutes the first time"
 	@$(INSTALL) hatchling editables $(TOLD)
-	@$(INSTALL) --no-build-isolation -e '.[train,hub]' $(EDITABLE) $(TOLD)
+	@$(INSTALL) --no-build-isolation -e '.[train,hub,service]' $(EDITABLE) $(TOLD)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what is needed to work on Mettle"
-	@$(INSTALL) --no-build-isolation -e '.[train,hub,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS) $(TOLD)
+	@$(INSTALL) --no-build-isolation -e '.[train,hub,service,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS) $(TOLD)
 	@touch $@

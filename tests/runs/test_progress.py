@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -28,8 +29,9 @@ def warming_up(ledger):
 
 @pytest.fixture
 def clock(monkeypatch):
+    """A clock of this module's own: the process's may have servers of other tests asleep on it."""
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from mettle.runs.quickstart import QuickstartOptions, recipe
 from mettle.storage.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -67,3 +68,8 @@ def check_ledger(folder, steps):
         assert sum(has_acked) >= min(0.9 * len(has_acked), len(has_acked) - 4)
     finally:
         ledger.close()
+
+
+@pytest.mark.parametrize(("steps", "num_warm_up_steps"), [(1, 0), (24, 4), (100, 20), (400, 20)])
+def test_a_short_run_raises_the_learning_rate_for_a_fifth_of_it(steps, num_warm_up_steps):
+    assert recipe(QuickstartOptions(steps=steps)).config.trainer.scheduler.warmup_steps == num_warm_up_steps

@@ -26,6 +26,7 @@ from mettle.trainer.config import (
 from mettle.trainer.layout import Sequences, deal_sequences, plan_layouts
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.loop import StopFlag, Trainer
+from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
@@ -96,8 +97,11 @@ def make_learner(folder, **changes):
 def gradients(learner, batch):
     """The gradient of a batch and its sums, without a step."""
     learner.policy.zero_grad()
-    sums, _ = learner._accumulate(Sequences.of(batch), learner.recipe.loss)
-    return torch.cat([p.grad.flatten() for p in learner.policy.parameters()]).clone(), sums
+    sequences = Sequences.of(batch)
+    done = learner.accumulate(sequences, BatchLoss(learner.recipe.loss, sequences.counts))
+    return torch.cat([p.grad.flatten() for p in learner.policy.parameters()]).clone(), torch.tensor(
+        [*done.sums.values()]
+    )
 
 
 def planned(batch, config, **options):

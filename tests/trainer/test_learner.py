@@ -23,11 +23,12 @@ from mettle.trainer.config import (
     read_config,
     write_config,
 )
-from mettle.trainer.learner import Learner, build_optimizer, learning_rate
+from mettle.trainer.learner import Learner, learning_rate
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.losses.ipo import IpoLoss
 from mettle.trainer.model import load_policy
 from mettle.trainer.publish import compute_canary, fixed_sequences
+from mettle.trainer.tenant import Tenant
 
 
 def groups(seed=0, number=3):
@@ -143,7 +144,7 @@ def test_a_step_can_be_read_in_six_files(mini_model):
 
 def test_vectors_do_not_decay(mini_model):
     policy = load_policy(mini_model, ALONE, dtype=torch.float32)
-    matrices, vectors = build_optimizer(policy, OptimConfig(weight_decay=0.3)).param_groups
+    matrices, vectors = Tenant.of_base(policy, OptimConfig(weight_decay=0.3)).optimizer.param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
     assert {p.ndim for p in vectors["params"]} == {1}
 

@@ -20,8 +20,10 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from mettle.config import Loaded
 from mettle.errors import ServiceError
 from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
+from mettle.runs.config import RunConfig
 from mettle.runs.create import create_run
 from mettle.runs.launch import RUNS_FOLDER, RunOutcome, drive, load_run_config
 from mettle.runs.program import program
@@ -66,15 +68,26 @@ def config_files(*, is_hard: bool) -> list[Path]:
     return [folder / "quickstart.toml", *([folder / "quickstart-hard.toml"] if is_hard else [])]
 
 
-def _create(options: QuickstartOptions) -> RunDir:
+def recipe(options: QuickstartOptions) -> Loaded[RunConfig]:
+    """The config of a quickstart with these options."""
+    files = config_files(is_hard=options.is_hard)
     overrides = ["--seed", str(options.seed)]
     if options.steps is not None:
-        overrides += ["--max_steps", str(options.steps)]
+        overrides += ["--max_steps", str(options.steps), *_shorter_warm_up(files, options.steps)]
     if options.port is not None:
         overrides += ["--deployment.hub_port", str(options.port)]
+    return load_run_config(files, overrides)
+
+
+def _create(options: QuickstartOptions) -> RunDir:
     name = f"quickstart-{'hard-' if options.is_hard else ''}seed{options.seed}-{time.strftime('%m%d-%H%M%S')}"
-    loaded = load_run_config(config_files(is_hard=options.is_hard), overrides)
-    return create_run(loaded, options.dir or RUNS_FOLDER / name)
+    return create_run(recipe(options), options.dir or RUNS_FOLDER / name)
+
+
+def _shorter_warm_up(files: list[Path], steps: int) -> list[str]:
+    """A run of few steps spends at most a fifth of them on raising the learning rate."""
+    whole: int = load_run_config(files, []).config.trainer.scheduler.warmup_steps
+    return ["--trainer.scheduler.warmup_steps", str(steps // 5)] if steps // 5 < whole else []
 
 
 def _tell(outcome: RunOutcome) -> None:

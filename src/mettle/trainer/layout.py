@@ -54,6 +54,7 @@ class Layout:
     """One forward pass: the hidden state at flat position `sources[k]` of [B, T] predicts target k.
 
     `segments` is set for the form "shared": 0 for the common prompt, 1.. for what follows it, -1 for padding.
+    `order[k]` is the place of target k among all of the data's. `num_labels` targets in a row have the same source.
     """
 
     form: Form
@@ -62,6 +63,8 @@ class Layout:
     segments: Index | None
     sources: Index
     targets: Targets
+    order: Index
+    num_labels: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Sequences:
 
     `prompts[s]` tokens lead up to the first trained one, `needed[s]` tokens are inputs, `num_members[s]` are trained;
     sequence s trains the flat positions `members[member_starts[s] : member_starts[s] + num_members[s]]`, whose columns
-    are in `columns` at the same places.
+    are in `columns` at the same places. Each trained position stands there `num_labels` times in a row.
     """
 
     tokens: Index
@@ -96,6 +99,7 @@ class Sequences:
     num_members: Index
     columns: dict[str, NDArray[Any]]
     counts: ComponentCounts
+    num_labels: int = 1
 
     @classmethod
     def of(cls, batch: Batch) -> Sequences:
@@ -181,7 +185,7 @@ def plan_layouts(
 def empty_layout() -> Layout:
     """A pass that trains nothing, for a rank that has fewer passes than its peers. One token, no target."""
     one, none = np.zeros((1, 1), np.int64), np.zeros(0, np.int64)
-    return Layout("padded", one, one, None, none, bare_targets(none))
+    return Layout("padded", one, one, None, none, bare_targets(none), none)
 
 
 # Which sequences share a prompt
@@ -247,8 +251,8 @@ def _padded_layout(sequences: Sequences, chosen: Index) -> Layout:
     row_starts = np.arange(num_rows) * width  # [B], in the flat [B * T]
     token_ids.ravel()[_ranges(row_starts, needed)] = sequences.tokens[_ranges(sequences.starts[chosen], needed)]
     positions = np.broadcast_to(np.arange(width), token_ids.shape)  # [B, T]
-    sources, targets = _read(sequences, chosen, row_starts - sequences.starts[chosen])
-    return Layout("padded", token_ids, positions, None, sources, targets)
+    read = _read(sequences, chosen, row_starts - sequences.starts[chosen])
+    return Layout("padded", token_ids, positions, None, *read)
 
 
 def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
@@ -282,11 +286,11 @@ def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
     segments.ravel()[body] = np.repeat(ordinal, tails)
 
     shift = row_of * width + columns - prompts - sequences.starts[chosen]  # [C], from a place in [N] to one in [B * T]
-    sources, targets = _read(sequences, chosen, shift)
+    sources, targets, order, num_labels = _read(sequences, chosen, shift)
     # The first trained token of a sequence is predicted by the last token of the common prompt.
     opening = np.cumsum(sequences.num_members[chosen]) - sequences.num_members[chosen]  # [C], in [K]
     sources[opening] = row_of * width + prompts - 1
-    return Layout("shared", token_ids, positions, segments, sources, targets)
+    return Layout("shared", token_ids, positions, segments, sources, targets, order, num_labels)
 
 
 def _packed_layouts(sequences: Sequences, trained: Index, config: MicroBatchConfig) -> list[Layout]:
@@ -299,21 +303,24 @@ def _packed_layouts(sequences: Sequences, trained: Index, config: MicroBatchConf
             ends = np.cumsum(needed[chosen])
             token_ids = sequences.tokens[_ranges(sequences.starts[chosen], needed[chosen])][None]  # [1, T]
             positions = _ranges(np.zeros_like(chosen), needed[chosen])[None]  # [1, T]
-            sources, targets = _read(sequences, chosen, ends - needed[chosen] - sequences.starts[chosen])
-            layouts.append(Layout("packed", token_ids, positions, None, sources, targets))
+            read = _read(sequences, chosen, ends - needed[chosen] - sequences.starts[chosen])
+            layouts.append(Layout("packed", token_ids, positions, None, *read))
             pending = []
         pending.append(s)
     return layouts
 
 
-def _read(sequences: Sequences, chosen: Index, shift: Index) -> tuple[Index, Targets]:
-    """Where the targets of the chosen sequences [C] are predicted: one before the trained token, moved by `shift`."""
+def _read(sequences: Sequences, chosen: Index, shift: Index) -> tuple[Index, Targets, Index, int]:
+    """Where the targets of the chosen sequences [C] are predicted: one before the trained token, moved by `shift`.
+
+    Returns a layout's sources, targets, order and number of labels.
+    """
     counts = sequences.num_members[chosen]  # [C]
     index = _ranges(sequences.member_starts[chosen], counts)  # [K] of the pass, in the batch's [K]
     sources = sequences.members[index] - 1 + np.repeat(shift, counts)
     numbers = np.repeat(np.arange(len(chosen)), counts)  # [C] -> [K]
     columns = {name: column[index] for name, column in sequences.columns.items()}
-    return sources, Targets(sequences=numbers, **columns)
+    return sources, Targets(sequences=numbers, **columns), index, sequences.num_labels
 
 
 def _ranges(starts: Index, lengths: Index) -> Index:

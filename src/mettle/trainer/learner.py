@@ -1,7 +1,8 @@
-"""One optimiser step: a batch in, new weights and the figures of the step out. RL and supervised training share it.
+"""The trainer's core: data in, gradients added up, an optimiser step taken. RL, supervised training and the training
+service share it.
 
-Parts: `Learner`, `Recipe`, and the optimiser with its learning rate, a function of the step alone, so that a resumed
-run needs no scheduler state. Invariant: the gradient is that of the whole batch's loss, however many ranks and passes
+Parts: `Learner` with its two verbs, `Recipe`, and the learning rate, a function of the step alone, so that a resumed
+run needs no scheduler state. Invariant: the gradient is that of the whole data's loss, however many ranks and passes
 it was cut into. A step whose gradient is not finite changes nothing and is counted.
 """
 
@@ -11,61 +12,120 @@ import math
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mettle.records.tokens import Batch
+from mettle.records.tokens import Batch, FloatArray
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.layout import ComponentCounts, Layout, Sequences, deal_sequences, empty_layout, plan_layouts
-from mettle.trainer.loss import SUM_NAMES, TargetTensors, total_loss
+from mettle.trainer.loss import BatchLoss, TargetLoss, TargetTensors
 from mettle.trainer.losses import PolicyLoss
+from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import Policy, Traits
+from mettle.trainer.tenant import OptimParams, Tenant
 from mettle.trainer.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step depends on beside the batch and the state."""
+    """What a step depends on beside the batch and the state. The service's verbs need `micro_batch` alone."""
 
-    optim: OptimConfig
-    scheduler: SchedulerConfig
-    loss: PolicyLoss
-    micro_batch: MicroBatchConfig
-    max_steps: int
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    loss: PolicyLoss = field(default_factory=DefaultLoss)
+    micro_batch: MicroBatchConfig = field(default_factory=MicroBatchConfig)
+    max_steps: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """What `accumulate` found, of all ranks: `logprobs` [K] of the targets in the data's order, and the loss's sums."""
+
+    logprobs: FloatArray
+    sums: dict[str, float]
+    max_mismatch_kl: float
 
 
 class Learner:
-    """A policy with its optimiser. `on_progress` is called after each micro batch."""
+    """A network, and the tenant whose turn it is. `on_progress` is called after each micro batch.
+
+    The verbs are `accumulate` and `step`; `train` (a step of the RL loop or of a warm-up) and `measure` stand on them.
+    """
 
     def __init__(
-        self, policy: Policy, recipe: Recipe, world: World, *, on_progress: Callable[[], None] = lambda: None
+        self,
+        policy: Policy,
+        recipe: Recipe,
+        world: World,
+        *,
+        tenant: Tenant | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
         self._on_progress = on_progress
         self.recipe = recipe
         self.world = world
-        self.optimizer = build_optimizer(policy, recipe.optim)
+        self.tenant = tenant or Tenant.of_base(policy, recipe.optim)
         self._traits = Traits.of(policy)
+
+    @property
+    def optimizer(self) -> torch.optim.AdamW:
+        return self.tenant.optimizer
+
+    def accumulate(self, sequences: Sequences, loss: TargetLoss, *, is_forward_only: bool = False) -> Accumulated:
+        """Add the gradient of `loss` over the data to the tenant's, or only compute the loss."""
+        sums = torch.zeros(len(loss.sum_names), dtype=torch.float64, device=self.world.device)
+        max_mismatch = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        logprobs = torch.zeros(len(sequences.members), device=self.world.device)
+        # Sharding averages a base's gradient over the ranks; the loss is a sum over them.
+        scale = self.world.size if self.tenant.is_base else 1
+        with torch.set_grad_enabled(not is_forward_only):
+            for layout in self.plan(sequences):
+                targets = TargetTensors.of(layout.targets, self.world.device)
+                logprobs_K, entropy_K = self.policy(
+                    layout, targets.token_ids, targets.temperatures, has_entropy_gradient=loss.has_entropy
+                )
+                output = loss(logprobs_K, entropy_K, targets)
+                if not is_forward_only:
+                    (output.loss * scale).backward()  # type: ignore[no-untyped-call]
+                sums += output.sums
+                max_mismatch = torch.maximum(max_mismatch, output.max_mismatch_kl)
+                logprobs[torch.from_numpy(layout.order).to(self.world.device)] = logprobs_K.detach()
+                self._on_progress()
+        figures = dict(zip(loss.sum_names, self.world.total(sums).tolist(), strict=True))
+        largest = float(self.world.largest(max_mismatch).item())
+        return Accumulated(self.world.total(logprobs).cpu().numpy(), figures, largest)
+
+    def step(self, params: OptimParams) -> dict[str, float]:
+        """Take the tenant's optimiser step with what was accumulated, and forget it. A parameter without a gradient
+        counts as one with zeros. A gradient that is not finite changes nothing and is told."""
+        tenant = self.tenant
+        for parameter in tenant.trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif not tenant.is_base:
+                self.world.total(parameter.grad)  # adapters are whole on every rank
+        grad_norm = clip_gradients(tenant.trained, params.max_grad_norm)
+        is_finite = math.isfinite(grad_norm)
+        if is_finite:
+            set_params(tenant.optimizer, params)
+            tenant.optimizer.step()
+            tenant.num_steps += 1
+        tenant.optimizer.zero_grad(set_to_none=True)
+        return {"optim/grad_norm": grad_norm, "optim/lr": params.lr, "optim/skipped": float(not is_finite)}
 
     def train(self, batch: Batch, step: int) -> dict[str, float]:
         """Take step `step` on `batch` and return its metrics, alike on every rank."""
         started = time.perf_counter()
         sequences = Sequences.of(batch)
         rate = learning_rate(step, self.recipe.scheduler, peak=self.recipe.optim.lr, max_steps=self.recipe.max_steps)
-        sums, max_mismatch = self._accumulate(sequences, self._loss_at(rate))
-        grad_norm = clip_gradients(self.policy, self.recipe.optim.max_grad_norm)
-        is_finite = math.isfinite(grad_norm)
-        if is_finite:
-            set_learning_rate(self.optimizer, rate)
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        figures = dict(zip(SUM_NAMES, self.world.total(sums).tolist(), strict=True))
-        metrics = _metrics(figures, sequences.counts)
-        metrics["mismatch_kl/max"] = float(self.world.largest(max_mismatch).item())
-        metrics |= {"optim/grad_norm": grad_norm, "optim/lr": rate, "optim/skipped": float(not is_finite)}
+        done = self.accumulate(sequences, BatchLoss(self._loss_at(rate), sequences.counts))
+        own = self.recipe.optim
+        optim = self.step(OptimParams(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm))
+        metrics = _metrics(done, sequences.counts) | optim
         seconds = time.perf_counter() - started
         metrics |= {
             "time/step_s": seconds,
@@ -77,10 +137,8 @@ class Learner:
     def measure(self, batch: Batch) -> dict[str, float]:
         """The metrics of a batch under the policy as it is, at the loss's full strength; nothing is changed."""
         sequences = Sequences.of(batch)
-        sums, max_mismatch = self._accumulate(sequences, self.recipe.loss)
-        self.optimizer.zero_grad(set_to_none=True)
-        metrics = _metrics(dict(zip(SUM_NAMES, self.world.total(sums).tolist(), strict=True)), sequences.counts)
-        return metrics | {"mismatch_kl/max": float(self.world.largest(max_mismatch).item())}
+        loss = BatchLoss(self.recipe.loss, sequences.counts)
+        return _metrics(self.accumulate(sequences, loss, is_forward_only=True), sequences.counts)
 
     def plan(self, sequences: Sequences) -> list[Layout]:
         """This rank's forward passes; the ranks have equally many, for their collectives go in step."""
@@ -101,24 +159,9 @@ class Learner:
             return form
         return form.model_copy(update={"entropy_tau": form.entropy_tau * rate / self.recipe.optim.lr})
 
-    def _accumulate(self, sequences: Sequences, form: PolicyLoss) -> tuple[Tensor, Tensor]:
-        sums = torch.zeros(len(SUM_NAMES), dtype=torch.float64, device=self.world.device)
-        max_mismatch = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for layout in self.plan(sequences):
-            targets = TargetTensors.of(layout.targets, self.world.device)
-            logprobs_K, entropy_K = self.policy(
-                layout, targets.token_ids, targets.temperatures, has_entropy_gradient=form.entropy_tau > 0
-            )
-            output = total_loss(logprobs_K, entropy_K, targets, sequences.counts, form)
-            # Sharding averages gradients over the ranks; the loss is a sum over them.
-            (output.loss * self.world.size).backward()  # type: ignore[no-untyped-call]
-            sums += output.sums
-            max_mismatch = torch.maximum(max_mismatch, output.max_mismatch_kl)
-            self._on_progress()
-        return sums, max_mismatch
 
-
-def _metrics(figures: dict[str, float], counts: ComponentCounts) -> dict[str, float]:
+def _metrics(done: Accumulated, counts: ComponentCounts) -> dict[str, float]:
+    figures = done.sums
     rl = figures["rl"] / max(1, counts.rl)
     ce = figures["ce"] / max(1, counts.ce)
     ref_kl = figures["ref_kl"] / max(1, counts.ref_kl)
@@ -133,6 +176,7 @@ def _metrics(figures: dict[str, float], counts: ComponentCounts) -> dict[str, fl
         "clamped/count": figures["num_clamped"],
         "non_finite/count": float(counts.non_finite),
         "tokens/trained": figures["num_tokens"],
+        "mismatch_kl/max": done.max_mismatch_kl,
     }
 
 
@@ -140,18 +184,6 @@ def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over all trainable parameters; vectors (norms, biases) do not decay."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
-    )
 
 
 def learning_rate(step: int, config: SchedulerConfig, *, peak: float, max_steps: int) -> float:
@@ -166,15 +198,17 @@ def learning_rate(step: int, config: SchedulerConfig, *, peak: float, max_steps:
     return peak * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` from the next step on."""
+def set_params(optimizer: torch.optim.Optimizer, params: OptimParams) -> None:
+    """Use these numbers from the next step on; vectors do not decay."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        decays = group["params"][0].ndim > 1
+        group["lr"], group["betas"], group["eps"] = params.lr, params.betas, params.eps
+        group["weight_decay"] = params.weight_decay if decays else 0.0
 
 
-def clip_gradients(module: nn.Module, max_norm: float) -> float:
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> float:
     """Scale all gradients to a common norm of at most `max_norm`; returns the norm before, which may not be finite."""
-    norm: Tensor = nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+    norm: Tensor = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     value: float = norm.item()

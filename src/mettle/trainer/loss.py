@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,11 +46,26 @@ class TargetTensors(TokenRow[Tensor, Tensor, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """`loss` to backpropagate; `sums` in the order of `SUM_NAMES` and the largest mismatch, without gradient."""
+    """`loss` to backpropagate; without gradient `sums`, named by the loss's `sum_names`, and the largest mismatch."""
 
     loss: Tensor
     sums: Tensor
     max_mismatch_kl: Tensor
+
+
+class TargetLoss(Protocol):
+    """A loss of the targets of one pass; the shares of all passes add up."""
+
+    @property
+    def has_entropy(self) -> bool:
+        """Whether the entropies need a gradient."""
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """What its `LossOutput.sums` are."""
+
+    def __call__(self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors) -> LossOutput:
+        """One pass's share."""
 
 
 def token_logprobs(
@@ -104,3 +120,22 @@ def total_loss(
         sums = torch.stack([figure.detach().double() for figure in figures])
         largest = mismatch_K.amax().double() if mismatch_K.numel() else torch.zeros_like(sums[0])
     return LossOutput(loss, sums, largest)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """`total_loss` of a batch whose components have `counts` members."""
+
+    form: PolicyLoss
+    counts: ComponentCounts
+
+    @property
+    def has_entropy(self) -> bool:
+        return self.form.entropy_tau > 0
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        return SUM_NAMES
+
+    def __call__(self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors) -> LossOutput:
+        return total_loss(logprobs_K, entropy_K, targets, self.counts, self.form)

@@ -54,7 +54,12 @@ class Policy(nn.Module):
         with self._precision(labels_K.device, is_exact):
             hidden_BTH = self._hidden(layout, labels_K.device)
             sources_K = torch.from_numpy(layout.sources).to(labels_K.device)
-            hidden_KH = hidden_BTH.flatten(0, 1).index_select(0, sources_K)
+            hidden_BTH = hidden_BTH.flatten(0, 1)
+            if layout.num_labels > 1:
+                return self._many_logprobs(
+                    hidden_BTH.index_select(0, sources_K[:: layout.num_labels]), labels_K, layout
+                )
+            hidden_KH = hidden_BTH.index_select(0, sources_K)
             return self._logprobs(hidden_KH, labels_K, temperatures_K, has_entropy_gradient)
 
     def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
@@ -81,6 +86,20 @@ class Policy(nn.Module):
         cut = (torch.split(tensor, chunk) for tensor in (hidden_KH, labels_K, temperatures_K))
         pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
         return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+
+    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The same for several targets of each hidden state [M], at temperature 1; their entropies are not told."""
+
+        def head_logprobs(hidden_MH: Tensor, labels_ML: Tensor) -> Tensor:
+            return torch.log_softmax(self._head(hidden_MH).float(), dim=-1).gather(-1, labels_ML)
+
+        cut = (
+            torch.split(t, max(1, LOGITS_AT_ONCE // self.vocab_size))
+            for t in (hidden_MH, labels_K.view(len(hidden_MH), -1))
+        )
+        pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
+        logprobs_K = torch.cat(pieces).flatten()
+        return logprobs_K, torch.zeros_like(logprobs_K)
 
     def _head(self, hidden: Tensor) -> Tensor:
         head: Any = self.network.get_output_embeddings()  # type: ignore[operator]

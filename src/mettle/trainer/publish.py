@@ -81,7 +81,8 @@ def compute_canary(policy: Policy, sequences: Sequence[Index], world: World) -> 
 def _scoring_layout(token_ids: Index, rows: Index, columns: Index) -> Layout:
     targets = bare_targets(token_ids[rows, columns + 1])
     positions = np.broadcast_to(np.arange(token_ids.shape[1]), token_ids.shape)
-    return Layout("padded", token_ids, positions, None, rows * token_ids.shape[1] + columns, targets)
+    sources = rows * token_ids.shape[1] + columns
+    return Layout("padded", token_ids, positions, None, sources, targets, np.arange(len(sources)))
 
 
 def _same_already(final: Path, save: Callable[[Path], None]) -> WeightVersion | None:

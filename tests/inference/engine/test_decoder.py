@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from policies import make_model, picked_logprobs, reference_logprobs, tiny_config
-from transformers import LlamaConfig, Qwen2Config
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
 
 from mettle.errors import UserError
-from mettle.inference.engine.architecture import shape_from_config
+from mettle.inference.engine.architecture import Rope, read_shape, shape_from_config
+from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import generate_batch
 from mettle.inference.engine.protocol import Choice
+from mettle.inference.engine.weights import fuse, read_state
 from mettle.records.sampling import SamplingParams
 
 PROMPTS = [[1, 2, 3], [5] * 40, [7], [1, 2, 3]]
@@ -34,6 +45,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+FOUR_LAYERS = {"num_hidden_layers": 4}
+SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 257, "pad_token_id": 0}
+GEMMA: dict[str, Any] = {
+    **FOUR_LAYERS,
+    "head_dim": 16,
+    "sliding_window": 6,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16}
+MIXED_LAYERS = {"mlp_only_layers": [1], "decoder_sparse_step": 2, "attention_bias": True}
 CONFIGS = {
     "qwen3 tied": tiny_config(),
     "qwen3 untied": tiny_config(tie_word_embeddings=False),
@@ -46,7 +68,37 @@ CONFIGS = {
     "llama with linear positions": LlamaConfig(
         **SIZES, rope_parameters={"rope_theta": 10_000.0, "rope_type": "linear", "factor": 4.0}
     ),
+    "qwen2 with windows above": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "mistral with a window": MistralConfig(**SIZES, sliding_window=20, head_dim=16),
+    "smollm3": SmolLM3Config(**{**SIZES, **FOUR_LAYERS}, **SPECIAL_IDS, mlp_bias=True),
+    "smollm3 with windows": SmolLM3Config(
+        **{**SIZES, **FOUR_LAYERS},
+        **SPECIAL_IDS,
+        use_sliding_window=True,
+        sliding_window=7,
+        no_rope_layers=[1, 0, 1, 0],
+    ),
+    "olmo2": Olmo2Config(**SIZES, **SPECIAL_IDS, attention_bias=True),
+    "gemma3": Gemma3TextConfig(**{**SIZES, **GEMMA}),
+    "gemma3 with a cap and stretched positions": Gemma3TextConfig(
+        **{**SIZES, **GEMMA},
+        final_logit_softcapping=3.0,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
+    "qwen3_moe with dense layers": Qwen3MoeConfig(**{**SIZES, **FOUR_LAYERS}, **EXPERTS, **MIXED_LAYERS),
 }
+SERVED = (
+    "mistral with a window",
+    "smollm3 with windows",
+    "olmo2",
+    "gemma3 with a cap and stretched positions",
+    "qwen3_moe with dense layers",
+)
 
 
 def differences(model: Any, prompt: list[int], choice: Choice) -> torch.Tensor:
@@ -71,7 +123,9 @@ def test_logprobs_of_prefill_and_decode_agree_with_transformers(name: str) -> No
     assert all(len(choice.token_ids) == 30 for g in generations for choice in g.choices)
 
 
-def test_greedy_tokens_are_those_of_transformers(model: Any) -> None:
+@pytest.mark.parametrize("name", ["qwen3 tied", *SERVED])
+def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    model = make_model(CONFIGS[name])
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     (generation,) = generate_batch(model.config.to_dict(), model.state_dict(), [[1, 2, 3]], params)
     ids = [1, 2, 3]
@@ -79,6 +133,34 @@ def test_greedy_tokens_are_those_of_transformers(model: Any) -> None:
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert generation.choices[0].token_ids == ids[3:]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_company_in_the_batch_changes_no_bit_in_any_family(name: str) -> None:
+    model = make_model(CONFIGS[name])
+    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=3)
+
+    def sample(prompts: list[list[int]], n: int) -> Choice:
+        return generate_batch(model.config.to_dict(), model.state_dict(), prompts, params, n=n)[0].choices[0]
+
+    alone = sample([[5] * 18], 1)
+    for company, n in (([[9, 8]], 1), ([[7] * 30, [1]], 5), ([[3] * 19, *([i] for i in range(40))], 1)):
+        together = sample([[5] * 18, *company], n)
+        assert together.token_ids == alone.token_ids
+        assert together.logprobs == alone.logprobs
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_moe with dense layers"])
+def test_a_saved_model_is_read_like_a_live_one(name: str, tmp_path: Path) -> None:
+    model = make_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    shape = read_shape(tmp_path)
+    assert shape == shape_from_config(model.config.to_dict())
+    live, saved = (
+        fuse(shape, s, torch.device("cpu"), torch.float32) for s in (model.state_dict(), read_state(tmp_path))
+    )
+    ids = torch.arange(20)[None]
+    assert torch.equal(Decoder(shape, live, 32).prefill(ids), Decoder(shape, saved, 32).prefill(ids))
 
 
 def test_recorded_logprobs_are_those_of_the_temperature_and_the_support_sampled_from(model: Any) -> None:
@@ -110,9 +192,16 @@ def test_sampled_frequencies_are_the_models_probabilities(model: Any) -> None:
     ("change", "message"),
     [
         ({"model_type": "mixtral"}, "mixtral"),
-        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
-        ({"use_sliding_window": True}, "sliding-window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "at least itself"),
+        ({"model_type": "llama", "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5}, "4 experts"),
+        ({"model_type": "qwen3_moe"}, "num_local_experts"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
@@ -128,7 +217,18 @@ def test_what_is_not_served_is_refused_in_one_line(change: dict[str, Any], messa
 def test_theta_is_read_from_old_configs_too() -> None:
     config = tiny_config().to_dict()
     del config["rope_parameters"]
-    assert shape_from_config({**config, "rope_theta": 123.0}).rope.theta == 123.0
+    assert shape_from_config({**config, "rope_theta": 123.0}).layers[0].rope == Rope(123.0, original_max_positions=256)
+
+
+def test_what_a_gemma_config_leaves_out_is_what_its_class_assumes() -> None:
+    sizes = {k: v for k, v in SIZES.items() if k != "max_position_embeddings"}
+    shape = shape_from_config({"model_type": "gemma3_text", **sizes, "num_hidden_layers": 6, "rope_scaling": None})
+    assert [layer.window for layer in shape.layers] == [4096] * 5 + [None]
+    assert [layer.rope.theta for layer in shape.layers if layer.rope] == [1e4] * 5 + [1e6]
+    assert shape.head_size == 256
+    assert shape.has_tied_embeddings
+    assert shape.activation == "gelu_tanh"
+    assert shape.attention_scale == 1 / 16
 
 
 def test_weights_that_do_not_fit_are_refused(model: Any) -> None:

@@ -9,50 +9,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from policies import END, make_model, picked_logprobs, tiny_config
+from schedulers import CPU, Heard, ask, make_scheduler
 
-from mettle.errors import MettleError, ServiceError
-from mettle.inference.engine.architecture import shape_from_config
+from mettle.errors import ServiceError
 from mettle.inference.engine.decoder import Decoder
-from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.local import run_requests
-from mettle.inference.engine.protocol import Generation, GenerationRequest, RequestRefused, TokenEvent
+from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse
 from mettle.records.sampling import SamplingParams
-
-CPU = torch.device("cpu")
-
-
-def make_scheduler(
-    model: Any, *, max_slots: int = 8, max_model_len: int = 200, dtype: torch.dtype = torch.float32, **more: Any
-) -> Scheduler:
-    shape = shape_from_config(model.config.to_dict())
-    decoder = Decoder(shape, fuse(shape, model.state_dict(), CPU, dtype), max_model_len)
-    limits = Limits(max_slots, max_model_len, more.pop("max_prefill_tokens", 8192))
-    return Scheduler(decoder, limits, **{"seed": 0, **more})
-
-
-def ask(request_id: str, prompt: list[int], n: int = 1, **params: Any) -> GenerationRequest:
-    return GenerationRequest(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}), n)
-
-
-class Heard:
-    """A listener that keeps everything."""
-
-    def __init__(self) -> None:
-        self.events: list[TokenEvent] = []
-        self.generations: list[Generation] = []
-        self.errors: list[MettleError] = []
-
-    def on_token(self, event: TokenEvent) -> None:
-        self.events.append(event)
-
-    def on_finish(self, generation: Generation) -> None:
-        self.generations.append(generation)
-
-    def on_failure(self, error: MettleError) -> None:
-        self.errors.append(error)
-
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=12)
 

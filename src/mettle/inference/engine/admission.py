@@ -47,7 +47,7 @@ class Admission:
         return sum(len(entry.sequences) or entry.owner.request.n for entry in (*self.back, *self.waiting))
 
     def take_back(self, entry: QueuedRequest) -> None:
-        """Queue sequences whose keys and values were given up; the youngest is taken first, so the last is the oldest."""
+        """Queue sequences whose keys and values were given up: the youngest first, so that the oldest is before."""
         for sequence in entry.sequences:
             sequence.replay()
         self.has_room = False
@@ -100,9 +100,7 @@ class Admission:
         is_scored = entry.owner.request.prompt_logprobs
         return AdmittedPrompt(entry.prompt, [] if is_scored else self._memory.prefixes.match(unit, entry.prompt))
 
-    def _promise(
-        self, entry: QueuedRequest, prompt: AdmittedPrompt, *, is_known: bool
-    ) -> list[RunningSequence] | None:
+    def _promise(self, entry: QueuedRequest, prompt: AdmittedPrompt, *, is_known: bool) -> list[RunningSequence] | None:
         # The choices that there are bytes for, which are set aside; None when there are not enough for one.
         memory = self._memory
         needed = 0 if is_known else memory.prompt_bytes(len(prompt.token_ids))

@@ -50,7 +50,8 @@ class PromptAttention:
         self._shape = shape
         self._kv = kv_NLKTE
         self._start, self._end = start, end
-        self._masks = [self._mask(first) for first in range(start, end, BLOCK)]
+        firsts = range(start, end, BLOCK)
+        self._masks = {window: [self._mask(first, window) for first in firsts] for window in shape.windows}
 
     def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
         shape, num_kv, start, end = self._shape, self._shape.num_kv_heads, self._start, self._end
@@ -60,19 +61,20 @@ class PromptAttention:
         kv[:, :, start:end] = heads[:, shape.num_heads :]
         query = F.pad(heads[:, : shape.num_heads], (0, 0, 0, whole_blocks(length) - length))
         parts = []
-        for number, mask in enumerate(self._masks):
+        for number, mask in enumerate(self._masks[shape.layers[layer].window]):
             first = number * BLOCK
             stop = start + first + BLOCK
             # [N, H, BLOCK, E] as [N, K, G * BLOCK, E]: queries of one kv head share its keys without a copy.
             block = query[:, :, first : first + BLOCK].reshape(num_prompts, num_kv, -1, shape.head_size)
-            found = F.scaled_dot_product_attention(block, kv[:, :num_kv, :stop], kv[:, num_kv:, :stop], attn_mask=mask)
+            key, value = kv[:, :num_kv, :stop], kv[:, num_kv:, :stop]
+            found = F.scaled_dot_product_attention(block, key, value, attn_mask=mask, scale=shape.attention_scale)
             parts.append(found.view(num_prompts, shape.num_heads, BLOCK, shape.head_size))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return attended[:, :, :length].transpose(1, 2).reshape(num_prompts * length, -1)
 
-    def _mask(self, first: int) -> Tensor:
+    def _mask(self, first: int, window: int | None) -> Tensor:
         places = torch.arange(first + BLOCK, device=self._kv.device)
-        mask_PT = torch.where(places <= places[first:, None], 0.0, -math.inf).to(self._kv.dtype)
+        mask_PT = _seen(places, places[first:], window).to(self._kv.dtype)
         return mask_PT.repeat(self._shape.num_heads // self._shape.num_kv_heads, 1)
 
 
@@ -101,14 +103,16 @@ class StepAttention:
         reads_all = self._group > MAX_QUERIES
         read = capacity if reads_all else min(capacity, -(-longest // LENGTH_STEP) * LENGTH_STEP)
         rows = torch.arange(len(positions), device=positions.device)
-        mask = None
-        if min(span.lengths) < read:
-            places = torch.arange(read, device=positions.device)
-            mask = torch.where(places <= positions[:, None], 0.0, -math.inf).to(span.kv.dtype)[:, None, None]
-        return _SpanPart(span.kv, first, rows, positions, read, mask)
+        masks: dict[int | None, Tensor | None] = {}
+        for window in self._shape.windows:
+            is_whole = min(span.lengths) >= read and (window is None or window >= read)
+            places = torch.arange(0 if is_whole else read, device=positions.device)
+            masks[window] = None if is_whole else _seen(places, positions, window).to(span.kv.dtype)[:, None, None]
+        return _SpanPart(span.kv, first, rows, positions, read, masks)
 
     def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
         shape, num_kv = self._shape, self._shape.num_kv_heads
+        window, scale = shape.layers[layer].window, shape.attention_scale
         found = []
         for part in self._parts:
             kv = part.kv[:, layer]
@@ -116,7 +120,7 @@ class StepAttention:
             kv[part.rows, :, part.positions] = heads[:, shape.num_heads :]
             query = heads[:, : shape.num_heads].view(len(part.rows), num_kv, self._group, shape.head_size)
             key, value = kv[:, :num_kv, : part.read], kv[:, num_kv:, : part.read]
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=part.mask)
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=part.masks[window], scale=scale)
             found.append(attended.reshape(len(part.rows), -1))
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -127,4 +131,12 @@ class _SpanPart(NamedTuple):
     rows: Tensor
     positions: Tensor
     read: int
-    mask: Tensor | None
+    masks: dict[int | None, Tensor | None]
+
+
+def _seen(places_T: Tensor, positions_P: Tensor, window: int | None) -> Tensor:
+    """Additive mask [P, T]: a position sees itself and those before it, or the last `window` of them."""
+    is_seen_PT = places_T <= positions_P[:, None]
+    if window is not None:
+        is_seen_PT &= places_T > positions_P[:, None] - window
+    return torch.where(is_seen_PT, 0.0, -math.inf)

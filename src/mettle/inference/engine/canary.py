@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from mettle.inference.engine.decoder import Decoder
-from mettle.inference.engine.protocol import WeightsRejected
 from mettle.inference.engine.prompts import score_tokens
+from mettle.inference.engine.protocol import WeightsRejected
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import Canary
 

@@ -1,27 +1,25 @@
 """The forward pass, eager: rows of tokens through the layers, whoever they belong to.
 
-Legend: R rows (tokens), N prompts, P positions of each, B running sequences, D hidden, H heads, K kv heads, E head size,
-V vocabulary. How a row reads the keys and values of others is `attention.py`'s. Agreement with transformers is tested
-to 1e-5.
+Legend: R rows (tokens), N prompts, P positions of each, B running sequences, D hidden, K kv heads, T positions, E head
+size, V vocabulary. How a row reads the keys and values of others is `attention.py`'s, what a layer does besides is
+`layers.py`'s. Agreement with transformers is tested to 1e-5.
 
-Invariant, on a CPU: what a row gets does not depend on the other rows, to the last bit. A matrix product of fewer than
-`MIN_ROWS` rows is computed by another kernel, so there are never fewer.
+Invariant, on a CPU: what a row gets does not depend on the other rows, to the last bit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.architecture import ModelShape, Rope
+from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
-from mettle.inference.engine.weights import FusedWeights, LayerWeights
-
-MIN_ROWS = 8
+from mettle.inference.engine.layers import Rotation, finish, project, with_rows
+from mettle.inference.engine.rotary import rope_tables
+from mettle.inference.engine.weights import FusedWeights
 
 
 class Decoder:
@@ -32,8 +30,8 @@ class Decoder:
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        tables = rope_tables(shape, whole_blocks(max_length))
-        self._cos_TE, self._sin_TE = (t.to(self.device, self.dtype) for t in tables)
+        ropes = {layer.rope for layer in shape.layers if layer.rope is not None}
+        self._tables = {rope: self._table(rope, whole_blocks(max_length)) for rope in ropes}
 
     def with_weights(self, weights: FusedWeights) -> Decoder:
         """A decoder of the same shape with other weights; it shares nothing that either would change."""
@@ -45,12 +43,11 @@ class Decoder:
     def forward(self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
         """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
         num_rows = len(token_ids_R)
-        positions = _with_rows(positions_R)
-        cos_R1E, sin_R1E = self._cos_TE[positions][:, None], self._sin_TE[positions][:, None]
-        hidden_RD = F.embedding(_with_rows(token_ids_R), self.weights.embedding)
-        for number, layer in enumerate(self.weights.layers):
-            heads = self._project(layer, hidden_RD, cos_R1E, sin_R1E)
-            hidden_RD = self._finish_layer(layer, hidden_RD, _with_rows(attend(number, heads)))
+        rotations = self._rotations(with_rows(positions_R))
+        hidden_RD = self._embed(with_rows(token_ids_R))
+        for number, (kind, layer) in enumerate(zip(self.shape.layers, self.weights.layers, strict=True)):
+            heads = project(self.shape, layer, hidden_RD, _of(rotations, kind))
+            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads)))
         return hidden_RD[:num_rows]
 
     def prefill(self, token_ids_NP: Tensor, kv_NLKTE: Tensor, start: int = 0) -> Tensor:
@@ -58,9 +55,8 @@ class Decoder:
         num_prompts, length = token_ids_NP.shape
         positions_P = torch.arange(start, start + length, device=self.device)
         attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
-        return self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend).view(
-            num_prompts, length, -1
-        )
+        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend)
+        return hidden_RD.view(num_prompts, length, -1)
 
     def decode(self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span]) -> Tensor:
         """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`."""
@@ -76,58 +72,25 @@ class Decoder:
         """Logits [R, V] in float32 of hidden states [R, D]."""
         shape = self.shape
         normed = F.rms_norm(hidden, (shape.hidden_size,), self.weights.norm, shape.norm_eps)
-        return F.linear(_with_rows(normed), self.weights.head)[: len(hidden)].float()
+        logits = F.linear(with_rows(normed), self.weights.head)[: len(hidden)].float()
+        return logits if shape.logit_cap is None else torch.tanh(logits / shape.logit_cap) * shape.logit_cap
 
-    def _project(self, layer: LayerWeights, hidden_RD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        # Rows R to heads [R, H + 2K, E]: queries and keys normed and rotated in place, values as they are.
-        shape = self.shape
-        normed = F.rms_norm(hidden_RD, (shape.hidden_size,), layer.attention_norm, shape.norm_eps)
-        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden_RD), -1, shape.head_size)
-        rotated = heads[:, : shape.num_heads + shape.num_kv_heads]
-        source = rotated
-        if layer.qk_norm is not None:
-            source = F.rms_norm(rotated, (shape.head_size,), None, shape.norm_eps) * layer.qk_norm
-        swapped = torch.roll(source, shape.head_size // 2, -1)
-        torch.addcmul(source * cos, swapped, sin, out=rotated)
-        return heads
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        hidden = F.embedding(token_ids, self.weights.embedding)
+        scale = self.shape.embedding_scale
+        # The scale is rounded to the weights' type first, as it is in training.
+        return hidden if scale == 1.0 else hidden * torch.tensor(scale, dtype=self.dtype, device=self.device)
 
-    def _finish_layer(self, layer: LayerWeights, hidden_RD: Tensor, attended_RD: Tensor) -> Tensor:
-        shape = self.shape
-        hidden_RD = torch.addmm(hidden_RD, attended_RD, layer.output_t)
-        if layer.output_bias is not None:
-            hidden_RD = hidden_RD + layer.output_bias
-        normed = F.rms_norm(hidden_RD, (shape.hidden_size,), layer.mlp_norm, shape.norm_eps)
-        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        hidden_RD = torch.addmm(hidden_RD, F.silu(gate) * up, layer.down_t)
-        return hidden_RD if layer.down_bias is None else hidden_RD + layer.down_bias
+    def _rotations(self, positions_R: Tensor) -> dict[Rope, Rotation]:
+        return {
+            rope: Rotation(cos_TE[positions_R][:, None], sin_TE[positions_R][:, None])
+            for rope, (cos_TE, sin_TE) in self._tables.items()
+        }
+
+    def _table(self, rope: Rope, length: int) -> tuple[Tensor, Tensor]:
+        cos, sin = rope_tables(rope, self.shape.head_size, length)
+        return cos.to(self.device, self.dtype), sin.to(self.device, self.dtype)
 
 
-def _with_rows(rows_B: Tensor) -> Tensor:
-    """At least `MIN_ROWS` rows; the added ones are zeros and nobody reads what becomes of them."""
-    missing = MIN_ROWS - len(rows_B)
-    return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
-
-
-def rope_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [T, E]: rotated = x * cos + roll(x, E/2) * sin."""
-    frequencies = _frequencies(shape.rope, shape.head_size)
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.cos()], -1), torch.cat([-angles.sin(), angles.sin()], -1)
-
-
-def _frequencies(rope: Rope, head_size: int) -> Tensor:
-    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
-    frequencies = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        return _llama3_frequencies(frequencies, rope)
-    return frequencies
-
-
-def _llama3_frequencies(frequencies: Tensor, rope: Rope) -> Tensor:
-    # Llama 3.1: long waves are stretched by `factor`, short ones kept, those in between blended.
-    turns = rope.original_max_positions * frequencies / (2 * math.pi)
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return (1 - blend) * frequencies / rope.factor + blend * frequencies
+def _of(rotations: dict[Rope, Rotation], kind: LayerShape) -> Rotation | None:
+    return None if kind.rope is None else rotations[kind.rope]

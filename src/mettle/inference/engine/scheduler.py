@@ -2,10 +2,10 @@
 
 A step admits what there are slots and bytes for (`admission.py`), computes so many tokens of the new prompts
 (`prompts.py`), samples the first tokens of those that are through, then decodes one token of every running sequence.
-Where a sequence needs a larger slot and there is none, the youngest gives up its keys and values and begins again later,
-keeping its tokens and the state of its noise: the tokens that it has are put through the decoder one by one, as when
-they were sampled, so that what follows is the same to the last bit (if the weights have changed meanwhile, its keys and
-values are the new weights' from then on). There is no thread here: whoever calls `step` owns the scheduler.
+Where a sequence needs a larger slot and there is none, the youngest gives up its keys and values and begins again
+later, keeping its tokens and the state of its noise: the tokens that it has are put through the decoder one by one, as
+when they were sampled, so that what follows is the same to the last bit (if the weights have changed meanwhile, its
+keys and values are the new weights' from then on). There is no thread here: whoever calls `step` owns the scheduler.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Keys and values of the running sequences: slots of a few capacities, those of one capacity side by side.
 
-Legend: L layers, S slots, K kv heads, T positions, E head size. A `SlotClass` is one tensor [S, L, 2K, T, E] whose first
-slots are the running sequences' without a gap, so that a step reads them as views; a sequence that outgrows its class is
-copied into the next. Why not pages with a table: eager PyTorch would gather them anew for each layer of each step, three
-times the memory traffic of reading a view, and a call for each sequence costs more than the work at small sizes. Four
-capacities an octave waste an eighth in the mean, and a call more a layer for each class in use.
+Legend: L layers, S slots, K kv heads, T positions, E head size. A `SlotClass` is one tensor [S, L, 2K, T, E] whose
+first slots are the running sequences' without a gap, so that a step reads them as views; a sequence that outgrows its
+class is copied into the next. Why not pages with a table: eager PyTorch would gather them anew for each layer of each
+step, three times the memory traffic of reading a view, and a call for each sequence costs more than the work at small
+sizes. Four capacities an octave waste an eighth in the mean, and a call more a layer for each class in use.
 
 On a CPU a class lies in memory that is only addressed until it is written to, and that is given back by `trim`; on a
 device it is allocated anew when it grows. Invariant: everything in it is finite, since a masked position still takes

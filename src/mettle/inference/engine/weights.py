@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import torch
@@ -18,28 +18,60 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mettle.errors import UserError
-from mettle.inference.engine.architecture import ModelShape
+from mettle.inference.engine.architecture import LayerShape, ModelShape
+from mettle.inference.engine.families import Norms
+
+_NORM_NAMES: Mapping[Norms, tuple[str | None, str | None, str | None, str | None]] = {
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "around": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+"""A layer's norms: before attention, after it, before the MLP, after it. Checkpoints name them by their age."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """A gated MLP. D hidden, F intermediate: `gate_up` is [2F, D], `down_t` [F, D]."""
+
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down_t: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlps:
+    """A mixture of C experts: `router` is [C, D], `gate_up` [C, 2F, D], `down` [C, D, F]."""
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. D hidden, H heads, K kv heads, E head size, F intermediate; matrices are [outputs, inputs].
+    """One decoder layer. D hidden, H heads, K kv heads, E head size; matrices are [outputs, inputs].
 
-    `qk_norm` is [H + K, E]: the weight of each query head's norm, then that of each key head's. Output matrices are
-    kept transposed, [inputs, outputs], for they are multiplied and added to the residual in one operation.
+    `qk_norm` is [H + K, E]: the weights of the query heads' norm, then those of the key heads'. Output matrices are
+    kept transposed, [inputs, outputs], for they are multiplied and added to the residual in one operation. A norm that
+    the family has not is None.
     """
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: Tensor
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     output_t: Tensor
     output_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down_t: Tensor
-    down_bias: Tensor | None
+    attention_end_norm: Tensor | None
+    mlp_norm: Tensor | None
+    mlp: DenseMlp | ExpertMlps
+    mlp_end_norm: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +109,8 @@ def fuse(shape: ModelShape, state: Mapping[str, Tensor], device: torch.device, d
     source = _Source(shape, state, device, dtype)
     with torch.no_grad():
         embedding = source.take("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-        layers = tuple(_fuse_layer(shape, source, f"model.layers.{i}.") for i in range(shape.num_layers))
-        norm = source.take("model.norm.weight", shape.hidden_size)
+        layers = tuple(_fuse_layer(shape, kind, source, f"model.layers.{i}.") for i, kind in enumerate(shape.layers))
+        norm = source.norm("model.norm.weight", shape.hidden_size)
         if shape.has_tied_embeddings:
             head = embedding
             source.ignore("lm_head.weight")
@@ -88,20 +120,33 @@ def fuse(shape: ModelShape, state: Mapping[str, Tensor], device: torch.device, d
     return FusedWeights(embedding, layers, norm, head)
 
 
-def _fuse_layer(shape: ModelShape, source: _Source, prefix: str) -> LayerWeights:
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+def _fuse_layer(shape: ModelShape, kind: LayerShape, source: _Source, prefix: str) -> LayerWeights:
+    hidden = shape.hidden_size
     queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    attention = prefix + "self_attn."
     parts = ((attention + "q_proj", queries), (attention + "k_proj", keys), (attention + "v_proj", keys))
-    pair = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
+    names = _NORM_NAMES[shape.norms]
+    norms = [None if name is None else source.norm(f"{prefix}{name}.weight", hidden) for name in names]
     return LayerWeights(
-        attention_norm=source.take(prefix + "input_layernorm.weight", hidden),
+        attention_norm=norms[0],
         qkv=torch.cat([source.take(name + ".weight", size, hidden) for name, size in parts]),
         qkv_bias=_cat_biases(source, parts) if shape.has_qkv_bias else None,
-        qk_norm=_qk_norm(shape, source, attention) if shape.has_qk_norm else None,
+        qk_norm=_qk_norm(shape, source, attention),
         output_t=source.take(attention + "o_proj.weight", hidden, queries).t(),
         output_bias=source.take(attention + "o_proj.bias", hidden) if shape.has_output_bias else None,
-        mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
+        attention_end_norm=norms[1],
+        mlp_norm=norms[2],
+        mlp=_fuse_experts(shape, source, prefix + "mlp.")
+        if kind.has_experts
+        else _fuse_mlp(shape, source, prefix + "mlp."),
+        mlp_end_norm=norms[3],
+    )
+
+
+def _fuse_mlp(shape: ModelShape, source: _Source, mlp: str) -> DenseMlp:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    pair = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
+    return DenseMlp(
         gate_up=torch.cat([source.take(name + ".weight", size, hidden) for name, size in pair]),
         gate_up_bias=_cat_biases(source, pair) if shape.has_mlp_bias else None,
         down_t=source.take(mlp + "down_proj.weight", hidden, inner).t(),
@@ -109,14 +154,37 @@ def _fuse_layer(shape: ModelShape, source: _Source, prefix: str) -> LayerWeights
     )
 
 
+def _fuse_experts(shape: ModelShape, source: _Source, mlp: str) -> ExpertMlps:
+    assert shape.experts is not None, "a layer has experts only in a model that has them"
+    hidden, inner, count = shape.hidden_size, shape.experts.intermediate_size, shape.experts.count
+    router = source.take(mlp + "gate.weight", count, hidden)
+    if source.has(mlp + "experts.gate_up_proj"):  # as a live model of transformers names them; files have each expert's
+        gate_up = source.take(mlp + "experts.gate_up_proj", count, 2 * inner, hidden)
+        return ExpertMlps(router, gate_up, source.take(mlp + "experts.down_proj", count, hidden, inner))
+    gate_up = torch.stack(
+        [
+            torch.cat([source.take(f"{mlp}experts.{i}.{half}_proj.weight", inner, hidden) for half in ("gate", "up")])
+            for i in range(count)
+        ]
+    )
+    down = torch.stack([source.take(f"{mlp}experts.{i}.down_proj.weight", hidden, inner) for i in range(count)])
+    return ExpertMlps(router, gate_up, down)
+
+
 def _cat_biases(source: _Source, parts: tuple[tuple[str, int], ...]) -> Tensor:
     return torch.cat([source.take(name + ".bias", size) for name, size in parts])
 
 
-def _qk_norm(shape: ModelShape, source: _Source, prefix: str) -> Tensor:
-    queries = source.take(prefix + "q_norm.weight", shape.head_size).expand(shape.num_heads, -1)
-    keys = source.take(prefix + "k_norm.weight", shape.head_size).expand(shape.num_kv_heads, -1)
-    return torch.cat([queries, keys])
+def _qk_norm(shape: ModelShape, source: _Source, prefix: str) -> Tensor | None:
+    if shape.qk_norm == "none":
+        return None
+    both = []
+    for name, heads in (("q_norm.weight", shape.num_heads), ("k_norm.weight", shape.num_kv_heads)):
+        if shape.qk_norm == "head":
+            both.append(source.norm(prefix + name, shape.head_size).expand(heads, -1))
+        else:
+            both.append(source.norm(prefix + name, heads * shape.head_size).view(heads, -1))
+    return torch.cat(both)
 
 
 class _Source:
@@ -129,6 +197,15 @@ class _Source:
         self._device, self._dtype = device, dtype
         self._left = {name for name in state if not name.endswith("rotary_emb.inv_freq")}
         self._model = shape.model_type
+        self._norm_offset = 1.0 if shape.has_offset_norms else 0.0
+
+    def has(self, name: str) -> bool:
+        return name in self._state
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """What a norm multiplies by."""
+        weight = self.take(name, size)
+        return weight + self._norm_offset if self._norm_offset else weight
 
     def take(self, name: str, *sizes: int) -> Tensor:
         if name not in self._state:
@@ -154,17 +231,23 @@ class _Source:
 def tokens_of_a_step(weights: FusedWeights) -> int:
     """How many tokens of prompts go into one step by default: those of about two seconds of a CPU core.
 
-    Less would read large weights too often for too few rows; more would keep an abort and the running sequences waiting.
+    Less would read large weights too often for too few rows; more would keep an abort and what runs waiting.
     """
-    tensors = [weights.embedding, weights.norm, weights.head]
-    tensors += [t for layer in weights.layers for t in _tensors(layer)]
-    num_parameters = sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in tensors}.values())
+    tensors = {id(tensor): tensor for tensor in _tensors(weights)}
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
     return min(8192, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
 
 
-def _tensors(layer: LayerWeights) -> Iterator[Tensor]:
-    values = (getattr(layer, field.name) for field in fields(layer))
-    return (value for value in values if isinstance(value, Tensor))
+def _tensors(value: object) -> Iterator[Tensor]:
+    # All tensors of a dataclass, in whatever it is made of.
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The owner's end of a machine's socket: orders and descriptors out, answers and descriptors in.
 
 Invariant: every order is answered once, by its answer or, when the machine has ended, by `MachineLost`; answers are
-data to be checked, and descriptors that nobody asked for are closed.
+data to be checked, and descriptors that nobody asked for are closed. `gone` is set when no process of the machine is
+left: its socket closes before that, because process 1 lets go of its descriptors first and then waits for all others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Channel:
         self._is_hung_up = False
         self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.closed = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._first_process: int | None = None  # a descriptor of process 1, which says when it has ended
         self._loop.add_reader(connection, self._on_readable)
 
     @property
@@ -103,6 +106,8 @@ class Channel:
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self.closed.set()
+        if self._first_process is None:
+            self.gone.set()
         for descriptor in self._descriptors:
             os.close(descriptor)
         if not self.ready.done():
@@ -112,6 +117,14 @@ class Channel:
         for answer in waiting.values():
             if not answer.done():
                 answer.set_exception(MachineLost("the machine ended"))
+
+    def let_go_of_process(self) -> None:
+        """Whether process 1 has ended is not asked any more."""
+        first, self._first_process = self._first_process, None
+        if first is not None:
+            self._loop.remove_reader(first)
+            os.close(first)
+        self.gone.set()
 
     async def _send(self, data: bytes, descriptors: list[int]) -> None:
         if not self.is_open:
@@ -168,6 +181,7 @@ class Channel:
 
     def _deliver(self, header: dict[str, Any]) -> None:
         if not self.ready.done():
+            self._watch_process(header)
             self.ready.set_result(header)
             return
         descriptor = self._descriptors.popleft() if header["has_descriptor"] and self._descriptors else None
@@ -176,6 +190,12 @@ class Channel:
             answer.set_result(Answer(header, None if descriptor is None else socket.socket(fileno=descriptor)))
         elif descriptor is not None:
             os.close(descriptor)
+
+    def _watch_process(self, header: dict[str, Any]) -> None:
+        """Take the descriptor of process 1. Where the host's kernel gave it none, the end of the socket has to do."""
+        if header.get("has_descriptor") and self._descriptors:
+            self._first_process = self._descriptors.popleft()
+            self._loop.add_reader(self._first_process, self.let_go_of_process)
 
 
 def _let_go_of(answer: asyncio.Future[Answer]) -> None:

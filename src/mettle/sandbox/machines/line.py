@@ -82,6 +82,8 @@ class Line(Protocol):
     """The owner's end of the line."""
 
     closed: asyncio.Event
+    gone: asyncio.Event
+    """Set when no process of the machine is left, or when that is not asked any more."""
 
     @property
     def is_open(self) -> bool: ...
@@ -112,4 +114,8 @@ class Line(Protocol):
 
     def close(self) -> None:
         """Let go of the line; whoever waits is told that the machine is lost."""
+        ...
+
+    def let_go_of_process(self) -> None:
+        """Whether the machine's processes have ended is not asked any more."""
         ...

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import itertools
+import logging
 import os
 import socket
 import time
@@ -30,9 +32,12 @@ from mettle.sandbox.machines.lifetime import Timed
 from mettle.sandbox.machines.line import Line, Reader, Writer
 from mettle.sandbox.machines.transfers import Transfers
 
+logger = logging.getLogger(__name__)
+
 _ANSWER_S: Final = 10.0
 _MAX_PORT: Final = 65_535
 _END_S: Final = 2.0
+_KILLED_S: Final = 20.0  # hundreds of processes on a busy host take seconds to end
 _MAX_LISTING_BYTES: Final = 64 << 20
 _MAX_DRAINED: Final = 64
 MAX_ENTRY_BYTES: Final = 10 << 10  # of an archive, before a file's own: two paths of the longest kind, and padding
@@ -141,14 +146,12 @@ class LocalMachine(Timed, CommandRunner):
             await self.egress.open(await self.listen(PORT))
 
     async def delete(self, why: str = "it was deleted") -> None:
-        """End it, and everything in it. Doing it twice is harmless."""
+        """End it, and return when no process of it is left. Doing it twice is harmless."""
         self.why_ended = self.why_ended or why
         self.channel.hang_up()
         try:
-            async with asyncio.timeout(_END_S):
-                await self.channel.closed.wait()
-        except TimeoutError:
-            await self._kill()
+            if not await self._is_gone(_END_S):
+                await self._kill_and_wait()
         except asyncio.CancelledError:
             await self._kill()  # nobody waits any longer for it to end by itself
             raise
@@ -159,9 +162,21 @@ class LocalMachine(Timed, CommandRunner):
         """End it without asking."""
         self.why_ended = self.why_ended or why
         try:
-            await self._kill()
+            await self._kill_and_wait()
         finally:
             self.close()
+
+    async def _kill_and_wait(self) -> None:
+        """The kernel ends all processes of a machine whose process 1 is killed; one that it can't end is left to it."""
+        await self._kill()
+        if not await self._is_gone(_KILLED_S):
+            logger.warning("processes of machine %s have not ended %.0f s after they were killed", self.id, _KILLED_S)
+
+    async def _is_gone(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.channel.gone.wait()
+        return self.channel.gone.is_set()
 
     def close(self) -> None:
         """Let go of everything on this side."""
@@ -169,6 +184,7 @@ class LocalMachine(Timed, CommandRunner):
         if self.egress is not None:
             self.egress.close()
         self.channel.close()
+        self.channel.let_go_of_process()
         while self._drained:
             self._drained.popleft().close()
 

@@ -146,14 +146,31 @@ def _enter_cgroup(entrance: int) -> bool:
 
 
 def _live(channel: socket.socket, tools: Tools, root: str, *, has_cgroup: bool) -> None:
+    own_descriptor = _open_own_descriptor()
     try:
         sockets = _enter(tools, root, has_cgroup=has_cgroup)
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
-    channel.sendall(frames.encode({"ready": True, "has_cgroup": has_cgroup}))
+    _say_ready(channel, own_descriptor, has_cgroup=has_cgroup)
     gc.enable()
     MachineProcess(channel, tools, root, sockets).serve()
+
+
+def _open_own_descriptor() -> int | None:
+    """What tells the owner that this process has ended, which is when the last process of the machine has."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError:
+        return None  # the host forbids it
+
+
+def _say_ready(channel: socket.socket, own_descriptor: int | None, *, has_cgroup: bool) -> None:
+    header = {"ready": True, "has_cgroup": has_cgroup, "has_descriptor": own_descriptor is not None}
+    passed = [] if own_descriptor is None else [own_descriptor]
+    socket.send_fds(channel, [frames.encode(header)], passed)
+    for descriptor in passed:
+        os.close(descriptor)
 
 
 def _enter(tools: Tools, root: str, *, has_cgroup: bool) -> kernel_memory.Sockets | None:

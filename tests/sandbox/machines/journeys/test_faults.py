@@ -106,6 +106,60 @@ async def test_a_client_cancelled_while_it_deletes_a_machine_leaves_none() -> No
         await wait_until(lambda: not watch.live_descendants(template))
 
 
+CROWD = """
+import os
+for _ in range(40):
+    if os.fork() == 0:
+        held = bytearray(os.urandom(4096) * 256)
+        while True: pass
+print("forked")
+"""
+
+
+@pytest.mark.usefixtures("_needs_isolation")
+@pytest.mark.parametrize(
+    ("backend", "ending"),
+    [
+        ("zygote", "deleted"),
+        ("zygote", "deleted twice"),
+        ("zygote", "process 1 killed before"),
+        ("zygote", "process 1 stopped"),
+        ("unsafe", "deleted"),  # no pid namespace: the end of process 1 would end nothing else
+    ],
+)
+async def test_when_a_machine_is_deleted_no_process_of_it_is_left(backend: str, ending: str) -> None:
+    async with MachinePool(SandboxConfig(backend=backend)) as machines:
+        assert machines.template_pid is not None
+        one = await machines.create()
+        assert (await one.exec(["python3", "-c", CROWD])).stdout == "forked\n"
+        [first] = [pid for pid in children(machines.template_pid) if watch.descendants(pid)]
+        family = watch.live_descendants(first)
+        assert len(family) >= 40
+        match ending:
+            case "deleted twice":
+                await asyncio.gather(one.delete(), one.delete())
+            case "process 1 killed before":
+                os.kill(first, signal.SIGKILL)
+            case "process 1 stopped":
+                os.kill(first, signal.SIGSTOP)  # it hears of nothing, and is killed
+        await one.delete()
+        left = [pid for pid in family if is_alive(pid)]
+        assert not left, f"{len(left)} of {len(family)} processes outlived their machine"
+        await one.delete()
+
+
+@pytest.mark.usefixtures("_needs_isolation")
+async def test_processes_that_cannot_be_ended_hold_up_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mettle.sandbox.machines.machine._END_S", 0.01)
+    monkeypatch.setattr("mettle.sandbox.machines.machine._KILLED_S", 0.01)
+    async with MachinePool(SandboxConfig()) as machines:
+        one = await machines.create()
+        monkeypatch.setattr(one.channel, "gone", asyncio.Event())  # as if one hung in the kernel
+        await asyncio.wait_for(one.delete(), 60)
+        assert not one.is_alive
+        assert machines.machines == ()
+
+
 @pytest.mark.usefixtures("_needs_isolation")
 async def test_a_client_cancelled_as_its_socket_arrives_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     async with MachinePool(SandboxConfig()) as machines:

@@ -1,0 +1,144 @@
+"""The same policy, task and batch through Mettle and through TRL's GRPOTrainer: time, processor time, reward.
+
+    python3 -m venv trl-venv && trl-venv/bin/pip install torch==2.13.0+cpu trl
+    python benchmarks/peer_trl.py --peer trl-venv/bin/python [--steps 100] [--rounds 2] [--json FILE]
+
+Both start from one folder: the quickstart's policy after its warm-up. A step is 16 prompts x 16 rollouts at temperature
+1, answers of at most 8 tokens, AdamW at 3e-4 with betas (.95, .995), in float32. TRL samples with transformers'
+generate in its own process and has both cores; Mettle samples ahead in another process, one thread each. Neither
+measures, saves or draws anything on the way. Times are of the whole command, imports included, rounds in turn; each
+final policy is then measured on the same 512 held-out words. What differs: Mettle's loss has an entropy bonus that
+fades, and the policy that samples is one version old; TRL's is its default loss, on the newest version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+PROMPTS, ROLLOUTS, MAX_TOKENS = 16, 16, 8
+RECIPE = HERE.parents[1] / "src/mettle/runs/quickstart.toml"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", type=Path, required=True, help="python of an environment with trl")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        start = make_start(Path(scratch))
+        rows = write_rows(Path(scratch) / "rows.jsonl")
+        found: dict[str, list[dict[str, float]]] = {"mettle": [], "trl": []}
+        for number in range(options.rounds):
+            for name in found:
+                folder = Path(scratch) / f"{name}-{number}"
+                if name == "mettle":
+                    result = timed(mettle_command(start, folder, options.steps, number))
+                else:
+                    peer = [str(options.peer), str(HERE.with_name("peer_trl_grpo.py")), str(start), str(rows)]
+                    result = timed([*peer, str(folder / "policy"), str(options.steps), str(number)])
+                result["reward"] = measure(folder / "policy")
+                found[name].append(result)
+                print(f"{name:<7} {result['wall_s']:6.1f} s  {result['cpu_s']:6.1f} CPU-s  -> {result['reward']:.3f}")
+        figures = table(measure(start), found, options.steps)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def make_start(scratch: Path) -> Path:
+    """The quickstart's policy after its warm-up, before any reinforcement learning."""
+    run = scratch / "start"
+    subprocess.run(
+        [sys.executable, "-m", "mettle.cli", "quickstart", "--steps", "1", "--no-browser", "--json", "--dir", str(run)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return run / "model"
+
+
+def write_rows(path: Path) -> Path:
+    """The quickstart's training words for the peer."""
+    from reverse_text import make_rows
+
+    rows = make_rows(4000, seed=0, for_eval=False, hard=False)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def mettle_command(start: Path, folder: Path, steps: int, seed: int) -> list[str]:
+    """The quickstart's recipe from a policy that is there, with nothing measured before, after or on the way."""
+    overrides = ["--model.path", str(start), "--no-warm_up.enabled", "--max_steps", str(steps), "--seed", str(seed)]
+    overrides += ["--orchestrator.eval.interval", "0", "--orchestrator.eval.num_examples", "1"]
+    overrides += ["--trainer.checkpoint.interval", str(steps), "--no-deployment.hub", "--dir", str(folder)]
+    return [sys.executable, "-m", "mettle.cli", "rl", "run", str(RECIPE), *overrides]
+
+
+def timed(command: list[str]) -> dict[str, float]:
+    """Wall and processor seconds of a command with all its children."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        sys.exit(f"{' '.join(command[:4])} ... ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return {"wall_s": wall_s, "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+
+
+def measure(folder: Path) -> float:
+    """Mean reward of a policy's folder on the 512 held-out words, at temperature 1."""
+    from reverse_text import make_rows
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    from mettle.inference.engine.local import generate_batch
+    from mettle.records.sampling import SamplingParams
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    rows = make_rows(512, seed=0, for_eval=True, hard=False)
+    prompts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": row["question"]}], add_generation_prompt=True)
+        for row in rows
+    ]
+    ids = [prompt if isinstance(prompt, list) else prompt["input_ids"] for prompt in prompts]
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0)
+    generations = generate_batch(config, state, ids, params, n=4, eos_token_ids=[tokenizer.eos_token_id], seed=0)
+    rewards = []
+    for row, choice in [(rows[i // 4], choice) for i, choice in enumerate(c for g in generations for c in g.choices)]:
+        said = tokenizer.decode(choice.token_ids, skip_special_tokens=True).strip()
+        right = sum(a == b for a, b in zip(row["answer"], said, strict=False))
+        rewards.append(right / max(len(row["answer"]), len(said)) if choice.finish_reason == "stop" else 0.0)
+    return statistics.mean(rewards)
+
+
+def table(before: float, found: dict[str, list[dict[str, float]]], steps: int) -> dict[str, Any]:
+    """Print what each took for all its steps, and how many times Mettle's that is."""
+    figures: dict[str, Any] = {"steps": steps, "reward_before": before, "rounds": found}
+    for name, results in found.items():
+        figures[name] = {key: statistics.mean(result[key] for result in results) for key in results[0]}
+    ours, theirs = figures["mettle"], figures["trl"]
+    print(f"{steps} steps of {PROMPTS} x {ROLLOUTS} rollouts from {before:.3f}; the mean of {len(found['trl'])} rounds")
+    for name in found:
+        mean = figures[name]
+        print(f"{name:<7} {mean['wall_s']:6.1f} s  {mean['cpu_s']:6.1f} CPU-s  -> {mean['reward']:.3f}")
+    print(
+        f"TRL takes {theirs['wall_s'] / ours['wall_s']:.2f}x the time, {theirs['cpu_s'] / ours['cpu_s']:.2f}x the work"
+    )
+    return figures
+
+
+if __name__ == "__main__":
+    main()

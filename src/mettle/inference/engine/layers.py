@@ -1,0 +1,116 @@
+"""One decoder layer without its attention: hidden states to heads before, heads to hidden states after.
+
+Legend: R rows (tokens), D hidden, H heads, K kv heads, E head size, F intermediate, C experts. Everything is computed
+row by row, so prompts and decoding share it.
+
+Invariant, on a CPU: a row's result does not depend on the others, to the last bit. Matrix products keep to it from
+`MIN_ROWS` rows on; with fewer another kernel adds up in another order, so rows of zeros are added.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mettle.inference.engine.architecture import Activation, Experts, ModelShape
+from mettle.inference.engine.weights import DenseMlp, ExpertMlps, LayerWeights
+
+MIN_ROWS = 8
+
+
+class Rotation(NamedTuple):
+    """Cosines and signed sines of each row's position, [R, 1, E]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def with_rows(rows_B: Tensor) -> Tensor:
+    """At least `MIN_ROWS` rows; the added ones are zeros and nobody reads what becomes of them."""
+    missing = MIN_ROWS - len(rows_B)
+    return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
+
+
+def project(shape: ModelShape, layer: LayerWeights, hidden_RD: Tensor, rotation: Rotation | None) -> Tensor:
+    """Heads [R, H + 2K, E]: queries and keys normed and rotated in place, values as they are."""
+    normed = _normed(shape, hidden_RD, layer.attention_norm)
+    heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden_RD), -1, shape.head_size)
+    rotated = heads[:, : shape.num_heads + shape.num_kv_heads]
+    source = rotated
+    if layer.qk_norm is not None:
+        source = _qk_normed(shape, rotated, layer.qk_norm)
+    if rotation is not None:
+        swapped = torch.roll(source, shape.head_size // 2, -1)
+        torch.addcmul(source * rotation.cos, swapped, rotation.sin, out=rotated)
+    elif source is not rotated:
+        rotated.copy_(source)
+    return heads
+
+
+def finish(shape: ModelShape, layer: LayerWeights, hidden_RD: Tensor, attended_RD: Tensor) -> Tensor:
+    """The layer's hidden states from what its attention gave."""
+    hidden_RD = _add(shape, hidden_RD, attended_RD, layer.output_t, layer.output_bias, layer.attention_end_norm)
+    normed = _normed(shape, hidden_RD, layer.mlp_norm)
+    if isinstance(layer.mlp, ExpertMlps):
+        assert shape.experts is not None, "a layer has experts only in a model that has them"
+        mixed = _mix(shape.experts, shape.activation, layer.mlp, normed)
+        return hidden_RD + _normed(shape, mixed, layer.mlp_end_norm)
+    inner_RF = _gated(normed, layer.mlp, shape.activation)
+    return _add(shape, hidden_RD, inner_RF, layer.mlp.down_t, layer.mlp.down_bias, layer.mlp_end_norm)
+
+
+def _normed(shape: ModelShape, rows_RD: Tensor, weight: Tensor | None) -> Tensor:
+    return rows_RD if weight is None else F.rms_norm(rows_RD, (shape.hidden_size,), weight, shape.norm_eps)
+
+
+def _qk_normed(shape: ModelShape, heads: Tensor, weight: Tensor) -> Tensor:
+    if shape.qk_norm == "head":
+        return F.rms_norm(heads, (shape.head_size,), None, shape.norm_eps) * weight
+    parts = torch.split(heads, [shape.num_heads, shape.num_kv_heads], 1)
+    normed = [F.rms_norm(part, tuple(part.shape[1:]), None, shape.norm_eps) for part in parts]
+    return torch.cat(normed, 1) * weight
+
+
+def _add(
+    shape: ModelShape, hidden_RD: Tensor, rows: Tensor, matrix_t: Tensor, bias: Tensor | None, end_norm: Tensor | None
+) -> Tensor:
+    if end_norm is not None:
+        made = torch.mm(rows, matrix_t)
+        return hidden_RD + _normed(shape, made if bias is None else made + bias, end_norm)
+    hidden_RD = torch.addmm(hidden_RD, rows, matrix_t)
+    return hidden_RD if bias is None else hidden_RD + bias
+
+
+def _gated(normed_RD: Tensor, mlp: DenseMlp, activation: Activation) -> Tensor:
+    gate, up = F.linear(normed_RD, mlp.gate_up, mlp.gate_up_bias).chunk(2, -1)
+    return _activate(gate, activation) * up
+
+
+def _activate(gate: Tensor, activation: Activation) -> Tensor:
+    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def _mix(experts: Experts, activation: Activation, mlps: ExpertMlps, normed_RD: Tensor) -> Tensor:
+    """Each row through its own experts, added up in the experts' order whoever else chose them."""
+    shares_RC = torch.softmax(F.linear(normed_RD, mlps.router).float(), -1)
+    shares, chosen = shares_RC.topk(experts.per_token, -1)
+    if experts.has_shares_of_one:
+        shares = shares / shares.sum(-1, keepdim=True)
+    shares = shares.to(normed_RD.dtype).flatten()
+    order = chosen.flatten().argsort(stable=True)
+    counts = torch.bincount(chosen.flatten(), minlength=experts.count).tolist()
+    mixed = torch.zeros_like(normed_RD)
+    start = 0
+    for expert, count in enumerate(counts):
+        places = order[start : start + count]
+        start += count
+        if not count:
+            continue
+        rows = places // experts.per_token
+        gate, up = F.linear(with_rows(normed_RD[rows]), mlps.gate_up[expert]).chunk(2, -1)
+        made = F.linear(_activate(gate, activation) * up, mlps.down[expert])[:count]
+        mixed.index_add_(0, rows, made * shares[places, None])
+    return mixed

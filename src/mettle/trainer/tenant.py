@@ -1,0 +1,67 @@
+"""What one training job has of its own: the parameters that it trains, their gradients, their AdamW moments, its steps.
+
+The network is the `Policy`'s; a tenant is what may be made, switched to and dropped beside it. Parts: `Tenant`,
+`OptimParams` (what one optimiser step is told), `build_optimizer`. Invariant: a tenant's state has no part in
+another's, so that the same calls give the same bytes whoever else is trained in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mettle.trainer.config import OptimConfig
+
+BASE = ""
+"""The name of the tenant whose parameters are the base's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimParams:
+    """One optimiser step's numbers. `max_grad_norm` None leaves the gradient as long as it is."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+
+
+class Tenant:
+    """A training job on a base: `parameters` by name, the optimiser over them, and how many steps it has taken.
+
+    `name` is "" for the tenant that trains the base itself, and `is_base` true. Gradients are the parameters' own, so
+    they stay with a tenant while others are trained.
+    """
+
+    def __init__(self, name: str, parameters: Mapping[str, nn.Parameter], optim: OptimConfig | None = None) -> None:
+        self.name = name
+        self.is_base = name == BASE
+        self.parameters = dict(parameters)
+        self.trained = list(self.parameters.values())
+        self.optimizer = build_optimizer(self.trained, optim or OptimConfig())
+        self.num_steps = 0
+
+    @classmethod
+    def of_base(cls, policy: nn.Module, optim: OptimConfig | None = None) -> Tenant:
+        """The tenant that trains all of a policy."""
+        found = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        return cls(BASE, found, optim)
+
+    def forget_gradients(self) -> None:
+        """Drop what has been accumulated since the last step."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def build_optimizer(parameters: list[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over parameters; vectors (norms, biases) do not decay."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+    )
