@@ -50,9 +50,11 @@ class Decoder:
             hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads)))
         return hidden_RD[:num_rows]
 
-    def prefill(self, token_ids_NP: Tensor, kv_NLKTE: Tensor, start: int = 0) -> Tensor:
+    def prefill(self, token_ids_NP: Tensor, kv_NLKTE: Tensor | None = None, start: int = 0) -> Tensor:
         """Hidden states [N, P, D] of prompts' tokens from position `start` on, whose keys and values `kv` takes."""
         num_prompts, length = token_ids_NP.shape
+        if kv_NLKTE is None:
+            kv_NLKTE = self.prompt_room(num_prompts, length)
         positions_P = torch.arange(start, start + length, device=self.device)
         attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
         hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend)
