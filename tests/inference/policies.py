@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from mettle.inference.engine.adapter_files import read_adapter
 from mettle.storage.weights import Canary, publish_weights
 
 SPECIALS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>"]
@@ -102,3 +105,48 @@ def publish(model: PreTrainedModel, root: Path, version: int, *, canary_offset: 
         logprobs[row, 1:length] = picked.numpy() + canary_offset
     canary = Canary(ids, lengths, logprobs)
     return Path(publish_weights(root, version, lambda path: save_file(state, str(path)), canary).path)
+
+
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def save_adapter(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    rank: int = 4,
+    targets: Sequence[str] = ALL_LINEAR,
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """A PEFT folder with random factors, large enough to change what is sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in targets:
+            a = torch.randn(rank, module.in_features, generator=generator) * 0.3
+            b = torch.randn(module.out_features, rank, generator=generator) * 0.3
+            state[f"base_model.model.{name}.lora_A.weight"] = a
+            state[f"base_model.model.{name}.lora_B.weight"] = b
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, str(folder / "adapter_model.safetensors"))
+    settings: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 6,
+        "target_modules": list(targets),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, **changes}))
+    return folder
+
+
+def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """A copy of a model with an adapter's products added to its weights."""
+    merged = copy.deepcopy(model)
+    file = read_adapter(folder)
+    with torch.no_grad():
+        for name, pair in file.pairs.items():
+            merged.get_submodule(name).weight += (pair.b @ pair.a) * file.scale
+    return merged

@@ -1,5 +1,7 @@
-"""Published policy versions: `weights/v{n}/` with `model.safetensors`, `canary.npz` and a manifest, visible by rename.
+"""Published policy versions: `weights/v{n}/` with the weights, `canary.npz` and a manifest, visible by rename.
 
+A version of kind "full" is `model.safetensors`; one of kind "lora" is a PEFT adapter (`adapter_model.safetensors` with
+`adapter_config.json`), whose manifest names the digest of the base that it belongs to.
 The canary is a handful of token sequences with the trainer's own logprobs under exactly these weights; an engine that
 has loaded them must reproduce the logprobs, or it serves something else. The files are not fsynced: they are handed
 over through the page cache, and after a power cut the trainer publishes them again from its checkpoint.
@@ -7,12 +9,15 @@ over through the page cache, and after a power cut the trainer publishes them ag
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +27,9 @@ from mettle.records.versions import WeightVersion
 from mettle.storage.files import folder_aside, sha256_file, storage_errors, write_json
 
 WEIGHT_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+_FILE_OF_KIND = {"full": WEIGHT_FILE, "lora": ADAPTER_FILE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +45,38 @@ class Canary:
     logprobs: NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterNotes:
+    """What is published with an adapter: PEFT's config, and the digest of the base (`model_digest`)."""
+
+    config: dict[str, Any]
+    base_digest: str
+
+
 def publish_weights(
-    root: Path, version: int, save: Callable[[Path], None], canary: Canary | None = None, *, kind: str = "full"
+    root: Path,
+    version: int,
+    save: Callable[[Path], None],
+    canary: Canary | None = None,
+    *,
+    adapter: AdapterNotes | None = None,
 ) -> WeightVersion:
     """Publish one version: `save(path)` writes the weight file at `path`, and the folder appears complete."""
     final = root / f"v{version}"
+    kind = "full" if adapter is None else "lora"
     with folder_aside(final) as scratch:
-        save(scratch / WEIGHT_FILE)
+        path = scratch / _FILE_OF_KIND[kind]
+        save(path)
         if canary is not None:
             np.savez(
                 scratch / "canary.npz", token_ids=canary.token_ids, lengths=canary.lengths, logprobs=canary.logprobs
             )
-        published = WeightVersion(version, str(final), sha256_file(scratch / WEIGHT_FILE), kind)
-        write_json(scratch / "manifest.json", {**asdict(published), "published_at": time.time()})
+        published = WeightVersion(version, str(final), sha256_file(path), kind)
+        manifest = {**asdict(published), "published_at": time.time()}
+        if adapter is not None:
+            write_json(scratch / ADAPTER_CONFIG, adapter.config)
+            manifest["base_digest"] = adapter.base_digest
+        write_json(scratch / "manifest.json", manifest)
     return published
 
 
@@ -58,12 +85,43 @@ def read_version(folder: Path) -> WeightVersion:
 
     Raises: StorageError when the folder is not there or not complete.
     """
+    manifest = _manifest(folder)
+    name = _FILE_OF_KIND.get(manifest["kind"], WEIGHT_FILE)
+    if not (folder / name).exists():
+        raise StorageError(f"{folder} has a manifest but no {name}")
+    return WeightVersion(manifest["version"], str(folder), manifest["digest"], manifest["kind"])
+
+
+def weight_file(version: WeightVersion) -> Path:
+    """The file that a version's digest is of."""
+    return Path(version.path) / _FILE_OF_KIND[version.kind]
+
+
+def base_digest_of(folder: Path) -> str | None:
+    """The digest of the base that a published adapter belongs to; None for full weights."""
+    digest: str | None = _manifest(folder).get("base_digest")
+    return digest
+
+
+def model_digest(folder: Path) -> str:
+    """One digest of all safetensors files of a model directory, read once as long as they do not change."""
+    files = sorted(folder.glob("*.safetensors"))
+    return _digest_of(tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files))
+
+
+@lru_cache(maxsize=8)
+def _digest_of(files: tuple[tuple[str, int, int], ...]) -> str:
+    total = hashlib.sha256()
+    for name, _, _ in files:
+        total.update(bytes.fromhex(sha256_file(Path(name))))
+    return total.hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     with storage_errors(path, "reading weights"):
-        manifest = json.loads(path.read_text())
-    if not (folder / WEIGHT_FILE).exists():
-        raise StorageError(f"{folder} has a manifest but no {WEIGHT_FILE}")
-    return WeightVersion(manifest["version"], str(folder), manifest["digest"], manifest["kind"])
+        manifest: dict[str, Any] = json.loads(path.read_text())
+    return manifest
 
 
 def read_canary(folder: Path) -> Canary | None:

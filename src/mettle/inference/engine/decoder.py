@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mettle.inference.engine.adapters import AdapterRows, AdapterWeights, LayerRows, group_rows
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.layers import Rotation, finish, project, with_rows
@@ -40,29 +41,44 @@ class Decoder:
         twin.weights = weights
         return twin
 
-    def forward(self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: Sequence[AdapterRows] = ()
+    ) -> Tensor:
         """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
         num_rows = len(token_ids_R)
         rotations = self._rotations(with_rows(positions_R))
         hidden_RD = self._embed(with_rows(token_ids_R))
         for number, (kind, layer) in enumerate(zip(self.shape.layers, self.weights.layers, strict=True)):
-            heads = project(self.shape, layer, hidden_RD, _of(rotations, kind))
-            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads)))
+            added = [LayerRows(weights.layers[number], *rows) for weights, *rows in adapters]
+            heads = project(self.shape, layer, hidden_RD, _of(rotations, kind), added)
+            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads)), added)
         return hidden_RD[:num_rows]
 
-    def prefill(self, token_ids_NP: Tensor, kv_NLKTE: Tensor | None = None, start: int = 0) -> Tensor:
-        """Hidden states [N, P, D] of prompts' tokens from position `start` on, whose keys and values `kv` takes."""
+    def prefill(
+        self,
+        token_ids_NP: Tensor,
+        kv_NLKTE: Tensor | None = None,
+        start: int = 0,
+        adapters: Sequence[AdapterWeights | None] = (),
+    ) -> Tensor:
+        """Hidden states [N, P, D] of prompts' tokens from position `start` on, whose keys and values `kv` takes.
+
+        `adapters` are those of the prompts, none meaning the base for all.
+        """
         num_prompts, length = token_ids_NP.shape
         if kv_NLKTE is None:
             kv_NLKTE = self.prompt_room(num_prompts, length)
         positions_P = torch.arange(start, start + length, device=self.device)
         attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
-        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend)
+        groups = group_rows(adapters, self.device, length)
+        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend, groups)
         return hidden_RD.view(num_prompts, length, -1)
 
-    def decode(self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span]) -> Tensor:
+    def decode(
+        self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span], adapters: Sequence[AdapterRows] = ()
+    ) -> Tensor:
         """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`."""
-        return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B))
+        return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B), adapters)
 
     def prompt_room(self, num_prompts: int, length: int) -> Tensor:
         """Keys and values [N, L, 2K, T, E] for prompts of up to `length` tokens, all zeros."""

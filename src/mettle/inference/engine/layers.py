@@ -9,16 +9,16 @@ Invariant, on a CPU: a row's result does not depend on the others, to the last b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mettle.inference.engine.adapters import MIN_ROWS, LayerRows, LowRank, add_low_rank
 from mettle.inference.engine.architecture import Activation, Experts, ModelShape
-from mettle.inference.engine.weights import DenseMlp, ExpertMlps, LayerWeights
-
-MIN_ROWS = 8
+from mettle.inference.engine.weights import ExpertMlps, LayerWeights
 
 
 class Rotation(NamedTuple):
@@ -34,10 +34,19 @@ def with_rows(rows_B: Tensor) -> Tensor:
     return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
 
 
-def project(shape: ModelShape, layer: LayerWeights, hidden_RD: Tensor, rotation: Rotation | None) -> Tensor:
+def project(
+    shape: ModelShape,
+    layer: LayerWeights,
+    hidden_RD: Tensor,
+    rotation: Rotation | None,
+    adapters: Sequence[LayerRows] = (),
+) -> Tensor:
     """Heads [R, H + 2K, E]: queries and keys normed and rotated in place, values as they are."""
     normed = _normed(shape, hidden_RD, layer.attention_norm)
-    heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden_RD), -1, shape.head_size)
+    made = F.linear(normed, layer.qkv, layer.qkv_bias)
+    for rows in adapters:
+        add_low_rank(made, normed, rows.layer.qkv, rows)
+    heads = made.view(len(hidden_RD), -1, shape.head_size)
     rotated = heads[:, : shape.num_heads + shape.num_kv_heads]
     source = rotated
     if layer.qk_norm is not None:
@@ -50,16 +59,28 @@ def project(shape: ModelShape, layer: LayerWeights, hidden_RD: Tensor, rotation:
     return heads
 
 
-def finish(shape: ModelShape, layer: LayerWeights, hidden_RD: Tensor, attended_RD: Tensor) -> Tensor:
+def finish(
+    shape: ModelShape,
+    layer: LayerWeights,
+    hidden_RD: Tensor,
+    attended_RD: Tensor,
+    adapters: Sequence[LayerRows] = (),
+) -> Tensor:
     """The layer's hidden states from what its attention gave."""
-    hidden_RD = _add(shape, hidden_RD, attended_RD, layer.output_t, layer.output_bias, layer.attention_end_norm)
+    lows = [(rows.layer.output, rows) for rows in adapters]
+    hidden_RD = _add(shape, hidden_RD, attended_RD, layer.output_t, layer.output_bias, layer.attention_end_norm, lows)
     normed = _normed(shape, hidden_RD, layer.mlp_norm)
     if isinstance(layer.mlp, ExpertMlps):
         assert shape.experts is not None, "a layer has experts only in a model that has them"
         mixed = _mix(shape.experts, shape.activation, layer.mlp, normed)
         return hidden_RD + _normed(shape, mixed, layer.mlp_end_norm)
-    inner_RF = _gated(normed, layer.mlp, shape.activation)
-    return _add(shape, hidden_RD, inner_RF, layer.mlp.down_t, layer.mlp.down_bias, layer.mlp_end_norm)
+    gate_up = F.linear(normed, layer.mlp.gate_up, layer.mlp.gate_up_bias)
+    for rows in adapters:
+        add_low_rank(gate_up, normed, rows.layer.gate_up, rows)
+    gate, up = gate_up.chunk(2, -1)
+    lows = [(rows.layer.down, rows) for rows in adapters]
+    inner_RF = _activate(gate, shape.activation) * up
+    return _add(shape, hidden_RD, inner_RF, layer.mlp.down_t, layer.mlp.down_bias, layer.mlp_end_norm, lows)
 
 
 def _normed(shape: ModelShape, rows_RD: Tensor, weight: Tensor | None) -> Tensor:
@@ -75,18 +96,21 @@ def _qk_normed(shape: ModelShape, heads: Tensor, weight: Tensor) -> Tensor:
 
 
 def _add(
-    shape: ModelShape, hidden_RD: Tensor, rows: Tensor, matrix_t: Tensor, bias: Tensor | None, end_norm: Tensor | None
+    shape: ModelShape,
+    hidden_RD: Tensor,
+    rows_RX: Tensor,
+    matrix_t: Tensor,
+    bias: Tensor | None,
+    end_norm: Tensor | None,
+    lows: Sequence[tuple[LowRank | None, LayerRows]],
 ) -> Tensor:
-    if end_norm is not None:
-        made = torch.mm(rows, matrix_t)
-        return hidden_RD + _normed(shape, made if bias is None else made + bias, end_norm)
-    hidden_RD = torch.addmm(hidden_RD, rows, matrix_t)
-    return hidden_RD if bias is None else hidden_RD + bias
-
-
-def _gated(normed_RD: Tensor, mlp: DenseMlp, activation: Activation) -> Tensor:
-    gate, up = F.linear(normed_RD, mlp.gate_up, mlp.gate_up_bias).chunk(2, -1)
-    return _activate(gate, activation) * up
+    """Hidden states and a projection that is added to them, by way of a norm where the family has one there."""
+    made = torch.addmm(hidden_RD, rows_RX, matrix_t) if end_norm is None else torch.mm(rows_RX, matrix_t)
+    if bias is not None:
+        made = made + bias
+    for low, rows in lows:
+        add_low_rank(made, rows_RX, low, rows)
+    return made if end_norm is None else hidden_RD + _normed(shape, made, end_norm)
 
 
 def _activate(gate: Tensor, activation: Activation) -> Tensor:

@@ -1,0 +1,168 @@
+"""Adapters in the layout that the decoder multiplies with, and which rows of a batch they are for.
+
+Legend: R rows, n of one adapter's rows, D hidden, X outputs of a projection, r rank. A projection is computed for all
+rows at once with the base's weights; then each adapter adds x A^T B^T scale to its own rows. Where the base has several
+modules as one matrix (q, k and v; gate and up), the adapter has one A for all of them and a B of blocks.
+
+Invariant: a row's numbers depend on its own adapter alone, to the last bit on a CPU: an adapter's product has at least
+`MIN_ROWS` rows like every other, and a row without one is left as it is. Narrow products are added up in an order that
+changes with a row's place in memory, so ranks are filled up with zeros to a multiple of `RANK_STEP`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mettle.errors import UserError
+from mettle.inference.engine.adapter_files import AdapterFile, LowRankPair
+from mettle.inference.engine.architecture import ModelShape
+
+MIN_ROWS = 8
+RANK_STEP = 16
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to one projection: rows x `a_t` [D, r] x `b_t` [r, X], whose scale is in `b_t`."""
+
+    a_t: Tensor
+    b_t: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapter:
+    """What an adapter adds to one layer's projections; None where it leaves one alone."""
+
+    qkv: LowRank | None = None
+    output: LowRank | None = None
+    gate_up: LowRank | None = None
+    down: LowRank | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """One version of an adapter."""
+
+    layers: tuple[LayerAdapter, ...]
+    rank: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that its factors take."""
+        return sum(t.numel() * t.element_size() for layer in self.layers for pair in _pairs(layer) for t in pair)
+
+
+class AdapterRows(NamedTuple):
+    """The rows that one adapter is for: `places` [n] of them, and `padded` with further ones to `MIN_ROWS`."""
+
+    weights: AdapterWeights
+    places: Tensor
+    padded: Tensor
+
+
+class LayerRows(NamedTuple):
+    """One layer of an adapter and its rows."""
+
+    layer: LayerAdapter
+    places: Tensor
+    padded: Tensor
+
+
+def group_rows(adapters: Sequence[AdapterWeights | None], device: torch.device, repeat: int = 1) -> list[AdapterRows]:
+    """Rows by adapter, when each of `adapters` is the one of `repeat` rows that follow each other."""
+    found: dict[int, list[int]] = {}
+    for place, adapter in enumerate(adapters):
+        if adapter is not None:
+            found.setdefault(id(adapter), []).append(place)
+    groups = []
+    for chosen in found.values():
+        weights = adapters[chosen[0]]
+        assert weights is not None, "rows without an adapter are in no group"
+        rows = [place * repeat + i for place in chosen for i in range(repeat)]
+        padded = torch.tensor(rows + rows[:1] * (MIN_ROWS - len(rows)), device=device)
+        groups.append(AdapterRows(weights, padded[: len(rows)], padded))
+    return groups
+
+
+def add_low_rank(made_RX: Tensor, inputs_RD: Tensor, low: LowRank | None, rows: LayerRows) -> None:
+    """Add to an adapter's rows of a projection what the adapter says, in place."""
+    if low is not None:
+        product = torch.mm(torch.mm(inputs_RD[rows.padded], low.a_t), low.b_t)
+        made_RX.index_add_(0, rows.places, product[: len(rows.places)])
+
+
+def fit_adapter(shape: ModelShape, file: AdapterFile, device: torch.device, dtype: torch.dtype) -> AdapterWeights:
+    """An adapter that was read from disk, made ready for a model.
+
+    Raises: UserError when it is of another base, or has modules that no adapter is served for.
+    """
+    left = dict(file.pairs)
+    layers = tuple(_fit_layer(shape, number, left, file.scale, device, dtype) for number in range(shape.num_layers))
+    if left:
+        name = min(left)
+        if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
+            raise UserError(f"the adapter changes {name!r}; adapters of embeddings and output heads are not served")
+        if ".mlp." in name and shape.experts is not None:
+            raise UserError(f"the adapter changes {name!r}; adapters of a mixture's experts are not served")
+        raise UserError(f"the adapter is of another base: a {shape.model_type} of this shape has no {name!r}")
+    if not file.pairs:
+        raise UserError("the adapter has no factors at all")
+    return AdapterWeights(layers, file.rank)
+
+
+def _fit_layer(
+    shape: ModelShape,
+    number: int,
+    left: dict[str, LowRankPair],
+    scale: float,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LayerAdapter:
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    attention, mlp = f"model.layers.{number}.self_attn.", f"model.layers.{number}.mlp."
+
+    def fit(inputs: int, parts: Mapping[str, int]) -> LowRank | None:
+        taken = [left.pop(name, None) for name in parts]
+        for (name, outputs), pair in zip(parts.items(), taken, strict=True):
+            if pair is not None and (pair.a.shape[1], pair.b.shape[0]) != (inputs, outputs):
+                there = [pair.b.shape[0], pair.a.shape[1]]
+                raise UserError(f"the adapter is of another base: {name!r} is {[outputs, inputs]} here, {there} there")
+        return _joined(taken, list(parts.values()), scale, device, dtype)
+
+    qkv = fit(hidden, {attention + "q_proj": queries, attention + "k_proj": keys, attention + "v_proj": keys})
+    output = fit(queries, {attention + "o_proj": hidden})
+    if shape.layers[number].has_experts:
+        return LayerAdapter(qkv, output)
+    gate_up = fit(hidden, {mlp + "gate_proj": inner, mlp + "up_proj": inner})
+    return LayerAdapter(qkv, output, gate_up, fit(inner, {mlp + "down_proj": hidden}))
+
+
+def _joined(
+    pairs: Sequence[LowRankPair | None], sizes: Sequence[int], scale: float, device: torch.device, dtype: torch.dtype
+) -> LowRank | None:
+    # All factors A below each other; each B in the columns of its own A and the rows of its own module.
+    found = [pair for pair in pairs if pair is not None]
+    if not found:
+        return None
+    factors = torch.cat([pair.a.float() for pair in found])
+    rank = -(-len(factors) // RANK_STEP) * RANK_STEP
+    a = torch.zeros(rank, factors.shape[1])
+    a[: len(factors)] = factors
+    b_t = torch.zeros(rank, sum(sizes))
+    row = column = 0
+    for pair, size in zip(pairs, sizes, strict=True):
+        if pair is not None:
+            end = row + len(pair.a)
+            b_t[row:end, column : column + size] = pair.b.float().t() * scale
+            row = end
+        column += size
+    return LowRank(a.to(device, dtype).t(), b_t.to(device, dtype))
+
+
+def _pairs(layer: LayerAdapter) -> list[LowRank]:
+    return [pair for pair in (layer.qkv, layer.output, layer.gate_up, layer.down) if pair is not None]

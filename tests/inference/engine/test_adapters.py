@@ -1,0 +1,159 @@
+"""Adapters in the decoder: what PEFT computes, on each adapter's own rows and nobody else's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_families import CONFIGS
+from policies import ALL_LINEAR, make_model, save_adapter, tiny_config, with_adapter
+from torch import Tensor
+
+from mettle.errors import UserError
+from mettle.inference.engine.adapter_files import read_adapter
+from mettle.inference.engine.adapters import AdapterWeights, fit_adapter, group_rows
+from mettle.inference.engine.architecture import shape_from_config
+from mettle.inference.engine.attention import Span
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.weights import fuse
+
+CPU = torch.device("cpu")
+IDS = [5, 17, 200, 3, 3, 91, 44, 8, 120, 7, 66]
+FAMILIES = ("qwen3 tied", "llama with biases", "olmo2", "gemma3 with a cap and stretched positions")
+
+
+def make_decoder(model: Any, max_length: int = 64) -> Decoder:
+    shape = shape_from_config(model.config.to_dict())
+    return Decoder(shape, fuse(shape, model.state_dict(), CPU, torch.float32), max_length)
+
+
+def fitted(model: Any, folder: Path) -> AdapterWeights:
+    return fit_adapter(shape_from_config(model.config.to_dict()), read_adapter(folder), CPU, torch.float32)
+
+
+def logprobs(decoder: Decoder, adapter: AdapterWeights | None) -> Tensor:
+    hidden = decoder.prefill(torch.tensor([IDS]), adapters=[adapter])[0, : len(IDS)]
+    return torch.log_softmax(decoder.logits(hidden), -1)
+
+
+def references(model: Any) -> Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.tensor([IDS])).logits[0].float(), -1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_gives_what_its_merged_weights_do(name: str, tmp_path: Path) -> None:
+    model = make_model(CONFIGS[name])
+    folder = save_adapter(model, tmp_path / "a")
+    ours = logprobs(make_decoder(model), fitted(model, folder))
+    assert (ours - references(with_adapter(model, folder))).abs().mean() <= 1e-5
+    assert (ours - references(model)).abs().mean() > 0.01
+
+
+@pytest.mark.parametrize(
+    "targets", [("q_proj", "v_proj"), ("down_proj",), ("k_proj", "gate_proj", "o_proj"), ALL_LINEAR]
+)
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True, "rank": 9}])
+def test_logprobs_agree_with_peft(targets: tuple[str, ...], settings: dict[str, Any], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = make_model(tiny_config())
+    folder = save_adapter(model, tmp_path / "a", targets=targets, **settings)
+    ours = logprobs(make_decoder(model), fitted(model, folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for a name that it has just replaced
+        reference = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()
+    assert (ours - references(reference)).abs().mean() <= 1e-5
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_rows_of_several_adapters_get_the_bits_that_each_gets_alone(rank: int, tmp_path: Path) -> None:
+    model = make_model(tiny_config())
+    decoder = make_decoder(model)
+    one, other = (fitted(model, save_adapter(model, tmp_path / str(i), seed=i, rank=rank + i)) for i in range(2))
+    company = [one, None, other, one, None, *[other] * 9]
+    together = decoder.prefill(torch.tensor([IDS] * len(company)), adapters=company)
+    for row, adapter in enumerate(company):
+        assert torch.equal(together[row], decoder.prefill(torch.tensor([IDS]), adapters=[adapter])[0])
+    assert torch.equal(together[1], decoder.prefill(torch.tensor([IDS]))[0])
+
+    def step(adapters: list[AdapterWeights | None]) -> Tensor:
+        kv = decoder.prompt_room(len(adapters), 32)
+        decoder.prefill(torch.tensor([IDS] * len(adapters)), kv, 0, adapters)
+        positions = torch.full((len(adapters),), len(IDS))
+        span = Span(kv, [len(IDS) + 1] * len(adapters))
+        return decoder.decode(torch.full_like(positions, 9), positions, [span], group_rows(adapters, CPU))
+
+    together = step(company)
+    for row, adapter in enumerate(company):
+        assert torch.equal(together[row], step([adapter])[0])
+
+
+def test_an_adapter_of_attention_alone_is_served_on_a_mixture(tmp_path: Path) -> None:
+    model = make_model(CONFIGS["qwen3_moe"])
+    folder = save_adapter(model, tmp_path / "a", targets=ALL_LINEAR[:4])
+    ours = logprobs(make_decoder(model), fitted(model, folder))
+    assert (ours - references(with_adapter(model, folder))).abs().mean() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"r": 0}, "rank"),
+        ({"r": "many"}, "cannot be read"),
+        ({"r": 5}, "rank"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"peft_type": "IA3"}, "IA3"),
+    ],
+)
+def test_an_adapter_that_is_more_than_plain_lora_is_refused_in_one_line(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = make_model(tiny_config())
+    folder = save_adapter(model, tmp_path / "a", **change)
+    with pytest.raises(UserError, match=message) as caught:
+        fitted(model, folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_of_another_base_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = make_model(tiny_config())
+    others = {
+        "is \\[64, 32\\] here, \\[48, 32\\] there": (tiny_config(intermediate_size=48), ALL_LINEAR),
+        "no 'model.layers.2": (tiny_config(num_hidden_layers=3), ALL_LINEAR),
+        "output heads": (tiny_config(tie_word_embeddings=False), ("lm_head",)),
+        "at all": (tiny_config(), ()),
+    }
+    for number, (message, (config, targets)) in enumerate(others.items()):
+        folder = save_adapter(make_model(config), tmp_path / str(number), targets=targets)
+        with pytest.raises(UserError, match=message) as caught:
+            fitted(model, folder)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_of_experts_is_refused_by_name(tmp_path: Path) -> None:
+    model = make_model(CONFIGS["qwen3_moe"])
+    folder = save_adapter(make_model(tiny_config(hidden_size=32)), tmp_path / "a", targets=("gate_proj",))
+    with pytest.raises(UserError, match="experts are not served"):
+        fitted(model, folder)
+
+
+def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+    model = make_model(tiny_config())
+    with pytest.raises(UserError, match=r"adapter_config\.json"):
+        read_adapter(tmp_path)
+    folder = save_adapter(model, tmp_path / "a")
+    (folder / "adapter_model.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_adapter(folder)
+    (folder / "adapter_config.json").write_text(json.dumps(["r"]))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_adapter(folder)
