@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, UserError
@@ -104,6 +105,7 @@ def _load(config: TrainServeConfig) -> LoraCore:
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise UserError("device is 'cuda' and torch finds no GPU here; use 'cpu' or 'auto'")
+    disable_progress_bar()
     device = torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
     return LoraCore(config.base_model, device, pass_tokens=config.pass_tokens, max_length=config.max_model_len)
 
