@@ -73,6 +73,8 @@ async def health(request: Request) -> Response:
         "running": status.num_running,
         "waiting": status.num_waiting,
         "paused": status.is_paused,
+        "kv_bytes": status.kv_bytes,
+        "kv_budget_bytes": status.kv_budget_bytes,
     }
     return json_response(body, status=200 if is_ok else 503)
 
