@@ -226,8 +226,6 @@ class RemoteEngine:
         return self._session
 
 
-
-
 def wire_request(request: GenerationRequest) -> dict[str, Any]:
     """The body of `/v1/generate` that asks for exactly this."""
     body: dict[str, Any] = dataclasses.asdict(request.params)
