@@ -55,7 +55,7 @@ async def test_tokens_in_tokens_out(server: InferenceServer, http: aiohttp.Clien
     assert answer["prompt_logprobs"][0] is None
     assert torch.allclose(torch.tensor(answer["prompt_logprobs"][1:]), picked_logprobs(model, [1, 2, 3]), atol=1e-4)
     for index, choice in enumerate(answer["choices"]):
-        assert set(choice) == {"index", "token_ids", "logprobs", "versions", "finish_reason"}
+        assert set(choice) == {"index", "token_ids", "logprobs", "versions", "finish_reason", "stop"}
         assert (choice["index"], choice["finish_reason"], choice["versions"]) == (index, "length", [0] * 6)
         expected = picked_logprobs(model, [1, 2, 3, *choice["token_ids"]])[2:]
         assert torch.allclose(torch.tensor(choice["logprobs"]), expected, atol=1e-4)
@@ -271,6 +271,8 @@ async def test_health_and_metrics(server: InferenceServer, http: aiohttp.ClientS
         "running": 0,
         "waiting": 0,
         "paused": False,
+        "kv_bytes": 128 * 512,
+        "kv_budget_bytes": 2 * 9 * 256 * 512,
     }
     async with http.get(f"{root(server)}/metrics") as response:
         figures = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if not line.startswith("#"))
@@ -304,7 +306,7 @@ async def test_an_engine_that_fails_fails_its_requests_and_is_reported(
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no memory for keys")
 
-    monkeypatch.setattr("mettle.inference.engine.slots.SlotCache.append", fail)
+    monkeypatch.setattr("mettle.inference.engine.slots.SlotCache.place", fail)
     status, answer = await post(http, f"{server.base_url}/generate", {"prompt_ids": [1], "ignore_eos": True})
     assert (status, "no memory for keys" in answer["error"]["message"]) == (500, True)
     await until(lambda: deaths)

@@ -73,8 +73,15 @@ async def health(request: Request) -> Response:
         "running": status.num_running,
         "waiting": status.num_waiting,
         "paused": status.is_paused,
+        "kv_bytes": status.kv_bytes,
+        "kv_budget_bytes": status.kv_budget_bytes,
     }
     return json_response(body, status=200 if is_ok else 503)
+
+
+async def status(request: Request) -> Response:
+    """All that the engine says of itself: what a server in front of this one has to know."""
+    return json_response(asdict(service_of(request).engine.status()))
 
 
 async def metrics(request: Request) -> Response:
@@ -95,6 +102,7 @@ ROUTES: list[Row] = [
     ("POST", "/admin/weights", update_weights, "admin"),
     ("POST", "/admin/pause", pause, "admin"),
     ("POST", "/admin/resume", resume, "admin"),
+    ("GET", "/admin/status", status, "admin"),
     ("GET", "/health", health, "anybody"),
     ("GET", "/metrics", metrics, "anybody"),
 ]

@@ -15,15 +15,16 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from mettle.errors import ProviderError
 from mettle.evals.source import GroupRequest
+from mettle.inference.engine.protocol import WeightsRejected, WeightUpdate
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.engine import EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.loop import Orchestrator
+from mettle.orchestrator.server import ServerHealth
 from mettle.processes.beats import Heartbeat
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.records.tokens import Batch
@@ -102,13 +103,13 @@ class SimulatedEngine:
             self.life += 1
             self.is_up = True
 
-    async def health(self) -> EngineHealth:
+    async def health(self) -> ServerHealth:
         """Its life and version."""
         await asyncio.sleep(0)
         self._demand_life(self.life)
-        return EngineHealth(f"life-{self.life}", self.version)
+        return ServerHealth(f"life-{self.life}", self.version)
 
-    async def update(self, weights: WeightVersion) -> EngineUpdate:
+    async def update(self, weights: WeightVersion) -> WeightUpdate:
         """Serve other weights after `update_s`."""
         life = self.life
         self._demand_life(life)
@@ -116,10 +117,12 @@ class SimulatedEngine:
         self._demand_life(life)
         if self._num_refusals:
             self._num_refusals -= 1
-            raise UpdateRefused(f"the canary of v{weights.version} does not match")
+            raise WeightsRejected(f"the canary of v{weights.version} does not match")
         self.version = weights.version
         self.num_updates += 1
-        return EngineUpdate(weights.version, self._world.update_s * 1000.0, CanaryCheck(weights.version, 0.0, 0.0, 64))
+        return WeightUpdate(
+            weights.version, 0.0, self._world.update_s * 1000.0, CanaryCheck(weights.version, 0.0, 0.0, 64)
+        )
 
     async def sample(self, count: int, pause_s: float) -> list[int]:
         """The versions that sampled `count` tokens. Raises: ProviderError when it dies meanwhile."""
@@ -255,6 +258,7 @@ class Mortality:
         self._count = 0
         self._depth = 0
         self.is_dead = False
+        self.running: asyncio.Task[None] | None = None
         self._transaction = ledger.database.transaction
         # Every write of the ledger goes through this one method.
         ledger.database.transaction = self.transaction  # type: ignore[method-assign]
@@ -271,8 +275,7 @@ class Mortality:
         self._count += 1
         is_last = self._count == self._at
         if is_last and self._count % 2 == 0:
-            self.is_dead = True
-            raise Killed
+            self._die()
         self._depth += 1
         try:
             with self._transaction() as connection:
@@ -280,8 +283,14 @@ class Mortality:
         finally:
             self._depth -= 1
         if is_last:
-            self.is_dead = True
-            raise Killed
+            self._die()
+
+    def _die(self) -> NoReturn:
+        """End whoever writes, and all the rest: a callback of the loop would take its own death along and no other."""
+        self.is_dead = True
+        if self.running is not None:
+            asyncio.get_running_loop().call_soon(self.running.cancel)
+        raise Killed
 
 
 @dataclass(frozen=True, repr=False)
@@ -341,7 +350,7 @@ async def _live_once(
     upcoming = [moment for moment in sorted(world.kills_at) if moment > loop.time()]
     try:
         orchestrator = Orchestrator(config, run_dir, ledger, SimulatedSource(world, engine), engine, heart=heart)
-        running = asyncio.create_task(orchestrator.run())
+        running = mortality.running = asyncio.create_task(orchestrator.run())
         if upcoming:
             loop.call_at(upcoming[0], _kill, mortality, running)
         await running

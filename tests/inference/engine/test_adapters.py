@@ -18,8 +18,8 @@ from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import read_adapter
 from mettle.inference.engine.adapters import AdapterWeights, fit_adapter, group_rows
 from mettle.inference.engine.architecture import shape_from_config
-from mettle.inference.engine.decoder import Decoder, Span
-from mettle.inference.engine.slots import SlotCache
+from mettle.inference.engine.attention import Span
+from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.weights import fuse
 
 CPU = torch.device("cpu")
@@ -82,14 +82,11 @@ def test_rows_of_several_adapters_get_the_bits_that_each_gets_alone(rank: int, t
     assert torch.equal(together[1], decoder.prefill(torch.tensor([IDS]))[0])
 
     def step(adapters: list[AdapterWeights | None]) -> Tensor:
-        cache = SlotCache(decoder.shape, len(adapters), 64, CPU, torch.float32)
-        owners = torch.arange(len(adapters))
-        cache.reserve(len(adapters), 16)
-        prompts = torch.tensor([IDS] * len(adapters))
-        decoder.prefill(prompts, lambda layer, kv: cache.write_prompts(layer, kv, owners, 0), adapters)
+        kv = decoder.prompt_room(len(adapters), 32)
+        decoder.prefill(torch.tensor([IDS] * len(adapters)), kv, 0, adapters)
         positions = torch.full((len(adapters),), len(IDS))
-        span = Span(len(IDS) + 1, len(IDS) + 1)
-        return decoder.decode(owners * 0 + 9, positions, owners, cache, span, group_rows(adapters, CPU))
+        span = Span(kv, [len(IDS) + 1] * len(adapters))
+        return decoder.decode(torch.full_like(positions, 9), positions, [span], group_rows(adapters, CPU))
 
     together = step(company)
     for row, adapter in enumerate(company):

@@ -29,18 +29,16 @@ from mettle.inference.engine.protocol import (
     EngineBusy,
     EngineStatus,
     EngineStopped,
-    Generation,
     GenerationRequest,
     PauseMode,
     SamplingEngine,
-    TokenEvent,
     TokenListener,
     WeightsRejected,
     WeightUpdate,
 )
 from mettle.inference.engine.scheduler import Scheduler
-from mettle.inference.engine.sequences import DecodeText
-from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state
+from mettle.inference.engine.sequences import CountedListener, DecodeText
+from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
 
@@ -95,7 +93,7 @@ class EmbeddedEngine:
                     f"{self._num_outstanding} sequences run or wait and no more are taken; try again later"
                 )
             self._num_outstanding += request.n
-            counted = _Counted(listener, lambda: self._count_out(request.n))
+            counted = CountedListener(listener, lambda: self._count_out(request.n))
             self._inbox.put(lambda: self._scheduler.add(request, counted))
 
     def abort(self, request_id: str) -> None:
@@ -130,7 +128,7 @@ class EmbeddedEngine:
 
         def stop() -> None:
             self._is_admitting = False
-            if mode == "keep" or not self._scheduler.num_running:
+            if mode == "keep" or not self._scheduler.has_begun:
                 self._is_stepping = False
                 drained.set_result(None)
             else:
@@ -168,7 +166,10 @@ class EmbeddedEngine:
             total_steps=totals.steps,
             total_updates=self._num_updates,
             total_rejected_updates=self._num_rejected,
-            kv_bytes=scheduler.kv_bytes,
+            kv_bytes=scheduler.memory.used,
+            kv_budget_bytes=scheduler.memory.budget,
+            total_prefix_hit_tokens=totals.prefix_hit_tokens,
+            total_preempted=totals.preempted,
         )
 
     def close(self) -> None:
@@ -202,7 +203,7 @@ class EmbeddedEngine:
 
     def _has_work(self) -> bool:
         scheduler = self._scheduler
-        return bool(scheduler.num_running or (self._is_admitting and scheduler.num_waiting))
+        return scheduler.has_begun or bool(self._is_admitting and scheduler.num_waiting)
 
     def _obey(self, *, is_waiting: bool) -> None:
         """Carry out the commands in the inbox, waiting for the first one when there is nothing else to do."""
@@ -215,7 +216,7 @@ class EmbeddedEngine:
             return
 
     def _notice_drained(self) -> None:
-        if self._drained and not self._scheduler.num_running:
+        if self._drained and not self._scheduler.has_begun:
             self._is_stepping = False
             self._release_drained()
 
@@ -264,25 +265,6 @@ class EmbeddedEngine:
     def _count_out(self, num_choices: int) -> None:
         with self._count_lock:
             self._num_outstanding -= num_choices
-
-
-class _Counted:
-    """A listener that also counts its request out of the queue."""
-
-    __slots__ = ("_count_out", "_listener", "on_token")
-
-    def __init__(self, listener: TokenListener, count_out: Callable[[], None]) -> None:
-        self._listener = listener
-        self._count_out = count_out
-        self.on_token: Callable[[TokenEvent], None] = listener.on_token
-
-    def on_finish(self, generation: Generation) -> None:
-        self._count_out()
-        self._listener.on_finish(generation)
-
-    def on_failure(self, error: MettleError) -> None:
-        self._count_out()
-        self._listener.on_failure(error)
 
 
 def load_published(
@@ -336,14 +318,22 @@ def start_engine(
         raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
     with inference_threads(config.num_threads):
         decoder = _first_decoder(config, shape, wanted, device, dtype)
+    limits = Limits(
+        config.max_slots,
+        wanted,
+        config.max_prefill_tokens or tokens_of_a_step(decoder.weights),
+        config.kv_cache_bytes,
+        config.kv_cache_share,
+    )
     scheduler = Scheduler(
         decoder,
-        Limits(config.max_slots, wanted, config.max_prefill_tokens),
+        limits,
         version=config.version,
         eos_token_ids=eos_token_ids,
         decode_text=decode_text,
         seed=config.seed,
     )
+    _log_memory(scheduler)
     return EmbeddedEngine(
         scheduler,
         max_queue=config.max_queue,
@@ -352,6 +342,18 @@ def start_engine(
         base=config.model,
         on_death=on_death,
     )
+
+
+def _log_memory(scheduler: Scheduler) -> None:
+    memory = scheduler.memory
+    about = {
+        "kv_budget_bytes": memory.budget,
+        "kv_token_bytes": memory.sizes.token_bytes,
+        "kv_budget_tokens": memory.budget // memory.sizes.token_bytes,
+        "max_model_len": scheduler.limits.max_model_len,
+        "max_prefill_tokens": scheduler.limits.max_prefill_tokens,
+    }
+    logger.info("memory for keys and values", extra=about)
 
 
 def _first_decoder(

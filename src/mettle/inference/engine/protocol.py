@@ -131,6 +131,11 @@ class WeightUpdate:
     swap_ms: float
     canary: CanaryCheck | None
 
+    @property
+    def update_ms(self) -> float:
+        """From the call to the version in force."""
+        return self.load_ms + self.swap_ms
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
@@ -151,7 +156,10 @@ class EngineStatus:
     total_steps: int = 0
     total_updates: int = 0
     total_rejected_updates: int = 0
+    total_preempted: int = 0
+    total_prefix_hit_tokens: int = 0
     kv_bytes: int = 0
+    kv_budget_bytes: int = 0
 
 
 class SamplingEngine(Protocol):
