@@ -19,7 +19,7 @@ _NEEDS = ("protobuf", "zstandard", "torch", "starlette", "uvicorn")
 
 @click.group(cls=NounGroup)
 def train() -> None:
-    """Train adapters for the programs of others: serve a base model to clients of the `tinker` SDK."""
+    """Serve a base model to programs that train adapters on it."""
 
 
 @train.command(cls=ConfigCommand, model="mettle.trainer.service.config:TrainServeConfig", metavar="[FILE.toml]...")
