@@ -103,6 +103,8 @@ class GenerateBody(SamplingBody):
     prompt_ids: TokenIds
     max_tokens: int | None = Field(default=None, ge=0)
     prompt_logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    request_id: str | None = Field(default=None, min_length=8, max_length=64)
     seeds: list[Annotated[int, Field(ge=0, lt=2**64)]] | None = None
 
 
@@ -185,6 +187,12 @@ class DetokenizeBody(RouteBody):
 
     tokens: TokenIds
     skip_special_tokens: bool | None = None
+
+
+class AbortBody(RouteBody):
+    """`POST /v1/generate/abort`: the `request_id` that the request was sent with."""
+
+    request_id: str
 
 
 class WeightsBody(BaseModel):
