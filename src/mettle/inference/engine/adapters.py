@@ -5,8 +5,8 @@ rows at once with the base's weights; then each adapter adds x A^T B^T scale to 
 modules as one matrix (q, k and v; gate and up), the adapter has one A for all of them and a B of blocks.
 
 Invariant: a row's numbers depend on its own adapter alone, to the last bit on a CPU: an adapter's product has at least
-`min_rows()` rows like every other, and a row without one is left as it is. Narrow products are added up in an order that
-changes with a row's place in memory, so ranks are filled up with zeros to a multiple of `RANK_STEP`.
+`min_rows()` rows like every other, and a row without one is left as it is. Narrow products are added up in an order
+that changes with a row's place in memory, so ranks are filled up with zeros to a multiple of `RANK_STEP`.
 """
 
 from __future__ import annotations
