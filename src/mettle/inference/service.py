@@ -41,6 +41,8 @@ class ModelService:
     def __post_init__(self) -> None:
         self.created = self.created or int(self.clock())
         self.metrics = ServingMetrics(self.engine.status)
+        self.aliases: dict[str, str] = {}
+        """What clients call their running requests, to the engine's names."""
 
     @property
     def engine(self) -> SamplingEngine:
@@ -52,6 +54,22 @@ class ModelService:
         if name is not None and name != self.model_name:
             message = f"model {name!r} is not served here; {self.model_name!r} is"
             raise HttpError(404, message, param="model", code="model_not_found")
+
+    @contextmanager
+    def known_as(self, alias: str | None, request_id: str) -> Iterator[None]:
+        """While the block runs a client may end the request by a name of its own.
+
+        Raises: HttpError 409 when another request has that name.
+        """
+        if alias is None:
+            yield
+            return
+        if self.aliases.setdefault(alias, request_id) != request_id:
+            raise HttpError(409, f"a request {alias!r} runs already", param="request_id", code="request_exists")
+        try:
+            yield
+        finally:
+            self.aliases.pop(alias, None)
 
     async def generate(self, request: GenerationRequest, prompt_field: str) -> Generation:
         """A whole generation; a complaint about the prompt names `prompt_field`."""

@@ -29,17 +29,15 @@ from mettle.inference.engine.protocol import (
     EngineBusy,
     EngineStatus,
     EngineStopped,
-    Generation,
     GenerationRequest,
     PauseMode,
     SamplingEngine,
-    TokenEvent,
     TokenListener,
     WeightsRejected,
     WeightUpdate,
 )
 from mettle.inference.engine.scheduler import Scheduler
-from mettle.inference.engine.sequences import DecodeText
+from mettle.inference.engine.sequences import CountedListener, DecodeText
 from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
@@ -95,7 +93,7 @@ class EmbeddedEngine:
                     f"{self._num_outstanding} sequences run or wait and no more are taken; try again later"
                 )
             self._num_outstanding += request.n
-            counted = _Counted(listener, lambda: self._count_out(request.n))
+            counted = CountedListener(listener, lambda: self._count_out(request.n))
             self._inbox.put(lambda: self._scheduler.add(request, counted))
 
     def abort(self, request_id: str) -> None:
@@ -269,25 +267,6 @@ class EmbeddedEngine:
             self._num_outstanding -= num_choices
 
 
-class _Counted:
-    """A listener that also counts its request out of the queue."""
-
-    __slots__ = ("_count_out", "_listener", "on_token")
-
-    def __init__(self, listener: TokenListener, count_out: Callable[[], None]) -> None:
-        self._listener = listener
-        self._count_out = count_out
-        self.on_token: Callable[[TokenEvent], None] = listener.on_token
-
-    def on_finish(self, generation: Generation) -> None:
-        self._count_out()
-        self._listener.on_finish(generation)
-
-    def on_failure(self, error: MettleError) -> None:
-        self._count_out()
-        self._listener.on_failure(error)
-
-
 def load_published(
     folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype, base: Path | None = None
 ) -> FusedWeights:
@@ -337,7 +316,7 @@ def start_engine(
     wanted = config.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
     if wanted > shape.max_positions:
         raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
-    with inference_threads(config.num_threads):
+    with inference_threads(config.threads):
         decoder = _first_decoder(config, shape, wanted, device, dtype)
     limits = Limits(
         config.max_slots,
@@ -359,7 +338,7 @@ def start_engine(
         scheduler,
         max_queue=config.max_queue,
         canary_tolerance=config.canary_tolerance,
-        num_threads=config.num_threads,
+        num_threads=config.threads,
         base=config.model,
         on_death=on_death,
     )
