@@ -316,7 +316,7 @@ def start_engine(
     wanted = config.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
     if wanted > shape.max_positions:
         raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
-    with inference_threads(config.num_threads):
+    with inference_threads(config.threads):
         decoder = _first_decoder(config, shape, wanted, device, dtype)
     limits = Limits(
         config.max_slots,
@@ -338,7 +338,7 @@ def start_engine(
         scheduler,
         max_queue=config.max_queue,
         canary_tolerance=config.canary_tolerance,
-        num_threads=config.num_threads,
+        num_threads=config.threads,
         base=config.model,
         on_death=on_death,
     )

@@ -152,6 +152,16 @@ class RunningSequence:
         return self.owner.arrival, self.choice.index
 
     @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self.owner.request.prompt_ids
+
+    @property
+    def sampled_ids(self) -> Sequence[int]:
+        """The choice's tokens."""
+        return self.choice.token_ids
+
+    @property
     def num_tokens(self) -> int:
         """All tokens of the prompt and the choice, whether their keys and values are there or not."""
         return len(self.owner.request.prompt_ids) + len(self.choice.token_ids)
