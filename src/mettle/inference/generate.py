@@ -21,7 +21,7 @@ async def generate(request: Request) -> Response:
     """Answer with all choices when the last of them has ended."""
     service = service_of(request)
     body = await read_model(request, GenerateBody)
-    service.check_model(body.model)
+    chosen = service.find_model(body.model)
     wanted = GenerationRequest(
         request_id=service.new_id(),
         prompt_ids=body.prompt_ids,
@@ -29,12 +29,14 @@ async def generate(request: Request) -> Response:
         n=body.n or 1,
         prompt_logprobs=bool(body.prompt_logprobs),
         seeds=tuple(body.seeds or ()),
+        adapter=chosen.adapter,
+        adapter_version=chosen.version,
     )
     generation = await service.generate(wanted, "prompt_ids")
     return json_response(
         {
             "request_id": generation.request_id,
-            "model": service.model_name,
+            "model": service.name_of(wanted),
             "prompt_tokens": generation.num_prompt_tokens,
             "choices": [_choice(choice) for choice in generation.choices],
             "prompt_logprobs": generation.prompt_logprobs,
