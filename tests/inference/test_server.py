@@ -304,7 +304,7 @@ async def test_an_engine_that_fails_fails_its_requests_and_is_reported(
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no memory for keys")
 
-    monkeypatch.setattr("mettle.inference.engine.slots.SlotCache.append", fail)
+    monkeypatch.setattr("mettle.inference.engine.slots.SlotCache.place", fail)
     status, answer = await post(http, f"{server.base_url}/generate", {"prompt_ids": [1], "ignore_eos": True})
     assert (status, "no memory for keys" in answer["error"]["message"]) == (500, True)
     await until(lambda: deaths)

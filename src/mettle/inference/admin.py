@@ -80,6 +80,8 @@ async def health(request: Request) -> Response:
         "waiting": status.num_waiting,
         "paused": status.is_paused,
         "adapters": {adapter.name: adapter.newest for adapter in service.engine.adapters()},
+        "kv_bytes": status.kv_bytes,
+        "kv_budget_bytes": status.kv_budget_bytes,
     }
     return json_response(body, status=200 if is_ok else 503)
 

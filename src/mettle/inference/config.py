@@ -38,7 +38,14 @@ class InferenceConfig(BaseModel):
     """Published weights (a folder `v{n}`) to start from in place of the model's own; checked by their canary."""
 
     max_slots: int = Field(default=256, ge=1)
-    """Sequences decoded at a time. Each takes a slot of KV memory, which grows as it is needed."""
+    """Sequences decoded at a time, if there is memory for their keys and values."""
+
+    kv_cache_bytes: int | None = Field(default=None, ge=1)
+    """Memory for keys and values, of running sequences, of prompts that are computed, and of prefixes that may come
+    again; by default what `kv_cache_share` says, but not more than `max_slots` sequences could use."""
+
+    kv_cache_share: float = Field(default=0.25, gt=0, le=1)
+    """Part of the memory that is free at the start which keys and values may take, if `kv_cache_bytes` is not given."""
 
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the model allows, at most 4,096."""
@@ -46,8 +53,9 @@ class InferenceConfig(BaseModel):
     max_queue: int = Field(default=1024, ge=0)
     """Sequences that may wait for a slot; further requests get status 429."""
 
-    max_prefill_tokens: int = Field(default=8192, ge=1)
-    """Tokens, padding included, of the prompts that are computed in one pass; a longer prompt goes alone."""
+    max_prefill_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of prompts that one step computes before the running sequences go on; a longer prompt takes several. By
+    default by the model's size: those of about two seconds, 128 to 8,192."""
 
     seed: int | None = None
     """Seed of requests that bring none; by default they differ from run to run."""

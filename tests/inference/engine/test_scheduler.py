@@ -9,50 +9,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from policies import END, make_model, picked_logprobs, tiny_config
+from schedulers import CPU, Heard, ask, make_scheduler
 
-from mettle.errors import MettleError, ServiceError
-from mettle.inference.engine.architecture import shape_from_config
+from mettle.errors import ServiceError
 from mettle.inference.engine.decoder import Decoder
-from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.local import run_requests
-from mettle.inference.engine.protocol import Generation, GenerationRequest, RequestRefused, TokenEvent
+from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse
 from mettle.records.sampling import SamplingParams
-
-CPU = torch.device("cpu")
-
-
-def make_scheduler(
-    model: Any, *, max_slots: int = 8, max_model_len: int = 200, dtype: torch.dtype = torch.float32, **more: Any
-) -> Scheduler:
-    shape = shape_from_config(model.config.to_dict())
-    decoder = Decoder(shape, fuse(shape, model.state_dict(), CPU, dtype), max_model_len)
-    limits = Limits(max_slots, max_model_len, more.pop("max_prefill_tokens", 8192))
-    return Scheduler(decoder, limits, **{"seed": 0, **more})
-
-
-def ask(request_id: str, prompt: list[int], n: int = 1, **params: Any) -> GenerationRequest:
-    return GenerationRequest(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}), n)
-
-
-class Heard:
-    """A listener that keeps everything."""
-
-    def __init__(self) -> None:
-        self.events: list[TokenEvent] = []
-        self.generations: list[Generation] = []
-        self.errors: list[MettleError] = []
-
-    def on_token(self, event: TokenEvent) -> None:
-        self.events.append(event)
-
-    def on_finish(self, generation: Generation) -> None:
-        self.generations.append(generation)
-
-    def on_failure(self, error: MettleError) -> None:
-        self.errors.append(error)
-
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=12)
 
@@ -89,10 +54,10 @@ def test_a_groups_prompt_is_computed_once(model: Any, monkeypatch: pytest.Monkey
     shapes: list[tuple[int, ...]] = []
     original = Decoder.prefill
     monkeypatch.setattr(
-        Decoder, "prefill", lambda self, ids, store=None: shapes.append(tuple(ids.shape)) or original(self, ids, store)
+        Decoder, "prefill", lambda self, ids, *more: shapes.append(tuple(ids.shape)) or original(self, ids, *more)
     )
     run_requests(make_scheduler(model), [ask("a", [1, 2, 3], n=4), ask("b", [1, 2, 3], n=2), ask("c", [9])])
-    assert shapes == [(2, 16)]
+    assert shapes == [(2, 3)]
 
 
 def test_requests_join_between_steps_and_slots_are_reused(model: Any) -> None:
@@ -307,17 +272,18 @@ def test_bfloat16_samples_near_float32(model: Any) -> None:
             assert 0 < difference < 0.1
 
 
-def test_a_longer_model_grows_its_cache_in_both_directions() -> None:
+def test_short_and_long_sequences_have_slots_of_their_lengths() -> None:
     model = make_model(tiny_config(max_position_embeddings=600))
     scheduler = make_scheduler(model, max_slots=40, max_model_len=600)
-    small = scheduler.kv_bytes
+    assert scheduler.memory.slots.num_bytes == 0
     requests = [ask(str(i), [i + 1], max_tokens=10, ignore_eos=True) for i in range(39)]
     requests.append(ask("long", [7] * 300, max_tokens=10, ignore_eos=True))
     for request, generation in zip(requests, run_requests(scheduler, requests), strict=True):
         ids = [*request.prompt_ids, *generation.choices[0].token_ids]
         expected = picked_logprobs(model, ids)[len(request.prompt_ids) - 1 :]
         assert torch.allclose(expected, torch.tensor(generation.choices[0].logprobs), atol=1e-4)
-    assert scheduler.kv_bytes > 4 * small
+    backed = sum(one.num_bytes for one in scheduler.memory.slots.classes)
+    assert backed == (39 * 128 + 320) * scheduler.memory.sizes.token_bytes
 
 
 def test_what_was_done_is_counted(model: Any) -> None:
@@ -412,7 +378,7 @@ def test_weights_of_another_shape_are_no_swap(model: Any) -> None:
 def test_a_long_prompt_is_scored_in_parts_that_make_the_whole(
     model: Any, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr("mettle.inference.engine.scheduler._LOGIT_ROWS", rows)
+    monkeypatch.setattr("mettle.inference.engine.prompts._LOGIT_ROWS", rows)
     prompt = [4, 8, 15, 16, 23, 42]
     request = GenerationRequest("a", prompt, SamplingParams(max_tokens=0), prompt_logprobs=True)
     (generation,) = run_requests(make_scheduler(model), [request])

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.prompts import score_tokens
 from mettle.inference.engine.protocol import WeightsRejected
-from mettle.inference.engine.scheduler import score_tokens
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import Canary
 
@@ -44,6 +44,6 @@ def _differences(decoder: Decoder, canary: Canary, row: int) -> torch.Tensor:
         return torch.zeros(0, dtype=torch.float64)
     if int(ids.min()) < 0 or int(ids.max()) >= decoder.shape.vocab_size:
         raise WeightsRejected(f"the canary holds token ids outside the vocabulary of {decoder.shape.vocab_size}")
-    ours = score_tokens(decoder, ids, decoder.prefill(ids[None])[0]).cpu().double()
+    ours = score_tokens(decoder, ids[1:], decoder.prefill(ids[None], decoder.prompt_room(1, length))[0]).cpu().double()
     theirs = torch.from_numpy(canary.logprobs[row, 1:length].astype("float64"))
     return (ours - theirs).abs()

@@ -39,7 +39,7 @@ from mettle.inference.engine.protocol import (
 )
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import DecodeText
-from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state
+from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import read_canary, read_version
 
@@ -127,7 +127,7 @@ class EmbeddedEngine:
 
         def stop() -> None:
             self._is_admitting = False
-            if mode == "keep" or not self._scheduler.num_running:
+            if mode == "keep" or not self._scheduler.has_begun:
                 self._is_stepping = False
                 drained.set_result(None)
             else:
@@ -165,7 +165,10 @@ class EmbeddedEngine:
             total_steps=totals.steps,
             total_updates=self._num_updates,
             total_rejected_updates=self._num_rejected,
-            kv_bytes=scheduler.kv_bytes,
+            kv_bytes=scheduler.memory.used,
+            kv_budget_bytes=scheduler.memory.budget,
+            total_prefix_hit_tokens=totals.prefix_hit_tokens,
+            total_preempted=totals.preempted,
         )
 
     def close(self) -> None:
@@ -199,7 +202,7 @@ class EmbeddedEngine:
 
     def _has_work(self) -> bool:
         scheduler = self._scheduler
-        return bool(scheduler.num_running or (self._is_admitting and scheduler.num_waiting))
+        return scheduler.has_begun or bool(self._is_admitting and scheduler.num_waiting)
 
     def _obey(self, *, is_waiting: bool) -> None:
         """Carry out the commands in the inbox, waiting for the first one when there is nothing else to do."""
@@ -212,7 +215,7 @@ class EmbeddedEngine:
             return
 
     def _notice_drained(self) -> None:
-        if self._drained and not self._scheduler.num_running:
+        if self._drained and not self._scheduler.has_begun:
             self._is_stepping = False
             self._release_drained()
 
@@ -328,14 +331,22 @@ def start_engine(
         raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
     with inference_threads(config.num_threads):
         decoder = _first_decoder(config, shape, wanted, device, dtype)
+    limits = Limits(
+        config.max_slots,
+        wanted,
+        config.max_prefill_tokens or tokens_of_a_step(decoder.weights),
+        config.kv_cache_bytes,
+        config.kv_cache_share,
+    )
     scheduler = Scheduler(
         decoder,
-        Limits(config.max_slots, wanted, config.max_prefill_tokens),
+        limits,
         version=config.version,
         eos_token_ids=eos_token_ids,
         decode_text=decode_text,
         seed=config.seed,
     )
+    _log_memory(scheduler)
     return EmbeddedEngine(
         scheduler,
         max_queue=config.max_queue,
@@ -343,6 +354,18 @@ def start_engine(
         num_threads=config.num_threads,
         on_death=on_death,
     )
+
+
+def _log_memory(scheduler: Scheduler) -> None:
+    memory = scheduler.memory
+    about = {
+        "kv_budget_bytes": memory.budget,
+        "kv_token_bytes": memory.sizes.token_bytes,
+        "kv_budget_tokens": memory.budget // memory.sizes.token_bytes,
+        "max_model_len": scheduler.limits.max_model_len,
+        "max_prefill_tokens": scheduler.limits.max_prefill_tokens,
+    }
+    logger.info("memory for keys and values", extra=about)
 
 
 def _first_decoder(

@@ -19,6 +19,8 @@ class Limits:
     max_slots: int
     max_model_len: int
     max_prefill_tokens: int = 8192
+    kv_cache_bytes: int | None = None
+    kv_cache_share: float = 0.25
 
 
 def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -> None:

@@ -154,7 +154,10 @@ class EngineStatus:
     total_steps: int = 0
     total_updates: int = 0
     total_rejected_updates: int = 0
+    total_preempted: int = 0
+    total_prefix_hit_tokens: int = 0
     kv_bytes: int = 0
+    kv_budget_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

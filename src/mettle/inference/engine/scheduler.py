@@ -1,9 +1,11 @@
-"""Continuous batching: who waits, who runs in which slot, and one step of it all.
+"""Continuous batching: one step of everything that is under way.
 
-A step admits what fits, computes the new prompts of about one length in one padded pass (equal prompts once, whoever
-sent them), samples their first tokens, then decodes one token of every running sequence. There is no thread here:
-whoever calls `step` owns the scheduler. Invariant: sequence i of `_running` has slot i; a slot that falls free is
-filled by the last one.
+A step admits what there are slots and bytes for (`admission.py`), computes so many tokens of the new prompts
+(`prompts.py`), samples the first tokens of those that are through, then decodes one token of every running sequence.
+Where a sequence needs a larger slot and there is none, the youngest gives up its keys and values and begins again
+later, keeping its tokens and the state of its noise: the tokens that it has are put through the decoder one by one, as
+when they were sampled, so that what follows is the same to the last bit (if the weights have changed meanwhile, its
+keys and values are the new weights' from then on). There is no thread here: whoever calls `step` owns the scheduler.
 """
 
 from __future__ import annotations
@@ -18,24 +20,28 @@ import torch
 from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
-from mettle.inference.engine.decoder import Decoder, Span, padded_length
+from mettle.inference.engine.admission import Admission, QueuedRequest
+from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits, check_request
+from mettle.inference.engine.memory import KvMemory
+from mettle.inference.engine.prefixes import Unit
+from mettle.inference.engine.prompts import PromptBatch
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused, TokenListener, TokenLogprob
 from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
-from mettle.inference.engine.slots import SlotCache
-
-_LOGIT_ROWS = 1024
+from mettle.inference.engine.slots import KvSizes
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start."""
+    """Counts since the start. `prefix_hit_tokens` of the prompts' tokens were not computed but known."""
 
     prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
     sampled_tokens: int = 0
     requests: int = 0
     aborted: int = 0
+    preempted: int = 0
     steps: int = 0
 
 
@@ -60,15 +66,12 @@ class Scheduler:
         self._decode_text = decode_text
         self._device = decoder.device
         self._sampler = BatchSampler(self._device, seed)
-        longest = padded_length(limits.max_model_len)
-        self._cache = SlotCache(decoder.shape, limits.max_slots, longest, self._device, decoder.dtype)
-        self._waiting: deque[RunningRequest] = deque()
-        self._running: list[RunningSequence] = []
+        self.memory = KvMemory(KvSizes(decoder.shape, decoder.dtype), limits, self._device)
+        self._slots = self.memory.slots
+        self._admission = Admission(limits, self.memory)
+        self._prompts: deque[PromptBatch] = deque()
         self._requests: dict[str, RunningRequest] = {}
-        self._slots = torch.arange(limits.max_slots, device=self._device)
-        self._plan: SamplingPlan | None = None
-        self._token_ids: Tensor | None = None  # newest tokens and their positions, while the rows stay the same
-        self._positions: Tensor | None = None
+        self._batch: _StepBatch | None = None  # while the running sequences stay the same
 
     @property
     def decoder(self) -> Decoder:
@@ -77,18 +80,18 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that have a slot."""
-        return len(self._running)
+        """Sequences that have a slot, or whose prompt is being computed."""
+        return sum(len(one.rows) for one in self._slots.classes) + sum(len(b.sequences) for b in list(self._prompts))
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for one."""
-        return sum(request.request.n for request in self._waiting)
+        return self._admission.num_waiting
 
     @property
-    def kv_bytes(self) -> int:
-        """Memory set aside for keys and values."""
-        return self._cache.num_bytes
+    def has_begun(self) -> bool:
+        """True while anything that was begun has not ended, be it running or taken back."""
+        return bool(self._prompts or self._admission.back or any(self._slots.in_use()))
 
     def check(self, request: GenerationRequest) -> None:
         """Refuse a request that can never run here. Reads only what does not change, so any thread may call it.
@@ -101,23 +104,22 @@ class Scheduler:
 
     def add(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Queue a request that passed `check`."""
-        under_way = RunningRequest(request, listener)
-        self._waiting.append(under_way)
+        under_way = RunningRequest(request, listener, self.totals.requests)
+        self._admission.waiting.append(QueuedRequest(under_way, self._sequences(under_way)))
         self._requests[request.request_id] = under_way
         self.totals.requests += 1
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> None:
         """End a request with what it has; an unknown or finished one is ignored."""
-        under_way = self._requests.get(request_id)
+        under_way = self._requests.pop(request_id, None)
         if under_way is None:
             return
-        if under_way in self._waiting:
-            self._waiting.remove(under_way)
         self.totals.aborted += 1
+        self._admission.forget(under_way)
         under_way.abort()
-        self._settle()
-        self._requests.pop(request_id, None)
+        self._free_ended()
+        self._drop_unwanted_prompts()
 
     def abort_all(self) -> None:
         """End every request with what it has."""
@@ -128,194 +130,222 @@ class Scheduler:
         """Tell every listener that the engine failed."""
         for under_way in self._requests.values():
             under_way.fail(error)
-        self._waiting.clear()
-        self._running.clear()
+        self._admission.clear()
+        self._prompts.clear()
+        self.memory.promised = 0
+        for one in self._slots.classes:
+            one.rows.clear()
+        self._batch = None
         self._requests.clear()
 
     def swap(self, decoder: Decoder, version: int) -> None:
         """Go on with other weights of the same shape. Running sequences keep their keys and values."""
         assert decoder.shape == self._decoder.shape, "a swap keeps the model's shape"
         self._decoder, self.version = decoder, version
+        for batch in self._prompts:
+            batch.is_pure = False
+        self.memory.prefixes.keep_only({self._unit})
 
     @torch.inference_mode()
     def step(self, *, is_admitting: bool = True) -> bool:
         """Do one step; False when nothing is left to do (while not admitting, what waits does not count)."""
-        admitted = self._admit() if is_admitting else []
-        for alike in _by_length(admitted):
-            self._prefill(alike)
-        if self._running:
+        self._admit(is_new_wanted=is_admitting)
+        had_prompts = bool(self._prompts)
+        self._compute_prompts()
+        self._grow()
+        if any(self._slots.in_use()):
             self._decode()
         self.totals.steps += 1
-        return bool(admitted or self._running or (is_admitting and self._waiting))
+        return had_prompts or self.has_begun or (is_admitting and bool(self._admission.waiting))
 
-    def _admit(self) -> list[RunningRequest]:
-        admitted: list[RunningRequest] = []
-        prompts: set[tuple[int, ...]] = set()
-        num_slots, longest = len(self._running), 0
-        while self._waiting:
-            request = self._waiting[0]
-            prompt = tuple(request.request.prompt_ids)
-            longest = max(longest, len(prompt))
-            num_slots += request.num_slots
-            is_too_much = (len(prompts) + (prompt not in prompts)) * longest > self.limits.max_prefill_tokens
-            if num_slots > self.limits.max_slots or (admitted and is_too_much):
-                break
-            prompts.add(prompt)
-            admitted.append(self._waiting.popleft())
-        return admitted
+    @property
+    def _unit(self) -> Unit:
+        return "", self.version
 
-    def _prefill(self, admitted: list[RunningRequest]) -> None:
-        places: dict[tuple[int, ...], int] = {}
-        owners = [places.setdefault(tuple(r.request.prompt_ids), len(places)) for r in admitted]
-        sequences: list[RunningSequence] = []
-        prompt_of: list[int] = []
-        for request, place in zip(admitted, owners, strict=True):
-            started = self._start(request)
-            sequences += started
-            prompt_of += [place] * len(started)
-        first_slot = len(self._running)
-        lengths = [len(prompt) for prompt in places]
-        hidden_NPD = self._compute_prompts(list(places), prompt_of, first_slot)
-        for request, place in zip(admitted, owners, strict=True):
-            self.totals.prompt_tokens += len(request.request.prompt_ids)
-            if request.request.prompt_logprobs:
-                scored = self._score(request.request.prompt_ids, hidden_NPD[place, : lengths[place]])
-                request.prompt_logprobs = scored
-        if sequences:
-            last_ND = hidden_NPD[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
-            logits_NV = self._decoder.logits(last_ND)
-            logits_MV = logits_NV[torch.tensor(prompt_of, device=self._device)]
-            sampled = self._sampler.sample(logits_MV, SamplingPlan(sequences, self._device))
-            self._running += sequences
-            self._give(sequences, sampled, first_slot)
-        self._forget_batch()
-        for request in admitted:
-            self._finish_scored(request)
-        self._settle()
-
-    def _start(self, under_way: RunningRequest) -> list[RunningSequence]:
-        request = under_way.request
-        if under_way.num_slots == 0:
+    def _sequences(self, under_way: RunningRequest) -> list[RunningSequence]:
+        request, params = under_way.request, under_way.request.params
+        if under_way.is_scoring:
             return []
-        params = request.params
         room = self.limits.max_model_len - len(request.prompt_ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         return [
-            RunningSequence(
-                under_way,
-                choice,
-                max_tokens,
-                stop_ids,
-                _noise(request, choice.index),
-                self._decode_text,
-            )
+            RunningSequence(under_way, choice, max_tokens, stop_ids, _noise(request, choice.index), self._decode_text)
             for choice in under_way.choices
         ]
 
-    def _compute_prompts(self, prompts: list[tuple[int, ...]], prompt_of: list[int], first_slot: int) -> Tensor:
-        width = padded_length(max(len(prompt) for prompt in prompts))
-        padded = torch.tensor([[*prompt, *([0] * (width - len(prompt)))] for prompt in prompts], device=self._device)
-        if not prompt_of:
-            return self._decoder.prefill(padded)
-        self._cache.reserve(first_slot + len(prompt_of), width)
-        owner_M = torch.tensor(prompt_of, device=self._device)
-        return self._decoder.prefill(
-            padded, lambda layer, kv: self._cache.write_prompts(layer, kv, owner_M, first_slot)
-        )
+    def _admit(self, *, is_new_wanted: bool) -> None:
+        if not self._prompts and not any(self._slots.in_use()):
+            self._admission.has_room = True  # nobody is left to take anything from
+        num_pending = sum(batch.num_left for batch in self._prompts)
+        admitted = self._admission.admit(self._unit, self.num_running, num_pending, is_new_wanted=is_new_wanted)
+        for prompts in admitted:
+            self._prompts.append(PromptBatch(self._decoder, prompts, self._unit))
 
-    def _score(self, prompt_ids: Sequence[int], hidden_PD: Tensor) -> list[float | None]:
-        return [None, *score_tokens(self._decoder, torch.tensor(prompt_ids, device=self._device), hidden_PD).tolist()]
+    def _compute_prompts(self) -> None:
+        num_tokens = self.limits.max_prefill_tokens
+        while self._prompts and num_tokens > 0:
+            num_tokens -= self._prompts[0].compute(self._decoder, num_tokens)
+            if self._prompts[0].last_ND is None:
+                return
+            self._begin(self._prompts.popleft())
 
-    def _finish_scored(self, under_way: RunningRequest) -> None:
-        if under_way.num_slots == 0:
-            for choice in under_way.choices:
-                under_way.end_choice(choice, "length")
-            self._finish(under_way)
+    def _begin(self, batch: PromptBatch) -> None:
+        """Sample the first tokens of prompts that are through, and give their sequences slots."""
+        assert batch.last_ND is not None, "the batch is computed"
+        self.memory.promised -= batch.promised
+        self._count_prompts(batch)
+        place_of = {id(row): i for i, prompt in enumerate(batch.prompts) for row in prompt.sequences}
+        rows = batch.sequences
+        if fresh := [row for row in rows if not row.is_replaying]:
+            logits_NV = self._decoder.logits(batch.last_ND)
+            logits_MV = logits_NV[torch.tensor([place_of[id(row)] for row in fresh], device=self._device)]
+            self._give(fresh, self._sampler.sample(logits_MV, SamplingPlan(fresh, self._device)))
+        for row in rows:
+            if row.is_replaying:
+                row.step_on()
+        staying = [row for row in rows if not row.has_ended]
+        self._slots.place(staying, [place_of[id(row)] for row in staying], batch.kv_NLKTE)
+        if batch.is_pure and bool(torch.isfinite(batch.last_ND).all()):
+            for i, prompt in enumerate(batch.prompts):
+                self.memory.prefixes.insert(batch.unit, prompt.token_ids, batch.kv_NLKTE[i])
+        self._batch = None
+        self._settle(rows)
+        for owner in (owner for prompt in batch.prompts for owner in prompt.owners if owner.is_scoring):
+            for choice in owner.choices:
+                owner.end_choice(choice, "length")
+            self._finish(owner)
+
+    def _count_prompts(self, batch: PromptBatch) -> None:
+        for prompt in batch.prompts:
+            for owner in prompt.owners:
+                if owner.request.prompt_logprobs:
+                    owner.prompt_logprobs = [None, *prompt.scores]
+                if not owner.is_counted:
+                    owner.is_counted = True
+                    self.totals.prompt_tokens += len(prompt.token_ids)
+                    self.totals.prefix_hit_tokens += prompt.start
+
+    def _grow(self) -> None:
+        """Move sequences that outgrew their slots, taking memory from the youngest when there is none."""
+        while (found := next(self._slots.outgrown(), None)) is not None:
+            source, index = found
+            row = source.rows[index]
+            self._batch = None
+            if self.memory.claim(self._slots.class_of(row.length).bytes_for(1)):
+                self._slots.move_up(source, index)
+            else:
+                self._take_from_youngest()
+
+    def _take_from_youngest(self) -> None:
+        rows = self._slots.rows
+        youngest = max(rows, key=lambda row: row.age)
+        if newer := [batch for batch in self._prompts if batch.age > youngest.age]:
+            self._put_back(newer[-1])
+            return
+        self.totals.preempted += 1
+        found = self._slots.find(youngest)
+        assert found is not None, "it is running"
+        owner, index = found
+        owner.close_gaps([index])
+        self._admission.take_back(QueuedRequest(youngest.owner, [youngest]))
+
+    def _put_back(self, batch: PromptBatch) -> None:
+        self._prompts.remove(batch)
+        self.memory.promised -= batch.promised
+        for prompt in batch.prompts:
+            for owner in prompt.owners:
+                rows = [row for row in prompt.sequences if row.owner is owner and not row.has_ended]
+                if rows or (owner.is_scoring and not owner.is_settled):
+                    self._admission.take_back(QueuedRequest(owner, rows))
 
     def _decode(self) -> None:
-        rows = self._running
-        if self._plan is None or self._token_ids is None or self._positions is None:
-            self._plan = SamplingPlan(rows, self._device)
-            newest = [row.choice.token_ids[-1] for row in rows]
-            self._token_ids = torch.tensor(newest, device=self._device)
-            self._positions = torch.tensor([row.length - 1 for row in rows], device=self._device)
-        lengths = [row.length for row in rows]
-        span = Span(min(lengths), max(lengths))
-        self._cache.reserve(len(rows), span.longest)
-        slots_B = self._slots[: len(rows)]
-        hidden_BD = self._decoder.decode(self._token_ids, self._positions, slots_B, self._cache, span)
-        sampled = self._sampler.sample(self._decoder.logits(hidden_BD), self._plan)
-        self._token_ids = sampled.token_ids_B
-        self._positions = self._positions + 1
-        self._give(rows, sampled, 0)
-        self._settle()
+        batch = self._batch
+        if batch is None:
+            batch = self._batch = _StepBatch(self._slots.rows, self._device)
+        spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
+        hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans)
+        sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
+        self._give(batch.rows, sampled)
+        batch.step_on(sampled.token_ids_B)
+        self._settle(batch.rows)
 
-    def _give(self, rows: list[RunningSequence], sampled: SampledTokens, first_slot: int) -> None:
+    def _give(self, rows: Sequence[RunningSequence], sampled: SampledTokens) -> None:
         version, top = self.version, sampled.top_logprobs
         none: list[TokenLogprob] | None = None
         token_ids = sampled.token_ids_B.tolist()
+        num_replayed = 0
         for i, (row, token_id, logprob) in enumerate(zip(rows, token_ids, sampled.logprobs, strict=True)):
             if not math.isfinite(logprob):
-                self._fail_row(row, first_slot + i)
+                self._fail(row)
+            elif row.is_replaying:
+                row.step_on()
+                num_replayed += 1
             elif not row.has_ended:
                 row.add(token_id, logprob, version, top.get(i, none) if top else none)
-        self.totals.sampled_tokens += len(rows)
+        self.totals.sampled_tokens += len(rows) - num_replayed
 
-    def _fail_row(self, row: RunningSequence, slot: int) -> None:
-        # What is not finite must not stay in the slot: the next sequence there would multiply it by 0 and get NaN.
-        self._cache.clear(slot)
+    def _fail(self, row: RunningSequence) -> None:
+        # What is not finite must not stay in a slot: the next sequence there would multiply it by 0 and get NaN.
+        if (found := self._slots.find(row)) is not None:
+            owner, index = found
+            owner.clear(index)
         error = ServiceError(f"the weights of version {self.version} gave a log-probability that is not finite")
         row.owner.fail(error)
+        self._requests.pop(row.owner.request.request_id, None)
+        self._admission.forget(row.owner)
         for choice in row.owner.choices:
             if choice.finish_reason is None:
                 row.owner.end_choice(choice, "abort")
 
-    def _settle(self) -> None:
-        """Give back the slots of what has ended, tell its listeners, and close the gaps."""
-        ended = [i for i, row in enumerate(self._running) if row.has_ended]
+    def _settle(self, rows: Sequence[RunningSequence]) -> None:
+        """Give back the slots of those of `rows` that have ended, and tell their listeners."""
+        ended = [row for row in rows if row.has_ended]
         if not ended:
             return
-        owners = {id(owner): owner for i in ended if (owner := self._running[i].owner).num_open == 0}
-        num_left = len(self._running) - len(ended)
-        holes = [i for i in ended if i < num_left]
-        movers = [i for i in range(num_left, len(self._running)) if not self._running[i].has_ended]
-        if movers:
-            self._cache.move(movers, holes, max(self._running[i].length for i in movers))
-        for hole, mover in zip(holes, movers, strict=True):
-            self._running[hole] = self._running[mover]
-        del self._running[num_left:]
-        self._forget_batch()
+        self._free_ended()
+        owners = {id(row.owner): row.owner for row in ended if row.owner.num_open == 0}
         for owner in owners.values():  # last, so that who hears of the end finds the slots free
             self._finish(owner)
 
-    def _finish(self, under_way: RunningRequest) -> None:
-        if self._requests.pop(under_way.request.request_id, None) is not None:
-            under_way.finish()
+    def _free_ended(self) -> None:
+        self._slots.drop_ended()
+        self._batch = None
+        self._admission.has_room = True
 
-    def _forget_batch(self) -> None:
-        self._plan = self._token_ids = self._positions = None
+    def _finish(self, under_way: RunningRequest) -> None:
+        self._requests.pop(under_way.request.request_id, None)
+        under_way.finish()
+
+    def _drop_unwanted_prompts(self) -> None:
+        for batch in [batch for batch in self._prompts if not any(prompt.is_wanted for prompt in batch.prompts)]:
+            self._prompts.remove(batch)
+            self.memory.promised -= batch.promised
+
+
+class _StepBatch:
+    """The running sequences in the order of their slots, with their newest tokens and where these stand."""
+
+    def __init__(self, rows: list[RunningSequence], device: torch.device) -> None:
+        self.rows = rows
+        self.plan = SamplingPlan(rows, device)
+        self.token_ids = torch.tensor([row.newest for row in rows], device=device)
+        self.positions = torch.tensor([row.length - 1 for row in rows], device=device)
+        self._replaying = [i for i, row in enumerate(rows) if row.is_replaying]
+
+    def step_on(self, sampled_B: Tensor) -> None:
+        """To the tokens that were just sampled, or were so before."""
+        self.token_ids, self.positions = sampled_B, self.positions + 1
+        if self._replaying:
+            forced = [self.rows[i].newest for i in self._replaying]
+            self.token_ids[self._replaying] = torch.tensor(forced, device=sampled_B.device)
+            if not all(self.rows[i].is_replaying for i in self._replaying):
+                # Somebody has caught up, and samples from now on.
+                self.plan = SamplingPlan(self.rows, sampled_B.device)
+                self._replaying = [i for i in self._replaying if self.rows[i].is_replaying]
 
 
 def _noise(request: GenerationRequest, index: int) -> np.random.Generator | None:
     if request.seeds:
         return choice_noise(request.seeds[index], 0)
     return None if request.params.seed is None else choice_noise(request.params.seed, index)
-
-
-def _by_length(requests: Sequence[RunningRequest]) -> list[list[RunningRequest]]:
-    """Requests whose prompts are computed at one length together, so that a prompt's numbers depend on it alone."""
-    found: dict[int, list[RunningRequest]] = {}
-    for request in requests:
-        found.setdefault(padded_length(len(request.request.prompt_ids)), []).append(request)
-    return list(found.values())
-
-
-def score_tokens(decoder: Decoder, token_ids_P: Tensor, hidden_PD: Tensor) -> Tensor:
-    """Log-probabilities [P - 1] of the tokens after the first, at temperature 1."""
-    parts = []
-    for start in range(0, len(token_ids_P) - 1, _LOGIT_ROWS):
-        targets = token_ids_P[start + 1 : start + 1 + _LOGIT_ROWS]
-        logits = decoder.logits(hidden_PD[start : start + len(targets)])
-        parts.append(torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0])
-    return torch.cat(parts) if parts else hidden_PD.new_zeros(0)

@@ -27,10 +27,12 @@ _MAX_TOKENS_PER_CHARACTER = 4
 
 
 class RunningRequest:
-    """One request: `open_choices` of its sequences have not ended yet."""
+    """One request: `num_open` of its choices have not ended yet. `arrival` counts requests in their order."""
 
-    def __init__(self, request: GenerationRequest, listener: TokenListener) -> None:
+    def __init__(self, request: GenerationRequest, listener: TokenListener, arrival: int = 0) -> None:
         self.request = request
+        self.arrival = arrival
+        self.is_counted = False  # its prompt, in the totals
         self.listener = listener
         self.prompt_logprobs: list[float | None] | None = None
         self.choices = tuple(Choice(i) for i in range(request.n))
@@ -38,9 +40,9 @@ class RunningRequest:
         self.is_settled = False
 
     @property
-    def num_slots(self) -> int:
-        """Slots that the request needs; none when it only scores its prompt."""
-        return 0 if self.request.params.max_tokens == 0 else self.request.n
+    def is_scoring(self) -> bool:
+        """True when the request wants log-probabilities of its prompt and no tokens."""
+        return self.request.params.max_tokens == 0
 
     def end_choice(self, choice: Choice, reason: FinishReason, stop: str | None = None) -> None:
         """Mark a choice as ended; with the last one the request is ready for `finish`."""
@@ -73,15 +75,20 @@ class RunningRequest:
 
 
 class RunningSequence:
-    """One choice that is being sampled. `length` counts its tokens, the newest of which is not in the KV cache yet."""
+    """One choice that is being sampled. `length` counts its tokens, the newest of which is not in the KV cache yet.
+
+    A choice that lost its keys and values goes through its tokens again (`replay`, `step_on`): its `length` then lags
+    behind, and what it has is kept, the state of its noise with it.
+    """
 
     __slots__ = (
         "_decode",
         "_max_tokens",
+        "_noise",
         "_stop_window",
         "choice",
+        "is_replaying",
         "length",
-        "noise",
         "num_top_logprobs",
         "owner",
         "params",
@@ -97,11 +104,12 @@ class RunningSequence:
         noise: np.random.Generator | None,
         decode: DecodeText | None,
     ) -> None:
-        self.owner, self.choice, self.noise = owner, choice, noise
+        self.owner, self.choice, self._noise = owner, choice, noise
         self.params = owner.request.params
         self.num_top_logprobs = owner.request.top_logprobs
         self.stop_token_ids = stop_token_ids
         self.length = len(owner.request.prompt_ids)
+        self.is_replaying = False
         self._max_tokens = max_tokens
         self._decode = decode if self.params.stop else None
         longest = max((len(s) for s in self.params.stop), default=0)
@@ -111,6 +119,36 @@ class RunningSequence:
     def has_ended(self) -> bool:
         """True when no more tokens are wanted."""
         return self.choice.finish_reason is not None
+
+    @property
+    def noise(self) -> np.random.Generator | None:
+        """What a choice with a seed draws from; not while it goes through tokens that it has drawn."""
+        return None if self.is_replaying else self._noise
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Less for what came earlier."""
+        return self.owner.arrival, self.choice.index
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of the prompt and the choice, whether their keys and values are there or not."""
+        return len(self.owner.request.prompt_ids) + len(self.choice.token_ids)
+
+    @property
+    def newest(self) -> int:
+        """The token at `length`, which comes into the cache with the next step."""
+        return self.choice.token_ids[self.length - 1 - len(self.owner.request.prompt_ids)]
+
+    def replay(self) -> None:
+        """Begin anew after the prompt; what was sampled is not sampled again."""
+        self.length = len(self.owner.request.prompt_ids)
+        self.is_replaying = bool(self.choice.token_ids)
+
+    def step_on(self) -> None:
+        """Go on to the next token that was sampled before."""
+        self.length += 1
+        self.is_replaying = self.length < self.num_tokens
 
     def add(self, token_id: int, logprob: float, version: int, top: list[TokenLogprob] | None) -> None:
         """Take a sampled token, decide whether it was the last, and tell a listener that hears tokens."""

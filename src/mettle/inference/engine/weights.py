@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import torch
@@ -226,6 +226,28 @@ class _Source:
         if self._left:
             some = sorted(self._left)[:3]
             raise UserError(f"{len(self._left)} tensors have no place in a {self._model} model, {some} among them")
+
+
+def tokens_of_a_step(weights: FusedWeights) -> int:
+    """How many tokens of prompts go into one step by default: those of about two seconds of a CPU core.
+
+    Less would read large weights too often for too few rows; more would keep an abort and what runs waiting.
+    """
+    tensors = {id(tensor): tensor for tensor in _tensors(weights)}
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    return min(8192, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    # All tensors of a dataclass, in whatever it is made of.
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
 
 
 @contextmanager

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.processes.clock import steady_time
+from mettle.processes.host import free_memory_mb
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, EndReason, MachineLost, cause_of
 from mettle.sandbox.machines.files import fill
 from mettle.sandbox.protocols import Job, Machine, Machines
 from mettle.sandbox.service.faults import NoJob, NoMachine, ServiceBusy
-from mettle.sandbox.service.host import free_memory_mb
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.tokens import Holder

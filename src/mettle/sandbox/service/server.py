@@ -19,12 +19,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from mettle.errors import UserError
+from mettle.processes.host import total_memory_mb
 from mettle.sandbox.backends import find_backend
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.app import make_app, sweeping
 from mettle.sandbox.service.certificates import tls_context
 from mettle.sandbox.service.config import ServiceConfig
-from mettle.sandbox.service.host import total_memory_mb
 from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.machines import Register
 from mettle.sandbox.service.metrics import ServiceMetrics

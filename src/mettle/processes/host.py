@@ -1,4 +1,4 @@
-"""What this host has for machines: all memory that this process may use, and what is free of it now.
+"""What this host has: all memory that this process may use, and what is free of it now.
 
 A container has less than its host: the limits of the memory cgroups above this process count, whichever is least.
 Invariant: a figure that cannot be read is None, and then nothing is refused for it.
@@ -23,7 +23,7 @@ def total_memory_mb() -> int | None:
 
 
 def free_memory_mb() -> int | None:
-    """What new machines can take without anything being ended for it."""
+    """What can be taken anew without anything being ended for it."""
     return _least("MemAvailable", [max(0, limit - used) for limit, used in _group_limits()])
 
 

@@ -1,0 +1,142 @@
+"""How queries read keys and values: prompts in blocks of positions, running sequences one position at a time.
+
+Legend: N prompts, R rows, B running sequences, L layers, H heads, K kv heads, G = H / K queries of a kv head, T
+positions, E head size. Keys and values lie as [N, L, 2K, T, E]: keys in the first K heads, values in the rest.
+
+Invariant, on a CPU: what a position gets depends on the positions before it alone, to the last bit; neither on who else
+is in the batch nor on where a prompt was cut into chunks or taken up from a cached prefix. A matrix product adds up in
+an order that hangs on its shape, so a shape may hang only on where a position stands. A prompt's positions are computed
+in blocks of `BLOCK`, each of which reads the keys up to its own end, whether all of its rows are asked for or one. A
+running sequence's position with up to `MAX_QUERIES` queries is added up key by key, so that masked keys behind it
+change nothing; with more queries the keys are summed in pieces, and then exactly its slot's capacity is read, which
+hangs on its own length. So a decoded position differs in the last bit from the same one in a prompt, and only what was
+computed in a prompt may be used again for a prompt. Blocks of 32 cost no more than the whole prompt in one call
+(0.5B shape, 512 tokens: 10.4 ms a layer against 14.7; 2,048: 117 against 121; blocks of 256: 157).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mettle.inference.engine.architecture import ModelShape
+
+BLOCK = 32
+LENGTH_STEP = 16
+MAX_QUERIES = 3
+
+Attend = Callable[[int, Tensor], Tensor]
+"""Takes a layer's number and its rows' heads [R, H + 2K, E] and gives what they attended to, [rows, H * E]."""
+
+
+def whole_blocks(length: int) -> int:
+    """The positions of the blocks that `length` tokens lie in."""
+    return -(-length // BLOCK) * BLOCK
+
+
+class PromptAttention:
+    """Positions from `start` to `end` of N prompts, whose earlier ones lie in `kv` already; theirs are added there.
+
+    `start` begins a block, and `kv` holds whole blocks.
+    """
+
+    def __init__(self, shape: ModelShape, kv_NLKTE: Tensor, start: int, end: int) -> None:
+        assert start % BLOCK == 0, "prompts are taken up where a block begins"
+        self._shape = shape
+        self._kv = kv_NLKTE
+        self._start, self._end = start, end
+        firsts = range(start, end, BLOCK)
+        self._masks = {window: [self._mask(first, window) for first in firsts] for window in shape.windows}
+
+    def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
+        shape, num_kv, start, end = self._shape, self._shape.num_kv_heads, self._start, self._end
+        num_prompts, length = len(self._kv), end - start
+        heads = heads_RHE[: num_prompts * length].view(num_prompts, length, -1, shape.head_size).transpose(1, 2)
+        kv = self._kv[:, layer]
+        kv[:, :, start:end] = heads[:, shape.num_heads :]
+        query = F.pad(heads[:, : shape.num_heads], (0, 0, 0, whole_blocks(length) - length))
+        parts = []
+        for number, mask in enumerate(self._masks[shape.layers[layer].window]):
+            first = number * BLOCK
+            stop = start + first + BLOCK
+            # [N, H, BLOCK, E] as [N, K, G * BLOCK, E]: queries of one kv head share its keys without a copy.
+            block = query[:, :, first : first + BLOCK].reshape(num_prompts, num_kv, -1, shape.head_size)
+            key, value = kv[:, :num_kv, :stop], kv[:, num_kv:, :stop]
+            found = F.scaled_dot_product_attention(block, key, value, attn_mask=mask, scale=shape.attention_scale)
+            parts.append(found.view(num_prompts, shape.num_heads, BLOCK, shape.head_size))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return attended[:, :, :length].transpose(1, 2).reshape(num_prompts * length, -1)
+
+    def _mask(self, first: int, window: int | None) -> Tensor:
+        places = torch.arange(first + BLOCK, device=self._kv.device)
+        mask_PT = _seen(places, places[first:], window).to(self._kv.dtype)
+        return mask_PT.repeat(self._shape.num_heads // self._shape.num_kv_heads, 1)
+
+
+class Span(NamedTuple):
+    """Running sequences whose slots lie side by side: their keys and values [B, L, 2K, T, E] and their lengths."""
+
+    kv: Tensor
+    lengths: Sequence[int]
+
+
+class StepAttention:
+    """One more position of each running sequence, which is added to its slot; spans follow each other in the batch."""
+
+    def __init__(self, shape: ModelShape, spans: Sequence[Span], positions_B: Tensor) -> None:
+        self._shape = shape
+        self._group = shape.num_heads // shape.num_kv_heads
+        self._parts: list[_SpanPart] = []
+        first = 0
+        for span in spans:
+            positions = positions_B[first : first + len(span.lengths)]
+            self._parts.append(self._part(span, first, positions))
+            first += len(span.lengths)
+
+    def _part(self, span: Span, first: int, positions: Tensor) -> _SpanPart:
+        capacity, longest = span.kv.shape[3], max(span.lengths)
+        reads_all = self._group > MAX_QUERIES
+        read = capacity if reads_all else min(capacity, -(-longest // LENGTH_STEP) * LENGTH_STEP)
+        rows = torch.arange(len(positions), device=positions.device)
+        masks: dict[int | None, Tensor | None] = {}
+        for window in self._shape.windows:
+            is_whole = min(span.lengths) >= read and (window is None or window >= read)
+            places = torch.arange(0 if is_whole else read, device=positions.device)
+            masks[window] = None if is_whole else _seen(places, positions, window).to(span.kv.dtype)[:, None, None]
+        return _SpanPart(span.kv, first, rows, positions, read, masks)
+
+    def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
+        shape, num_kv = self._shape, self._shape.num_kv_heads
+        window, scale = shape.layers[layer].window, shape.attention_scale
+        found = []
+        for part in self._parts:
+            kv = part.kv[:, layer]
+            heads = heads_RHE[part.first : part.first + len(part.rows)]
+            kv[part.rows, :, part.positions] = heads[:, shape.num_heads :]
+            query = heads[:, : shape.num_heads].view(len(part.rows), num_kv, self._group, shape.head_size)
+            key, value = kv[:, :num_kv, : part.read], kv[:, num_kv:, : part.read]
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=part.masks[window], scale=scale)
+            found.append(attended.reshape(len(part.rows), -1))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+class _SpanPart(NamedTuple):
+    kv: Tensor
+    first: int
+    rows: Tensor
+    positions: Tensor
+    read: int
+    masks: dict[int | None, Tensor | None]
+
+
+def _seen(places_T: Tensor, positions_P: Tensor, window: int | None) -> Tensor:
+    """Additive mask [P, T]: a position sees itself and those before it, or the last `window` of them."""
+    is_seen_PT = places_T <= positions_P[:, None]
+    if window is not None:
+        is_seen_PT &= places_T > positions_P[:, None] - window
+    return torch.where(is_seen_PT, 0.0, -math.inf)

@@ -1,0 +1,125 @@
+"""Prompts on their way into the cache: those of one length together, so many tokens a step.
+
+A `PromptBatch` computes prompts of the same number of blocks in one pass, or a long one in chunks between which the
+running sequences go on. Equal prompts are computed once, whoever sent them, and what the cache knows of a prompt is not
+computed at all. Invariant: a prompt's numbers depend on its tokens and the weights alone, whatever it was computed with
+and wherever it was cut; see `attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mettle.inference.engine.attention import BLOCK
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.prefixes import Unit, as_prompt
+from mettle.inference.engine.sequences import RunningRequest, RunningSequence
+
+_LOGIT_ROWS = 1024
+
+
+@dataclass(slots=True)
+class AdmittedPrompt:
+    """One prompt, those who sent it, and which of their choices it is computed for.
+
+    `pages` is what is known of it; `promised` bytes are set aside for it and for the slots of its sequences.
+    """
+
+    token_ids: tuple[int, ...]
+    pages: list[Tensor]
+    owners: list[RunningRequest] = field(default_factory=list)
+    sequences: list[RunningSequence] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    promised: int = 0
+
+    @property
+    def is_scored(self) -> bool:
+        """True when someone wants log-probabilities of the prompt itself."""
+        return any(owner.request.prompt_logprobs for owner in self.owners)
+
+    @property
+    def is_wanted(self) -> bool:
+        """False when all who sent it have gone."""
+        return any(not owner.is_settled for owner in self.owners)
+
+    @property
+    def start(self) -> int:
+        """The first position that is computed."""
+        return len(self.pages) * BLOCK
+
+
+class PromptBatch:
+    """Prompts with the same blocks to compute, for the adapter and version in `unit`."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[AdmittedPrompt], unit: Unit) -> None:
+        self.prompts = list(prompts)
+        self.unit = unit
+        self.promised = sum(prompt.promised for prompt in prompts)
+        self.is_pure = True  # all of it was computed with the weights of `unit`
+        self._longest = max(len(prompt.token_ids) for prompt in prompts)
+        self._at = prompts[0].start
+        self._device = decoder.device
+        rows = [[*prompt.token_ids, *([0] * (self._longest - len(prompt.token_ids)))] for prompt in prompts]
+        self._token_ids = torch.tensor(rows, device=self._device)
+        self.kv_NLKTE = decoder.prompt_room(len(prompts), self._longest)
+        for i, prompt in enumerate(prompts):
+            if prompt.pages:
+                self.kv_NLKTE[i, :, :, : self._at] = as_prompt(prompt.pages)
+        self.last_ND: Tensor | None = None
+
+    @property
+    def sequences(self) -> list[RunningSequence]:
+        """The choices that wait for it and have not been ended meanwhile."""
+        return [row for prompt in self.prompts for row in prompt.sequences if not row.has_ended]
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """That of the youngest that waits for it."""
+        owners = max((owner.arrival, 0) for prompt in self.prompts for owner in prompt.owners)
+        return max((row.age for row in self.sequences), default=owners)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to compute, padding included."""
+        return (self._longest - self._at) * len(self.prompts)
+
+    def compute(self, decoder: Decoder, num_tokens: int) -> int:
+        """Compute about `num_tokens` more, but at least a block of each prompt; the number computed."""
+        num_prompts = len(self.prompts)
+        length = max(BLOCK, num_tokens // num_prompts // BLOCK * BLOCK)
+        end = min(self._longest, self._at + length)
+        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at)
+        for i, prompt in enumerate(self.prompts):
+            if prompt.is_scored:
+                # The hidden state of a token says how likely the one after it was.
+                stop = min(end, len(prompt.token_ids) - 1)
+                targets = self._token_ids[i, self._at + 1 : stop + 1]
+                prompt.scores += score_tokens(decoder, targets, hidden_NPD[i, : len(targets)]).tolist()
+        if end == self._longest:
+            ends = torch.tensor([len(prompt.token_ids) - 1 - self._at for prompt in self.prompts])
+            self.last_ND = hidden_NPD[torch.arange(num_prompts), ends]
+        computed = (end - self._at) * num_prompts
+        self._at = end
+        return computed
+
+
+def batches_of(prompts: Sequence[AdmittedPrompt]) -> list[list[AdmittedPrompt]]:
+    """Prompts that are computed together: those that begin and end in the same blocks."""
+    found: dict[tuple[int, int], list[AdmittedPrompt]] = {}
+    for prompt in prompts:
+        found.setdefault((prompt.start, (len(prompt.token_ids) - 1) // BLOCK), []).append(prompt)
+    return list(found.values())
+
+
+def score_tokens(decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor) -> Tensor:
+    """Log-probabilities [P] of tokens under the hidden states before them, at temperature 1."""
+    parts = []
+    for start in range(0, len(targets_P), _LOGIT_ROWS):
+        targets = targets_P[start : start + _LOGIT_ROWS]
+        logits = decoder.logits(hidden_PD[start : start + len(targets)])
+        parts.append(torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0])
+    return torch.cat(parts) if parts else hidden_PD.new_zeros(0)
