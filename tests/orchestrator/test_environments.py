@@ -9,13 +9,14 @@ import pytest
 from mettle.envs import load_environment
 from mettle.errors import ProviderError, UserError
 from mettle.evals.source import GroupRequest
+from mettle.inference.engine.protocol import WeightsRejected
 from mettle.orchestrator import environments
 from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.config import OrchestratorConfig, RetryConfig
-from mettle.orchestrator.engine import EndpointFile, HttpEngine, UpdateRefused
 from mettle.orchestrator.environments import EnvironmentSource, sampling_args
 from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.server import EndpointFile, HttpPolicyServer
 from mettle.orchestrator.services import InMemoryServices
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import GroupRecord, TaskDraw
@@ -202,7 +203,7 @@ def test_sampling_arguments_leave_out_defaults():
 
 
 async def test_the_engine_is_updated_and_asked_over_http(run_dir, stand_in):
-    engine = HttpEngine(EndpointFile(run_dir.endpoint("inference")))
+    engine = HttpPolicyServer(EndpointFile(run_dir.endpoint("inference")))
     before = await engine.health()
     stand_in.canary_diff = 1e-7
     update = await engine.update(WeightVersion(2, "weights/v2", "d"))
@@ -214,15 +215,15 @@ async def test_the_engine_is_updated_and_asked_over_http(run_dir, stand_in):
 
 
 async def test_refused_weights_say_why(run_dir, stand_in):
-    engine = HttpEngine(EndpointFile(run_dir.endpoint("inference")))
+    engine = HttpPolicyServer(EndpointFile(run_dir.endpoint("inference")))
     stand_in.canary_diff = 0.3
-    with pytest.raises(UpdateRefused, match=r"refused v2 \(409\): canary differs by 0.3"):
+    with pytest.raises(WeightsRejected, match=r"refused v2 \(409\): canary differs by 0.3"):
         await engine.update(WeightVersion(2, "weights/v2", "d"))
     await engine.close()
 
 
 async def test_an_engine_that_never_came_up_is_a_provider_error(run_dir):
-    engine = HttpEngine(EndpointFile(run_dir.endpoint("inference")))
+    engine = HttpPolicyServer(EndpointFile(run_dir.endpoint("inference")))
     with pytest.raises(ProviderError, match="no inference server has said where it listens"):
         await engine.health()
 

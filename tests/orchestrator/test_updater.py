@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mettle.errors import ServiceError
-from mettle.orchestrator.engine import EngineUpdate
+from mettle.inference.engine.protocol import WeightUpdate
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.simulator import SimulatedEngine, SimulatedWorld, run_virtually
 from mettle.orchestrator.updater import Updater
@@ -136,7 +136,7 @@ def test_an_update_can_be_held_back_and_goes_through_the_version_asked_for(tmp_p
 def test_a_canary_that_differs_is_a_refusal_even_if_the_engine_is_content(tmp_path):
     class Stale(SimulatedEngine):
         async def update(self, weights):
-            return EngineUpdate(weights.version, 1.0, CanaryCheck(weights.version, 0.3, 0.9, 64))
+            return WeightUpdate(weights.version, 0.0, 1.0, CanaryCheck(weights.version, 0.3, 0.9, 64))
 
     async def scenario(bench):
         bench.publish(0)
@@ -151,7 +151,7 @@ def test_a_canary_that_differs_is_a_refusal_even_if_the_engine_is_content(tmp_pa
 def test_a_canary_that_is_not_a_number_is_a_refusal(tmp_path):
     class Broken(SimulatedEngine):
         async def update(self, weights):
-            return EngineUpdate(weights.version, 1.0, CanaryCheck(weights.version, float("nan"), float("nan"), 64))
+            return WeightUpdate(weights.version, 0.0, 1.0, CanaryCheck(weights.version, float("nan"), float("nan"), 64))
 
     async def scenario(bench):
         bench.publish(0)

@@ -47,4 +47,14 @@ def test_the_given_tree_is_left_alone():
 
 
 def test_fields_without_effect_are_named():
-    assert ignored_fields({"wandb": {"project": "x"}, "lora_alpha": 16, "seed": 1}) == ["wandb", "lora_alpha"]
+    assert ignored_fields({"wandb": {"project": "x"}, "lora_alpha": 16, "seed": 1}) == ["wandb"]
+
+
+def test_the_hosted_fields_of_adapters_make_the_run_train_them():
+    tree = fan_out({"model": "some/model", "lora_alpha": 16, "lora_rank": 8})
+    assert tree["model"] == {"path": "some/model", "lora": {"rank": 8, "alpha": 16}}
+    assert tree["trainer"]["lora"] == {"rank": 8, "alpha": 16}
+    assert fan_out({"lora_alpha": 64})["trainer"]["lora"] == {"alpha": 64}
+    assert "lora" not in fan_out({})["trainer"]
+    with pytest.raises(ValueError, match=r"model.lora.rank = 4 contradicts the shared lora_rank = 8"):
+        fan_out({"model": {"lora": {"rank": 4}}, "lora_rank": 8})

@@ -12,6 +12,9 @@ class Alone:
     class world:
         size = 1
 
+    class tenant:
+        is_base = True
+
 
 def test_a_write_that_torch_calls_short_is_a_full_disk(tmp_path, monkeypatch):
     def fail(*args, **kwargs):

@@ -19,7 +19,8 @@ from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import copy_of
-from mettle.storage.weights import read_canary, read_version
+from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
+from mettle.trainer.config import LoraConfig
 from mettle.trainer.loop import StopFlag
 
 
@@ -260,3 +261,23 @@ def test_leftovers_of_a_killed_trainer_are_removed(make_run, train_here):
     train_here(run_dir)
     assert not list(run_dir.weights.glob(".*"))
     assert not list(run_dir.checkpoints.glob(".*"))
+
+
+def test_a_run_of_adapters_publishes_adapters_and_goes_on_from_a_checkpoint_bit_for_bit(make_run, train_here):
+    lora = LoraConfig(rank=4, alpha=8)
+    whole, parted = (make_run(name, shipped=5, max_steps=5, lora=lora) for name in ("whole", "parted"))
+    train_here(whole)
+    config = parted.config("trainer")
+    config.write_text(config.read_text().replace('"max_steps": 5', '"max_steps": 3'))
+    train_here(parted)
+    config.write_text(config.read_text().replace('"max_steps": 3', '"max_steps": 5'))
+    train_here(parted)
+    digests = [[read_version(run.version(version)).digest for version in range(6)] for run in (whole, parted)]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 6
+    folder = whole.version(5)
+    assert read_version(folder).kind == "lora"
+    assert {path.name for path in folder.iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors", "canary.npz", "manifest.json"
+    }  # fmt: skip
+    assert base_digest_of(folder) == model_digest(whole.model)

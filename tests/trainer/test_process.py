@@ -12,6 +12,7 @@ import pytest
 from mettle.processes.beats import BEATS_FOLDER, read_beats, waits_of
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_version
+from mettle.trainer.config import LoraConfig
 from mettle.trainer.process import main
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -94,8 +95,9 @@ def test_sigterm_ends_a_waiting_trainer_with_0_and_a_checkpoint(make_run):
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_process_killed_with_sigkill_resumes_to_the_same_bytes(make_run):
-    whole, killed = (make_run(name, shipped=6, max_steps=6, interval=4) for name in ("whole", "killed"))
+@pytest.mark.parametrize("lora", [None, pytest.param(LoraConfig(rank=4), marks=pytest.mark.nightly)])
+def test_a_process_killed_with_sigkill_resumes_to_the_same_bytes(make_run, lora):
+    whole, killed = (make_run(name, shipped=6, max_steps=6, interval=4, lora=lora) for name in ("whole", "killed"))
     assert finish(whole.path) == (0, "")
     process = start(killed.path)
     wait_until(process, lambda: (killed.version(2) / "manifest.json").exists())

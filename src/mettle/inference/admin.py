@@ -86,6 +86,11 @@ async def health(request: Request) -> Response:
     return json_response(body, status=200 if is_ok else 503)
 
 
+async def status(request: Request) -> Response:
+    """All that the engine says of itself: what a server in front of this one has to know."""
+    return json_response(asdict(service_of(request).engine.status()))
+
+
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     return metrics_page(service_of(request).metrics.registry)
@@ -104,6 +109,7 @@ ROUTES: list[Row] = [
     ("POST", "/admin/weights", update_weights, "admin"),
     ("POST", "/admin/pause", pause, "admin"),
     ("POST", "/admin/resume", resume, "admin"),
+    ("GET", "/admin/status", status, "admin"),
     ("GET", "/health", health, "anybody"),
     ("GET", "/metrics", metrics, "anybody"),
 ]

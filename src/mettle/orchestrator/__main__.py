@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from mettle.errors import MettleError, ServiceError, StorageError, UserError
 from mettle.log import setup_logging
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.engine import EndpointFile, HttpEngine
 from mettle.orchestrator.loop import Orchestrator
+from mettle.orchestrator.server import EndpointFile, HttpPolicyServer
 from mettle.orchestrator.services import HttpModel, HttpServices
 from mettle.orchestrator.telling import tell, watch_supervisor
 from mettle.processes.beats import Gauge, Heartbeat
@@ -85,7 +85,7 @@ async def orchestrate(
     from mettle.orchestrator.environments import EnvironmentSource
 
     endpoint = EndpointFile(run_dir.endpoint("inference"))
-    engine = HttpEngine(endpoint, keys.admin)
+    engine = HttpPolicyServer(endpoint, keys.admin)
     telling: set[asyncio.Task[None]] = set()
 
     def tell_death(text: str) -> None:

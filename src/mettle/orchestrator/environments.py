@@ -27,7 +27,7 @@ from mettle.errors import EnvironmentFault, InfraError, RolloutTimeout, UserErro
 from mettle.evals.output import task_key_of
 from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
-from mettle.orchestrator.engine import EndpointFile
+from mettle.orchestrator.server import EndpointFile
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import UNSCORED, RolloutRecord
 from mettle.web.keys import API_KEY_ENV

@@ -18,13 +18,13 @@ from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
-from mettle.orchestrator.engine import Engine
 from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
 from mettle.orchestrator.groups import REJECTED, GroupRunner
 from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
 from mettle.orchestrator.rollouts import sampling_params
+from mettle.orchestrator.server import PolicyServer
 from mettle.orchestrator.services import InMemoryServices, Services
 from mettle.orchestrator.shipping import assemble, ship
 from mettle.orchestrator.source import TaskSource
@@ -52,7 +52,7 @@ class Orchestrator:
         run_dir: RunDir,
         ledger: Ledger,
         source: TaskSource,
-        engine: Engine,
+        engine: PolicyServer,
         *,
         services: Services | None = None,
         heart: Heartbeat | None = None,

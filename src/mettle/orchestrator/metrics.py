@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from mettle.evals.estimator import mean_of, percentile, spread
-from mettle.orchestrator.engine import EngineUpdate
+from mettle.inference.engine.protocol import WeightUpdate
 from mettle.processes.beats import Heartbeat
 from mettle.records.tasks import DropReason, GroupRecord
 
@@ -96,7 +96,7 @@ class StepStats:
         return found
 
 
-def update_figures(updates: Sequence[EngineUpdate]) -> dict[str, float]:
+def update_figures(updates: Sequence[WeightUpdate]) -> dict[str, float]:
     """Metrics of the engine's weight updates since the last batch: the slowest, and the worst canary."""
     if not updates:
         return {}

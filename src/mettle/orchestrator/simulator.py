@@ -21,9 +21,10 @@ import numpy as np
 
 from mettle.errors import ProviderError
 from mettle.evals.source import GroupRequest
+from mettle.inference.engine.protocol import WeightsRejected, WeightUpdate
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.engine import EngineHealth, EngineUpdate, UpdateRefused
 from mettle.orchestrator.loop import Orchestrator
+from mettle.orchestrator.server import ServerHealth
 from mettle.processes.beats import Heartbeat
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.records.tokens import Batch
@@ -102,13 +103,13 @@ class SimulatedEngine:
             self.life += 1
             self.is_up = True
 
-    async def health(self) -> EngineHealth:
+    async def health(self) -> ServerHealth:
         """Its life and version."""
         await asyncio.sleep(0)
         self._demand_life(self.life)
-        return EngineHealth(f"life-{self.life}", self.version)
+        return ServerHealth(f"life-{self.life}", self.version)
 
-    async def update(self, weights: WeightVersion) -> EngineUpdate:
+    async def update(self, weights: WeightVersion) -> WeightUpdate:
         """Serve other weights after `update_s`."""
         life = self.life
         self._demand_life(life)
@@ -116,10 +117,12 @@ class SimulatedEngine:
         self._demand_life(life)
         if self._num_refusals:
             self._num_refusals -= 1
-            raise UpdateRefused(f"the canary of v{weights.version} does not match")
+            raise WeightsRejected(f"the canary of v{weights.version} does not match")
         self.version = weights.version
         self.num_updates += 1
-        return EngineUpdate(weights.version, self._world.update_s * 1000.0, CanaryCheck(weights.version, 0.0, 0.0, 64))
+        return WeightUpdate(
+            weights.version, 0.0, self._world.update_s * 1000.0, CanaryCheck(weights.version, 0.0, 0.0, 64)
+        )
 
     async def sample(self, count: int, pause_s: float) -> list[int]:
         """The versions that sampled `count` tokens. Raises: ProviderError when it dies meanwhile."""

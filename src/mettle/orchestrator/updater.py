@@ -12,8 +12,9 @@ import logging
 from typing import Protocol
 
 from mettle.errors import ProviderError, ServiceError
-from mettle.orchestrator.engine import Engine, EngineHealth, EngineUpdate, UpdateRefused
+from mettle.inference.engine.protocol import WeightsRejected, WeightUpdate
 from mettle.orchestrator.policy import ServedPolicy
+from mettle.orchestrator.server import PolicyServer, ServerHealth
 from mettle.orchestrator.telling import tell
 from mettle.orchestrator.waits import Waits
 from mettle.records.versions import WeightVersion
@@ -42,7 +43,7 @@ class Updater:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PolicyServer,
         ledger: Ledger,
         policy: ServedPolicy,
         waits: Waits,
@@ -65,7 +66,7 @@ class Updater:
         self._probing: asyncio.Lock = asyncio.Lock()
         self._next_probe = 0.0
         self._num_refused = 0
-        self.updates: list[EngineUpdate] = []
+        self.updates: list[WeightUpdate] = []
         """Updates since somebody last emptied the list; the metrics of a step."""
 
     async def run(self) -> None:
@@ -75,7 +76,7 @@ class Updater:
             await self._push_what_is_due()
             await asyncio.sleep(self._poll_s)
 
-    async def probe(self) -> EngineHealth | None:
+    async def probe(self) -> ServerHealth | None:
         """Ask for the engine's health now; None when it does not answer (and the policy is marked as lost)."""
         async with self._probing:
             self._next_probe = asyncio.get_running_loop().time() + self._health_s
@@ -120,7 +121,7 @@ class Updater:
             health = await self._engine.health()
             update = await self._engine.update(weights)
             self._check(weights, update)
-        except UpdateRefused as error:
+        except WeightsRejected as error:
             await self._refused(error)
         except ProviderError as error:
             logger.warning("could not update the engine: %s", error)
@@ -146,15 +147,15 @@ class Updater:
         is_same = current is not None and (current.version, current.digest) == (row.weights.version, row.weights.digest)
         return None if is_same and self._policy.is_serving else row.weights
 
-    def _check(self, weights: WeightVersion, update: EngineUpdate) -> None:
+    def _check(self, weights: WeightVersion, update: WeightUpdate) -> None:
         canary = update.canary
         if canary is not None and not canary.mean_abs_diff <= self._canary_tolerance:
-            raise UpdateRefused(
+            raise WeightsRejected(
                 f"the engine took v{weights.version}, but its canary differs by {canary.mean_abs_diff:.3g} on average "
                 f"(at most {self._canary_tolerance:.3g}): it serves other weights"
             )
 
-    async def _refused(self, error: UpdateRefused) -> None:
+    async def _refused(self, error: WeightsRejected) -> None:
         self._num_refused += 1
         logger.warning("%s", error)
         await tell(self._ledger, "update_refused", str(error), attempt=self._num_refused)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mettle.inference.config import InferenceConfig
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.runs.hosted import fan_out
-from mettle.trainer.config import SftConfig, TrainerConfig
+from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
 from mettle.trainer.presets import PRESETS
 
 
@@ -28,6 +28,8 @@ class ModelConfig(BaseModel):
     """Directory with config.json, safetensors and tokenizer; None makes `preset`."""
     preset: str = "tiny"
     """Shape of a policy made from nothing: see `mettle.trainer.presets`."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters and leave the model as it is. Shared: goes to the trainer."""
 
     @model_validator(mode="after")
     def _exists(self) -> ModelConfig:
@@ -107,8 +109,10 @@ class RunConfig(BaseModel):
     """Hosted field without a counterpart here: accepted and named as ignored."""
     wandb: dict[str, Any] | None = None
     """Hosted field without a counterpart here: accepted and named as ignored."""
+    lora_rank: int | None = None
+    """Hosted spelling of model.lora.rank; it or lora_alpha makes the run train adapters."""
     lora_alpha: float | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored (the whole model is trained)."""
+    """Hosted spelling of model.lora.alpha."""
     oversampling_factor: float | None = None
     """Hosted field without a counterpart here: accepted and named as ignored."""
     trajectory_strategy: str | None = None

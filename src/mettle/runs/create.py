@@ -101,7 +101,10 @@ def _write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model})
     write_json(run_dir.config("inference"), {**dump["inference"], "model": model})
     write_json(run_dir.config("sft"), dump["warm_up"]["sft"])
-    write_json(run_dir.config("policy"), {**dump["model"], "seed": config.seed})
+    write_json(
+        run_dir.config("policy"),
+        {"path": dump["model"]["path"], "preset": dump["model"]["preset"], "seed": config.seed},
+    )
 
 
 def _given_demonstrations(config: RunConfig) -> bytes | None:

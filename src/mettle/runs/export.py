@@ -1,4 +1,4 @@
-"""A trained policy as a model directory that anything can load: `RUN/policy`."""
+"""A trained policy as a model directory that anything can load: `RUN/policy`; an adapter also alone: `RUN/adapter`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def export_policy(run_dir: RunDir, ledger: Ledger) -> Path:
     if newest is None:
         raise UserError(f"run {run_dir.name} has published no weights yet")
     final = run_dir.path / "policy"
+    if newest.weights.kind == "lora":
+        # Weights are added up, which takes torch; only runs of adapters pay for its import here.
+        from mettle.trainer.merging import write_adapter, write_merged
+
+        published = Path(newest.weights.path)
+        write_adapter(published, run_dir.path / "adapter", base=run_dir.model)
+        return write_merged(run_dir.model, published, final)
     source = run_dir.model.resolve()
     with storage_errors(final, "exporting the policy to"), folder_aside(final) as scratch:
         for path in source.iterdir():

@@ -18,13 +18,16 @@ SHARED: dict[str, tuple[str, ...]] = {
     "env": ("orchestrator.envs",),
     "sampling": ("orchestrator.sampling",),
     "eval": ("orchestrator.eval",),
+    "lora_rank": ("model.lora.rank",),
+    "lora_alpha": ("model.lora.alpha",),
+    "model.lora": ("trainer.lora",),
 }
-"""Where each shared field goes."""
+"""Where each shared field goes, in this order: what one fills in may be shared on."""
 
 SHARED_DEFAULTS: dict[str, Any] = {"max_steps": 100, "seed": 0}
 """Shared fields that every component needs, and what they are when nobody says."""
 
-IGNORED = ("buffer", "val", "wandb", "lora_alpha", "oversampling_factor", "trajectory_strategy")
+IGNORED = ("buffer", "val", "wandb", "oversampling_factor", "trajectory_strategy")
 """Hosted fields that have no counterpart."""
 
 
@@ -39,10 +42,11 @@ def fan_out(tree: dict[str, Any]) -> dict[str, Any]:
     for name, default in SHARED_DEFAULTS.items():
         result.setdefault(name, _said_below(result, SHARED[name], default))
     for name, targets in SHARED.items():
-        if result.get(name) is None:
+        value = _said_below(result, (name,), None)
+        if value is None:
             continue
         for target in targets:
-            _place(result, target, result[name], name)
+            _place(result, target, value, name)
     return result
 
 

@@ -1,6 +1,7 @@
 """The trainer's half of a checkpoint: model, optimiser and random state in one distributed checkpoint (DCP).
 
-It may be loaded by another number of ranks than saved it. The folder, its manifest and what "complete" means belong to
+Where adapters are trained it is the tenant's files and the random state instead, since the base does not change. Either
+may be loaded by another number of ranks than saved it. The folder, its manifest and what "complete" means belong to
 `storage.checkpoints`.
 """
 
@@ -22,10 +23,19 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mettle.errors import StorageError
 from mettle.storage.checkpoints import Checkpoint, damage_of, newest_checkpoint
 from mettle.trainer.learner import Learner
+from mettle.trainer.tenant_files import load_tenant, save_tenant
+
+_PROCESS_FILE = "process.pt"
+"""Beside a tenant's files: the random state and the step."""
 
 
 def save_learner(folder: Path, learner: Learner, step: int) -> None:
     """Write the state after step `step` into `folder`. Every rank calls it."""
+    if not learner.tenant.is_base:
+        if learner.world.is_main:
+            save_tenant(folder, learner.tenant, learner.policy, base_digest=learner.base_digest)
+            torch.save({"rng": torch.get_rng_state(), "step": step}, folder / _PROCESS_FILE)
+        return
     try:
         with _quiet():
             save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
@@ -39,6 +49,8 @@ def load_learner(folder: Path, learner: Learner) -> int:
 
     Raises: StorageError when the state is of another model or cannot be read.
     """
+    if not learner.tenant.is_base:
+        return _load_adapter(folder, learner)
     state = _state(learner, 0)
     try:
         with _quiet():
@@ -51,6 +63,26 @@ def load_learner(folder: Path, learner: Learner) -> int:
     )
     torch.set_rng_state(state["rng"])
     return int(state["step"].item())
+
+
+def _load_adapter(folder: Path, learner: Learner) -> int:
+    """Raises: StorageError, or UserError when the state is of another base or of adapters of another form."""
+    before = learner.tenant
+    tenant = load_tenant(
+        folder, before.name, learner.policy, base_digest=learner.base_digest, optim=learner.recipe.optim
+    )
+    if {name: p.shape for name, p in tenant.parameters.items()} != {n: p.shape for n, p in before.parameters.items()}:
+        raise StorageError(f"the trainer's state in {folder} has adapters of another rank or on other modules")
+    assert tenant.adapter is not None
+    assert before.adapter is not None
+    tenant.adapter.config = before.adapter.config
+    try:
+        process = torch.load(folder / _PROCESS_FILE, weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise StorageError(f"the trainer's state in {folder} cannot be loaded: {error}") from error
+    learner.switch(tenant)
+    torch.set_rng_state(process["rng"])
+    return int(process["step"])
 
 
 def newest_complete(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:

@@ -1,8 +1,8 @@
 """What a trainer can be told. Importable without torch.
 
-Parts: `TrainerConfig` with its optimiser, scheduler, loss (one of `losses/`), micro batch, checkpoint and wait tables,
-`SftConfig`, and how they are read from a run directory. Defaults of the trainer suit a real model, those of the warm-up
-the tiny preset.
+Parts: `TrainerConfig` with its optimiser, scheduler, adapters, loss (one of `losses/`), micro batch, checkpoint and
+wait tables, `SftConfig`, and how they are read from a run directory. Defaults of the trainer suit a real model, those
+of the warm-up the tiny preset.
 """
 
 from __future__ import annotations
@@ -98,6 +98,41 @@ LossConfig = Annotated[
 """`[trainer.loss]`: `type` says which, and so which other keys there are; `default` when it is left out."""
 
 
+class LoraConfig(BaseModel):
+    """Low-rank adapters instead of all weights: `[model] lora` of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of each module's two factors."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The factors' product counts alpha / rank times."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear modules that get an adapter, by the end of their names (`q_proj`); all-linear asks the switches below."""
+    attention: bool = True
+    """Whether all-linear takes the modules of attention."""
+    mlp: bool = True
+    """Whether all-linear takes the others inside the layers."""
+    unembed: bool = False
+    """Whether all-linear takes the output head; one that is tied to the input embedding is left alone either way."""
+    use_rslora: bool = False
+    """The factors' product counts alpha / sqrt(rank) times instead (arXiv 2312.03732)."""
+    dropout: float = Field(default=0.0, ge=0, le=0)
+    """Only 0: what is sampled and what is trained are the same network."""
+
+    @model_validator(mode="after")
+    def _has_targets(self) -> LoraConfig:
+        is_empty = not self.target_modules or not (self.attention or self.mlp or self.unembed)
+        if is_empty:
+            raise ValueError("no module is to get an adapter: name target_modules, or let one of the switches be true")
+        return self
+
+    @property
+    def scale(self) -> float:
+        """What the product of the factors is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)
+
+
 class MicroBatchConfig(BaseModel):
     """How a batch is cut for the device. The cut changes speed and memory, never the gradient."""
 
@@ -140,6 +175,8 @@ class TrainerConfig(BaseModel):
 
     model: Path | None = None
     """Directory of the initial policy in the Hugging Face layout; None is RUN/model."""
+    lora: LoraConfig | None = None
+    """Train adapters and leave the model as it is; a run's config says it as `[model] lora`."""
     max_steps: int = Field(default=100, ge=1)
     """The run is over when this step is trained."""
     seed: int = 0
@@ -169,6 +206,8 @@ class TrainerConfig(BaseModel):
         if self.scheduler.type != "constant" and self.scheduler.warmup_steps >= self.max_steps:
             warmup = self.scheduler.warmup_steps
             raise ValueError(f"scheduler.warmup_steps {warmup} leaves nothing to decay in {self.max_steps} steps")
+        if self.compile and self.lora is not None:
+            raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
         return self
 
 

@@ -52,6 +52,8 @@ class Accumulated:
 class Learner:
     """A network, and the tenant whose turn it is. `on_progress` is called after each micro batch.
 
+    `base_digest` is that of the network's files (`storage.weights.model_digest`), needed where adapters are saved.
+
     The verbs are `accumulate` and `step`; `train` (a step of the RL loop or of a warm-up) and `measure` stand on them.
     """
 
@@ -62,18 +64,25 @@ class Learner:
         world: World,
         *,
         tenant: Tenant | None = None,
+        base_digest: str = "",
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
         self._on_progress = on_progress
         self.recipe = recipe
         self.world = world
-        self.tenant = tenant or Tenant.of_base(policy, recipe.optim)
+        self.base_digest = base_digest
+        self.switch(tenant or Tenant.of_base(policy, recipe.optim))
         self._traits = Traits.of(policy)
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
         return self.tenant.optimizer
+
+    def switch(self, tenant: Tenant) -> None:
+        """From now on it is this tenant's turn; the one before keeps all that is its own."""
+        self.tenant = tenant
+        self.policy.adapters.use(tenant.adapter)
 
     def accumulate(self, sequences: Sequences, loss: TargetLoss, *, is_forward_only: bool = False) -> Accumulated:
         """Add the gradient of `loss` over the data to the tenant's, or only compute the loss."""
@@ -201,7 +210,7 @@ def learning_rate(step: int, config: SchedulerConfig, *, peak: float, max_steps:
 def set_params(optimizer: torch.optim.Optimizer, params: OptimParams) -> None:
     """Use these numbers from the next step on; vectors do not decay."""
     for group in optimizer.param_groups:
-        decays = group["params"][0].ndim > 1
+        decays = all(parameter.ndim > 1 for parameter in group["params"])
         group["lr"], group["betas"], group["eps"] = params.lr, params.betas, params.eps
         group["weight_decay"] = params.weight_decay if decays else 0.0
 

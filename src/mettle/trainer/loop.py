@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,20 @@ from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
 from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
-from mettle.storage.weights import remove_versions_before
+from mettle.storage.weights import model_digest, remove_versions_before
+from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.model import Policy, load_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
+from mettle.trainer.tenant import Tenant
 from mettle.trainer.world import World
 
 logger = logging.getLogger(__name__)
 
+RUN_ADAPTER = "policy"
+"""The name of the one adapter of a run."""
 ENDED = ("stopping", "stopped", "failed")
 """States of a run in which no further batch will come."""
 SLICE_S = 60.0
@@ -67,15 +71,13 @@ class Trainer:
         self.world = world
         self._ledger = ledger
         self._stop = stop
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        policy = load_policy(config.model or run_dir.model, world, dtype=dtype)
         self.heart = heart or Heartbeat(name="trainer")
-        self.learner = Learner(policy, recipe_of(config), world, on_progress=self.heart.advance)
+        self.learner = make_learner(config, config.model or run_dir.model, world, on_progress=self.heart.advance)
         self._saved_at = 0
         self._copier = LedgerCopier(run_dir.ledger)
         self._spent = 0  # the batches up to this step have been deleted
         if config.compile:
-            body: Any = policy.network.base_model
+            body: Any = self.policy.network.base_model
             body.compile(dynamic=True)
 
     @property
@@ -112,7 +114,7 @@ class Trainer:
             assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
         self._saved_at = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.policy, self.world, sequences)
+        weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
         self.heart.advance()
         if self.world.is_main:
             self.ledger.publish(weights)
@@ -135,7 +137,7 @@ class Trainer:
         metrics = self.learner.train(batch, step)
         started = time.perf_counter()
         sequences = canary_sequences(batch, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.policy, self.world, sequences)
+        weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
         if not self.world.is_main:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
@@ -233,6 +235,22 @@ class Trainer:
     def _warn(self, message: str) -> None:
         logger.warning(message)
         self.ledger.journal.event("trainer", "warning", message)
+
+
+def make_learner(
+    config: TrainerConfig, model: Path, world: World, *, on_progress: Callable[[], None] = lambda: None
+) -> Learner:
+    """The learner that a trainer's config asks for, at its start.
+
+    Raises: UserError when the model cannot be loaded, or the adapters that are asked for do not fit it.
+    """
+    lora = config.lora
+    policy = load_policy(model, world, dtype=getattr(torch, config.dtype), is_frozen=lora is not None)
+    tenant, digest = None, ""
+    if lora is not None:
+        tenant = Tenant.of_adapter(RUN_ADAPTER, Adapter.create(policy.network, lora, config.seed), config.optim)
+        digest = world.share(model_digest(model) if world.is_main else None)
+    return Learner(policy, recipe_of(config), world, tenant=tenant, base_digest=digest, on_progress=on_progress)
 
 
 def recipe_of(config: TrainerConfig) -> Recipe:

@@ -7,7 +7,8 @@ Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from mettle.errors import UserError
+from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
 from mettle.trainer.world import World
@@ -40,6 +42,8 @@ class Policy(nn.Module):
         self.network = network
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
+        self.adapters = AdapterSlots(network)
+        self.is_stored_short = next(network.parameters()).dtype != torch.float32
 
     def forward(
         self,
@@ -107,9 +111,36 @@ class Policy(nn.Module):
         return logits
 
     def _precision(self, device: torch.device, is_exact: bool) -> AbstractContextManager[Any]:
+        if self.is_stored_short:
+            return exact_weights(self.network) if is_exact else nullcontext()
         if is_exact or self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(device.type, self.dtype)
+
+
+@contextmanager
+def exact_weights(network: nn.Module) -> Iterator[None]:
+    """Within the block each module computes in float32 with its stored weights, which are widened while it runs."""
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def widen(module: nn.Module, _: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            kept[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+    def narrow(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = kept.pop(parameter)
+
+    own = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
+    hooks = [hook for m in own for hook in (m.register_forward_pre_hook(widen), m.register_forward_hook(narrow))]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter, data in kept.items():
+            parameter.data = data
 
 
 def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
@@ -118,18 +149,23 @@ def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
     return ((keys == 0) | (keys == queries)).tril()[:, None]
 
 
-def load_policy(folder: Path, world: World, *, dtype: torch.dtype) -> Policy:
-    """The policy in a Hugging Face model directory, float32 weights, sharded when there are several ranks."""
+def load_policy(folder: Path, world: World, *, dtype: torch.dtype, is_frozen: bool = False) -> Policy:
+    """The policy in a Hugging Face model directory, sharded when there are several ranks.
+
+    Weights are float32, or in `dtype` where they are `is_frozen`: a base under adapters, which is not trained. What the
+    files hold in that type already is mapped and not copied, so that the processes of a host share it.
+    """
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")
     try:
         network = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+            folder, dtype=dtype if is_frozen else torch.float32, attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, ValueError) as error:
         raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
     policy = Policy(network.to(world.device), dtype)
     policy.train()
+    policy.requires_grad_(not is_frozen)
     if world.size > 1:
         _shard(policy, dtype)
     return policy

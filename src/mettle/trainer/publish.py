@@ -1,4 +1,5 @@
-"""Publishing a policy version: one safetensors file and a canary, visible at once by rename.
+"""Publishing a policy version: one safetensors file and a canary, visible at once by rename. Where adapters are trained
+the file holds theirs alone, a few hundred kB instead of the model.
 
 The canary is a few token sequences with the log-probabilities that the trainer itself computes for them under exactly
 the published weights, in float32. An engine that cannot reproduce them serves something else.
@@ -13,14 +14,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from mettle.errors import StorageError
 from mettle.records.tokens import Batch
 from mettle.records.versions import WeightVersion
 from mettle.storage.files import sha256_file, storage_errors
-from mettle.storage.weights import Canary, publish_weights, read_version
+from mettle.storage.weights import AdapterNotes, Canary, publish_weights, read_version, weight_file
+from mettle.trainer.adapter import linear_modules, peft_config
 from mettle.trainer.layout import Index, Layout, bare_targets
+from mettle.trainer.learner import Learner
 from mettle.trainer.model import Policy, full_state
+from mettle.trainer.tenant_files import METADATA, adapter_tensors
 from mettle.trainer.world import World
 
 CANARY_TOKENS = 64
@@ -28,23 +33,36 @@ CANARY_TOKENS = 64
 FIXED_CANARY_SEED = 7
 
 
-def publish_version(root: Path, version: int, policy: Policy, world: World, sequences: list[Index]) -> WeightVersion:
-    """Publish `policy` as v{version}; every rank calls it, rank 0 writes, all get the result.
+def publish_version(root: Path, version: int, learner: Learner, sequences: list[Index]) -> WeightVersion:
+    """Publish what is trained as v{version}; every rank calls it, rank 0 writes, all get the result.
 
     A folder that already holds the same bytes is left as it is, so that an engine reading it is not disturbed.
     """
-    canary = compute_canary(policy, sequences, world)
-    state = full_state(policy)
+    world = learner.world
+    canary = compute_canary(learner.policy, sequences, world)
+    state = published_state(learner)
     if not world.is_main:
         return world.share(None)
     final = root / f"v{version}"
 
     def save(path: Path) -> None:
         with storage_errors(path, "writing weights"):
-            save_file(state, path, metadata={"format": "pt"})
+            save_file(state, path, metadata=METADATA)
 
     published = _same_already(final, save) if final.exists() else None
-    return world.share(published or publish_weights(root, version, save, canary))
+    return world.share(published or publish_weights(root, version, save, canary, adapter=_notes(learner)))
+
+
+def published_state(learner: Learner) -> dict[str, Tensor]:
+    """The tensors of a version: all weights, or the adapter's under PEFT's names. Every rank calls it."""
+    return full_state(learner.policy) if learner.tenant.is_base else adapter_tensors(learner.tenant)
+
+
+def _notes(learner: Learner) -> AdapterNotes | None:
+    adapter = learner.tenant.adapter
+    if adapter is None:
+        return None
+    return AdapterNotes(peft_config(adapter, list(linear_modules(learner.policy.network)), None), learner.base_digest)
 
 
 def canary_sequences(batch: Batch, number: int) -> list[Index]:
@@ -91,7 +109,7 @@ def _same_already(final: Path, save: Callable[[Path], None]) -> WeightVersion | 
     except StorageError:
         return None
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.check.") as scratch:
-        path = Path(scratch) / "model.safetensors"
+        path = Path(scratch) / "weights"
         save(path)
-        is_same = sha256_file(path) == there.digest == sha256_file(final / path.name)
+        is_same = sha256_file(path) == there.digest == sha256_file(weight_file(there))
     return there if is_same else None

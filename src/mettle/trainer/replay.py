@@ -18,20 +18,16 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
 
+from mettle.errors import UserError
 from mettle.records.tokens import Batch
 from mettle.trainer.checkpoint import load_learner
-from mettle.trainer.config import OptimConfig, TrainerConfig
+from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner
-from mettle.trainer.loop import recipe_of
-from mettle.trainer.model import Policy, full_state, load_policy
+from mettle.trainer.loop import make_learner
 from mettle.trainer.process import setup_torch
+from mettle.trainer.publish import published_state
+from mettle.trainer.tenant_files import METADATA
 from mettle.trainer.world import World, join_world
 
 TIMES = ("time/", "throughput/", "memory/")
@@ -71,6 +67,15 @@ class Replay:
     """Between the weights that the two made, in the Euclidean norm."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A learner's state in memory, to begin from again."""
+
+    parameters: dict[str, Tensor]
+    optimiser: dict[str, Any]
+    rng: Tensor
+
+
 def replay_step(
     config: TrainerConfig,
     start: Start,
@@ -84,17 +89,16 @@ def replay_step(
     """Take the steps after `start` again up to `step`. `recorded` says which digest a step's weights had in the run."""
     setup_torch(config.num_threads, config.seed)
     with join_world(config.device) as world:
-        policy = load_policy(config.model or model, world, dtype=getattr(torch, config.dtype))
-        learner = Learner(policy, recipe_of(config), world)
+        learner = make_learner(config, config.model or model, world)
         if start.folder is not None:
             load_learner(start.folder, learner)
         differing = []
         for number in range(start.step + 1, step):
             learner.train(batch_of(number), number)
-            if weights_digest(_weights(policy)) != recorded(number):
+            if weights_digest(_weights(learner)) != recorded(number):
                 differing.append(number)
         batch = batch_of(step)
-        before, saved = _weights(policy), _saved(learner)
+        before, saved = _weights(learner), _saved(learner)
         same = _take(learner, batch, step, before)
         if same.digest != recorded(step):
             differing.append(step)
@@ -106,12 +110,12 @@ def replay_step(
 
 def weights_digest(weights: dict[str, Tensor]) -> str:
     """The digest that these weights have when they are published."""
-    return hashlib.sha256(save(weights, metadata={"format": "pt"})).hexdigest()
+    return hashlib.sha256(save(weights, metadata=METADATA)).hexdigest()
 
 
 def _take(learner: Learner, batch: Batch, step: int, before: dict[str, Tensor]) -> StepTaken:
     metrics = {name: value for name, value in learner.train(batch, step).items() if not name.startswith(TIMES)}
-    weights = _weights(learner.policy)
+    weights = _weights(learner)
     moved = _distance(before, weights)
     metrics["update/norm"] = moved
     metrics["update/relative"] = moved / max(_norm(before), 1e-12)
@@ -120,35 +124,27 @@ def _take(learner: Learner, batch: Batch, step: int, before: dict[str, Tensor]) 
     return StepTaken(weights_digest(weights), metrics | {f"after/{name}": after[name] for name in kept}, weights)
 
 
-def _with_settings(config: TrainerConfig, model: Path, saved: tuple[Any, Any, Tensor], world: World) -> Learner:
+def _with_settings(config: TrainerConfig, model: Path, saved: SavedState, world: World) -> Learner:
     """A learner of other settings in a saved state. The optimiser keeps its moments and takes the new numbers."""
-    policy = load_policy(config.model or model, world, dtype=getattr(torch, config.dtype))
-    learner = Learner(policy, recipe_of(config), world)
-    weights, optimiser, rng = saved
-    if optimiser is None:
-        set_model_state_dict(policy, weights)
-    else:
-        set_state_dict(policy, learner.optimizer, model_state_dict=weights, optim_state_dict=optimiser)
-    torch.set_rng_state(rng)
-    _apply(learner.optimizer, config.optim)
+    learner = make_learner(config, config.model or model, world)
+    own = learner.tenant.parameters
+    if {name: p.shape for name, p in own.items()} != {name: p.shape for name, p in saved.parameters.items()}:
+        raise UserError("a step is repeated with what the run trains: leave lora as it is")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved.parameters[name])
+    learner.optimizer.load_state_dict(copy.deepcopy(saved.optimiser))
+    torch.set_rng_state(saved.rng)
     return learner
 
 
-def _apply(optimizer: torch.optim.Optimizer, config: OptimConfig) -> None:
-    for group in optimizer.param_groups:
-        decays = any(parameter.ndim > 1 for parameter in group["params"])
-        group |= {"betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay if decays else 0.0}
+def _saved(learner: Learner) -> SavedState:
+    parameters = {name: parameter.detach().clone() for name, parameter in learner.tenant.parameters.items()}
+    return SavedState(parameters, copy.deepcopy(learner.optimizer.state_dict()), torch.get_rng_state())
 
 
-def _saved(learner: Learner) -> tuple[Any, Any, Tensor]:
-    if not learner.optimizer.state:  # asked for its state before its first step, torch takes a step to make one
-        return copy.deepcopy(get_model_state_dict(learner.policy)), None, torch.get_rng_state()
-    weights, optimiser = get_state_dict(learner.policy, learner.optimizer)
-    return copy.deepcopy(weights), copy.deepcopy(optimiser), torch.get_rng_state()
-
-
-def _weights(policy: Policy) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in full_state(policy).items()}
+def _weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in published_state(learner).items()}
 
 
 def _distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:

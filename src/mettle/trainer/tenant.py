@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import OptimConfig
 
 BASE = ""
@@ -37,8 +38,16 @@ class Tenant:
     they stay with a tenant while others are trained.
     """
 
-    def __init__(self, name: str, parameters: Mapping[str, nn.Parameter], optim: OptimConfig | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        optim: OptimConfig | None = None,
+        *,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.name = name
+        self.adapter = adapter
         self.is_base = name == BASE
         self.parameters = dict(parameters)
         self.trained = list(self.parameters.values())
@@ -50,6 +59,12 @@ class Tenant:
         """The tenant that trains all of a policy."""
         found = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
         return cls(BASE, found, optim)
+
+    @classmethod
+    def of_adapter(cls, name: str, adapter: Adapter, optim: OptimConfig | None = None) -> Tenant:
+        """The tenant that trains an adapter; its name must not be empty."""
+        assert name, "the empty name is the base's"
+        return cls(name, adapter.parameters(), optim, adapter=adapter)
 
     def forget_gradients(self) -> None:
         """Drop what has been accumulated since the last step."""
@@ -63,5 +78,5 @@ def build_optimizer(parameters: list[nn.Parameter], config: OptimConfig) -> torc
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+        [group for group in groups if group["params"]] or groups[:1], lr=config.lr, betas=config.betas, eps=config.eps
     )

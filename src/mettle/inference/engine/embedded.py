@@ -20,6 +20,7 @@ import torch
 
 from mettle.errors import MettleError, ServiceError, StorageError, UserError
 from mettle.inference.config import InferenceConfig
+from mettle.inference.engine.adapter_files import merged_state, read_adapter
 from mettle.inference.engine.architecture import ModelShape, read_shape
 from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
@@ -41,7 +42,7 @@ from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import DecodeText
 from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
-from mettle.storage.weights import read_canary, read_version
+from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +62,14 @@ class EmbeddedEngine:
         max_queue: int,
         canary_tolerance: float = 1e-3,
         num_threads: int = 1,
+        base: Path | None = None,
         on_death: Callable[[MettleError], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._max_outstanding = scheduler.limits.max_slots + max_queue
         self._canary_tolerance = canary_tolerance
         self._num_threads = num_threads
+        self._base = base
         self._on_death = on_death
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._count_lock = threading.Lock()
@@ -180,7 +183,7 @@ class EmbeddedEngine:
     def _prepare(self, folder: Path, version: int) -> tuple[Decoder, CanaryCheck | None]:
         current = self._scheduler.decoder
         with inference_threads(self._num_threads):
-            weights = load_published(folder, version, current.shape, current.device, current.dtype)
+            weights = load_published(folder, version, current.shape, current.device, current.dtype, self._base)
             decoder = current.with_weights(weights)
             return decoder, prove(decoder, folder, version, self._canary_tolerance)
 
@@ -286,18 +289,23 @@ class _Counted:
 
 
 def load_published(
-    folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype
+    folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype, base: Path | None = None
 ) -> FusedWeights:
-    """The weights of a published version.
+    """The weights of a published version; those of an adapter are added to the weights of the model in `base`.
 
     Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
     """
     try:
         published = read_version(folder)
-        if published.kind != "full":
-            raise WeightsRejected(f"{folder} holds {published.kind!r} weights; this engine takes full ones")
+        if published.kind == "lora" and base is None:
+            raise WeightsRejected(f"{folder} holds an adapter, and this engine was started without its base")
         if published.version != version:
             raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+        if published.kind == "lora":
+            assert base is not None
+            if base_digest_of(folder) != model_digest(base):
+                raise WeightsRejected(f"{folder} holds an adapter of another base than {base}")
+            return fuse(shape, merged_state(read_state(base), read_adapter(folder)), device, dtype)
         return fuse(shape, read_state(folder), device, dtype)
     except (StorageError, UserError, KeyError, ValueError) as error:
         raise WeightsRejected(f"version {version} is not served: {error}") from error
@@ -352,6 +360,7 @@ def start_engine(
         max_queue=config.max_queue,
         canary_tolerance=config.canary_tolerance,
         num_threads=config.num_threads,
+        base=config.model,
         on_death=on_death,
     )
 
@@ -374,7 +383,7 @@ def _first_decoder(
     if config.weights is None:
         return Decoder(shape, fuse(shape, read_state(config.model), device, dtype), max_length)
     try:
-        weights = load_published(config.weights, config.version, shape, device, dtype)
+        weights = load_published(config.weights, config.version, shape, device, dtype, config.model)
         decoder = Decoder(shape, weights, max_length)
         prove(decoder, config.weights, config.version, config.canary_tolerance)
     except WeightsRejected as error:

@@ -134,6 +134,11 @@ class WeightUpdate:
     swap_ms: float
     canary: CanaryCheck | None
 
+    @property
+    def update_ms(self) -> float:
+        """From the call to the version in force."""
+        return self.load_ms + self.swap_ms
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:

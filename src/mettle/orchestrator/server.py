@@ -1,0 +1,96 @@
+"""The inference server as the orchestrator sees it: is it the same one as before, and which weights does it serve.
+
+Parts: `PolicyServer` (the protocol, which the simulator keeps too), `HttpPolicyServer` (a thin client of the admin
+routes), `EndpointFile`. What serves behind that server is no matter here: see `inference.engine.protocol`, whose
+records travel through. The address is read again from the endpoint file whenever that changes: a restarted server may
+listen on another port.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mettle.errors import ProviderError
+from mettle.inference.client import ServerClient
+from mettle.inference.engine.protocol import WeightUpdate
+from mettle.records.versions import WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHealth:
+    """`incarnation` changes when the server is started again; `version` is what it serves."""
+
+    incarnation: str
+    version: int
+
+
+class PolicyServer(Protocol):
+    """The weights and the health of whatever serves the policy."""
+
+    async def health(self) -> ServerHealth:
+        """Raises: ProviderError when nothing answers."""
+        ...
+
+    async def update(self, weights: WeightVersion) -> WeightUpdate:
+        """Raises: WeightsRejected when the server keeps its weights; ProviderError when nothing answers."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class EndpointFile:
+    """The address in an endpoint file, read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._value: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The file's content. Raises: ProviderError while there is none."""
+        try:
+            stat = self._path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_ino)
+            if stamp != self._stamp:
+                self._value = json.loads(self._path.read_text())
+                self._stamp = stamp
+        except (OSError, ValueError) as error:
+            raise ProviderError(f"no inference server has said where it listens ({self._path}): {error}") from error
+        return self._value
+
+    @property
+    def base_url(self) -> str:
+        """Base URL of the OpenAI routes, ending in /v1."""
+        return str(self.read()["base_url"])
+
+    @property
+    def incarnation(self) -> str:
+        """Another word for every start of the server."""
+        value = self.read()
+        return f"{value.get('pid')}@{value['base_url']}"
+
+
+class HttpPolicyServer:
+    """The inference server at the address in an endpoint file, by the run's admin key."""
+
+    def __init__(self, endpoint: EndpointFile, admin_key: str = "") -> None:
+        self._endpoint = endpoint
+        self._client = ServerClient(lambda: endpoint.base_url, admin_key)
+
+    async def health(self) -> ServerHealth:
+        """What the server says of itself."""
+        incarnation = self._endpoint.incarnation
+        return ServerHealth(incarnation, (await self._client.health())["version"])
+
+    async def update(self, weights: WeightVersion) -> WeightUpdate:
+        """Hand over a published folder; returns once it is served and its canary was reproduced."""
+        return await self._client.update_weights(Path(weights.path), weights.version)
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._client.close()

@@ -1,0 +1,62 @@
+"""A model directory of a base and an adapter, and an adapter as a folder of its own.
+
+Parts: `write_merged`, `write_adapter`. Nothing of the network is built: weights are read, added to and written file by
+file, so that the shards of a base stay its shards. Invariant: a folder appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from mettle.errors import UserError
+from mettle.inference.engine.adapter_files import merged_state, read_adapter
+from mettle.inference.engine.weights import read_state
+from mettle.storage.files import folder_aside, storage_errors, write_json
+from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE, base_digest_of, model_digest
+
+
+def write_merged(base: Path, adapter: Path, final: Path) -> Path:
+    """Write the model directory `final`: the base with the adapter added to its weights.
+
+    Raises: UserError when the adapter is of another base.
+    """
+    check_base(adapter, base)
+    state = merged_state(read_state(base), read_adapter(adapter))
+    source = base.resolve()
+    with folder_aside(final) as scratch:
+        for path in source.iterdir():
+            if path.is_file() and path.suffix not in (".safetensors", ".bin"):
+                shutil.copyfile(path, scratch / path.name)
+        for path in sorted(source.glob("*.safetensors")):
+            with storage_errors(final, "writing"), safe_open(str(path), "pt") as file:
+                part = {name: state[name].contiguous() for name in file.keys()}  # noqa: SIM118
+                save_file(part, scratch / path.name, metadata={"format": "pt"})
+    return final
+
+
+def write_adapter(published: Path, final: Path, *, base: Path) -> Path:
+    """Write the adapter in `published` as a folder that PEFT loads, which names its base."""
+    read_adapter(published)
+    with folder_aside(final) as scratch:
+        config = json.loads((published / ADAPTER_CONFIG).read_text())
+        write_json(scratch / ADAPTER_CONFIG, config | {"base_model_name_or_path": str(base.resolve())})
+        shutil.copyfile(published / ADAPTER_FILE, scratch / ADAPTER_FILE)
+        if (published / "manifest.json").exists():
+            shutil.copyfile(published / "manifest.json", scratch / "manifest.json")
+    return final
+
+
+def check_base(adapter: Path, base: Path) -> None:
+    """Raises: UserError when an adapter says that it belongs to other weights than those in `base`."""
+    if not (base / "config.json").exists():
+        raise UserError(f"{base} is not a model directory: it has no config.json")
+    if not (adapter / "manifest.json").exists():
+        return  # somebody else's adapter does not say; its shapes are checked
+    said = base_digest_of(adapter)
+    if said is not None and said != model_digest(base):
+        raise UserError(f"the adapter in {adapter} is of another base than {base}: their digests differ")
