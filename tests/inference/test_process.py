@@ -113,10 +113,10 @@ def test_a_model_that_is_not_served_is_told_in_one_line(
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((policy_folder / name).read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     config = tmp_path / "inference.json"
     config.write_text(json.dumps({"model": str(tmp_path)}))
-    assert "qwen3_moe" in failing(capsys, config)
+    assert "mamba" in failing(capsys, config)
 
 
 def test_a_config_that_is_wrong_names_the_field(tmp_path: Path) -> None:

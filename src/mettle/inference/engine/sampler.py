@@ -26,8 +26,11 @@ class SamplingRow(Protocol):
     """What the sampler reads of a running sequence."""
 
     params: SamplingParams
-    noise: np.random.Generator | None
     num_top_logprobs: int
+
+    @property
+    def noise(self) -> np.random.Generator | None:
+        """What a row with a seed draws from."""
 
 
 class SampledTokens(NamedTuple):

@@ -1,0 +1,127 @@
+"""Prompts in chunks and from known prefixes: the same bits, less work, and what runs goes on meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from policies import make_model, tiny_config
+from schedulers import CPU, Heard, ask, make_scheduler, sampled
+
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.local import run_requests
+from mettle.inference.engine.protocol import GenerationRequest
+from mettle.inference.engine.weights import fuse
+from mettle.records.sampling import SamplingParams
+
+SIZES: dict[str, Any] = {"max_position_embeddings": 1024}
+MODELS = {
+    "two queries of a kv head": tiny_config(**SIZES),
+    "four queries of a kv head": tiny_config(num_attention_heads=4, num_key_value_heads=1, **SIZES),
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def long_model(request: pytest.FixtureRequest) -> Any:
+    return make_model(MODELS[request.param])
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    return [(seed * 37 + i * i * 13 + i * 7) % 256 for i in range(length)]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    length=st.integers(1, 300),
+    chunk=st.sampled_from([1, 33, 64, 100, 8192]),
+    known=st.integers(0, 300),
+    others=st.lists(st.integers(1, 200), max_size=3),
+)
+def test_cuts_known_prefixes_and_company_change_nothing(
+    long_model: Any, length: int, chunk: int, known: int, others: list[int]
+) -> None:
+    mine = ask("mine", tokens(1, length), n=2, seed=5, max_tokens=6, ignore_eos=True)
+    (alone,) = run_requests(make_scheduler(long_model, max_model_len=400), [mine])
+    scheduler = make_scheduler(long_model, max_model_len=400, max_prefill_tokens=chunk)
+    run_requests(scheduler, [ask("before", [*tokens(1, known)[:length], 9], max_tokens=1)])
+    company = [ask(str(i), tokens(i, n), max_tokens=9) for i, n in enumerate(others)]
+    together = run_requests(scheduler, [*company, mine])[-1]
+    assert sampled(together) == sampled(alone)
+
+
+def test_what_runs_goes_on_while_a_long_prompt_is_computed(long_model: Any) -> None:
+    scheduler, heard = make_scheduler(long_model, max_model_len=1000, max_prefill_tokens=64), Heard()
+    short = GenerationRequest(
+        "short", [1, 2], SamplingParams(max_tokens=50, seed=1, ignore_eos=True), has_token_events=True
+    )
+    scheduler.add(short, heard)
+    scheduler.step()
+    scheduler.add(ask("long", tokens(3, 640), max_tokens=2, ignore_eos=True), heard)
+    for _ in range(9):
+        scheduler.step()
+    assert len(heard.events) == 11, "a token a step"
+    assert scheduler.num_running == 2
+    scheduler.abort("long")
+    assert heard.generations[0].choices[0].token_ids == []
+    assert (scheduler.num_running, scheduler.memory.promised) == (1, 0)
+    while scheduler.step():
+        pass
+    assert len(heard.events) == 50
+
+
+def test_log_probabilities_of_a_prompt_in_chunks_are_those_of_the_whole(long_model: Any) -> None:
+    request = GenerationRequest("a", tokens(2, 150), SamplingParams(max_tokens=0), prompt_logprobs=True)
+    (whole,) = run_requests(make_scheduler(long_model), [request])
+    scheduler = make_scheduler(long_model, max_prefill_tokens=32)
+    for _ in range(2):  # the second time its prefix is known, and the log-probabilities are wanted all the same
+        assert run_requests(scheduler, [request])[0].prompt_logprobs == whole.prompt_logprobs
+    assert whole.prompt_logprobs is not None
+    assert len(whole.prompt_logprobs) == 150
+
+
+def test_a_turn_computes_only_what_no_prompt_held_before(long_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    original = Decoder.prefill
+    monkeypatch.setattr(
+        Decoder, "prefill", lambda self, ids, *more: computed.append(ids.numel()) or original(self, ids, *more)
+    )
+    scheduler = make_scheduler(long_model, max_model_len=1000)
+    prompt: list[int] = []
+    for turn in range(5):
+        prompt += tokens(turn, 90)
+        (answer,) = run_requests(scheduler, [ask(str(turn), prompt, max_tokens=40, seed=1, ignore_eos=True)])
+        prompt += answer.choices[0].token_ids
+    # Turn k begins with turn k - 1's prompt, of which the full pages of 32 tokens are known.
+    starts = [0, *((90 + 130 * turn) // 32 * 32 for turn in range(4))]
+    assert computed == [90 + 130 * turn - start for turn, start in enumerate(starts)]
+    assert scheduler.totals.prefix_hit_tokens == sum(starts)
+    assert scheduler.totals.prompt_tokens == sum(90 + 130 * turn for turn in range(5))
+
+
+def test_no_version_reads_what_another_computed() -> None:
+    config = MODELS["two queries of a kv head"]
+    long_model = make_model(config)
+    scheduler = make_scheduler(long_model)
+    request = ask("a", tokens(1, 100), seed=1, ignore_eos=True)
+    run_requests(scheduler, [request])
+    assert len(scheduler.memory.prefixes) == 3
+    good = scheduler.decoder
+    state = make_model(config, seed=1).state_dict()
+    scheduler.swap(good.with_weights(fuse(good.shape, state, CPU, good.dtype)), 1)
+    assert (len(scheduler.memory.prefixes), scheduler.memory.prefixes.num_bytes) == (0, 0)
+    (found,) = run_requests(scheduler, [request])
+    fresh = make_scheduler(long_model)
+    fresh.swap(scheduler.decoder, 1)
+    assert sampled(found) == sampled(run_requests(fresh, [request])[0])
+
+
+def test_a_prompt_under_way_while_the_weights_change_is_nobody_elses_prefix(long_model: Any) -> None:
+    scheduler = make_scheduler(long_model, max_prefill_tokens=32)
+    scheduler.add(ask("a", tokens(1, 100), max_tokens=2), Heard())
+    scheduler.step()
+    scheduler.swap(scheduler.decoder, 1)
+    while scheduler.step():
+        pass
+    assert len(scheduler.memory.prefixes) == 0
