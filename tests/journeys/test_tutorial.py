@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "from-data-to-training.md"
-SHORTER = " --max-steps 2 --warm_up.sft.target_reward 0.11 --orchestrator.eval.num_examples 4"
+SHORTER = (
+    " --max-steps 2 --warm_up.sft.target_reward 0.03 --warm_up.sft.probe.first_step 25 --warm_up.sft.probe.num_prompts 32"
+    " --orchestrator.batch_size 32 --orchestrator.group_size 8 --orchestrator.eval.num_examples 4"
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 

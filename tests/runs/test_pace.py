@@ -24,8 +24,13 @@ def test_nothing_is_said_before_the_pace_is_known(readings):
     assert paced(*readings).seconds_left(10.0, 100) is None
 
 
+def test_a_slow_start_is_no_pace():
+    assert paced((0.0, 0), (20.0, 1)).seconds_left(20.0, 399) is None
+    assert paced((0.0, 0), (20.0, 1), (23.0, 31)).seconds_left(23.0, 100) == 10.0
+
+
 def test_nothing_is_said_of_what_has_stopped_or_is_done():
-    pace = paced((0.0, 0), (10.0, 10))
+    pace = paced((0.0, 1), (10.0, 11))
     assert pace.seconds_left(11.0, 5) == 5.0
     assert pace.seconds_left(60.0, 5) is None
     assert pace.seconds_left(11.0, 0) is None

@@ -179,7 +179,7 @@ def test_the_attacks_are_contained_when_an_ordinary_user_starts_the_pool(other_i
     directory = ordinary.ROOT / "tests" / "sandbox"
     options = ["-q", "-p", "no:cacheprovider", "-x", f"--rootdir={ordinary.ROOT}"]
     arguments = ["-m", "pytest", *options, str(directory / "journeys" / "test_attacks.py")]
-    run = ordinary.run(other_interpreter, arguments, timeout_s=110)
+    run = ordinary.run(other_interpreter, arguments, timeout_s=380)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 

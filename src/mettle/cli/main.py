@@ -33,6 +33,7 @@ NOUNS = {
     "data": Lazy("mettle.cli.data:data", "Look at a dataset; make training data of rollouts."),
     "gepa": Lazy("mettle.cli.gepa:gepa", "Optimise a system prompt by reflection on scored rollouts."),
     "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),
+    "train": Lazy("mettle.cli.train:train", "Serve a base model to programs that train adapters on it."),
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Run untrusted code: machines to work in, here or at a service."),
     "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs and evaluations."),
     "config": Lazy("mettle.cli.config:config", "Show what a config resolves to, and why."),

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from mettle.errors import StorageError
 from mettle.evals.refusals import Refusals
 from mettle.evals.slots import Slots
 from mettle.evals.source import GroupRequest, RolloutSource, failed_rollouts
@@ -85,7 +84,7 @@ class StoreKeeper:
             self._waiting = waiting
             asyncio.get_running_loop().call_later(RETRY_S, self.flush)
             return
-        except StorageError as error:
+        except Exception as error:  # of a callback of the loop nobody would hear it, and its owners would wait for ever
             for _, written in waiting:
                 if not written.done():
                     written.set_exception(error)

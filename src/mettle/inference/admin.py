@@ -79,7 +79,6 @@ async def health(request: Request) -> Response:
         "running": status.num_running,
         "waiting": status.num_waiting,
         "paused": status.is_paused,
-        "adapters": {adapter.name: adapter.newest for adapter in service.engine.adapters()},
         "kv_bytes": status.kv_bytes,
         "kv_budget_bytes": status.kv_budget_bytes,
     }

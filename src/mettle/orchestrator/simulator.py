@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -258,6 +258,7 @@ class Mortality:
         self._count = 0
         self._depth = 0
         self.is_dead = False
+        self.running: asyncio.Task[None] | None = None
         self._transaction = ledger.database.transaction
         # Every write of the ledger goes through this one method.
         ledger.database.transaction = self.transaction  # type: ignore[method-assign]
@@ -274,8 +275,7 @@ class Mortality:
         self._count += 1
         is_last = self._count == self._at
         if is_last and self._count % 2 == 0:
-            self.is_dead = True
-            raise Killed
+            self._die()
         self._depth += 1
         try:
             with self._transaction() as connection:
@@ -283,8 +283,14 @@ class Mortality:
         finally:
             self._depth -= 1
         if is_last:
-            self.is_dead = True
-            raise Killed
+            self._die()
+
+    def _die(self) -> NoReturn:
+        """End whoever writes, and all the rest: a callback of the loop would take its own death along and no other."""
+        self.is_dead = True
+        if self.running is not None:
+            asyncio.get_running_loop().call_soon(self.running.cancel)
+        raise Killed
 
 
 @dataclass(frozen=True, repr=False)
@@ -344,7 +350,7 @@ async def _live_once(
     upcoming = [moment for moment in sorted(world.kills_at) if moment > loop.time()]
     try:
         orchestrator = Orchestrator(config, run_dir, ledger, SimulatedSource(world, engine), engine, heart=heart)
-        running = asyncio.create_task(orchestrator.run())
+        running = mortality.running = asyncio.create_task(orchestrator.run())
         if upcoming:
             loop.call_at(upcoming[0], _kill, mortality, running)
         await running

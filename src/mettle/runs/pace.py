@@ -20,10 +20,15 @@ class StepPace:
         self._readings: deque[tuple[float, int]] = deque()
 
     def read(self, now_s: float, done: int) -> None:
-        """So many are done at this moment. Equal counts in a row are kept once, at their first moment."""
+        """So many are done at this moment. Equal counts in a row are kept once, at their first moment.
+
+        The pace is read from the first that is done: what goes before it is a start.
+        """
         readings = self._readings
         if readings and done < readings[-1][1]:
             readings.clear()
+        if done == 0:
+            return
         if not readings or done > readings[-1][1]:
             readings.append((now_s, done))
         while len(readings) > 2 and now_s - readings[1][0] > WINDOW_S:

@@ -68,63 +68,73 @@ def test_a_star_import_brings_the_names_of_the_path():
     assert said == "UserMessage SingleTurnEnv ErrorChain True"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "verifiers.utils.async_utils:maybe_await maybe_semaphore maybe_retry NullAsyncContext",
-        "verifiers.utils.client_utils:setup_openai_client setup_client load_prime_config resolve_client_config",
-        "verifiers.utils.config_utils:MissingKeyError ensure_keys",
-        "verifiers.utils.data_utils:extract_boxed_answer extract_hash_answer BOXED_SYSTEM_PROMPT",
-        "verifiers.utils.env_utils:load_environment",
-        "verifiers.utils.error_utils:ErrorChain error_data error_from_data get_error_chain",
-        "verifiers.utils.logging_utils:setup_logging log_level quiet_verifiers print_prompt_completions_sample",
-        "verifiers.utils.message_utils:concat_messages messages_to_printable sanitize_tool_calls normalize_messages",
-        "verifiers.utils.response_utils:parse_response_message parse_response_messages parse_response_tokens",
-        "verifiers.utils.save_utils:state_to_output states_to_outputs load_outputs make_serializable",
-        "verifiers.utils.thread_utils:get_or_create_thread_attr get_or_create_thread_loop",
-        "verifiers.utils.tool_utils:convert_func_to_oai_tool convert_func_to_tool_def is_valid_tool_content_parts",
-        "verifiers.decorators:stop cleanup teardown setup update metric reward advantage discover_decorated",
-        "verifiers.errors:Error ModelError ToolParseError TunnelError BrowserSandboxError OverlongPromptError",
-        "verifiers.types:ContentPart ErrorData EvalConfig RolloutScore RolloutScores TimeSpan Endpoints TaskSplit",
-        "verifiers.clients:Client ClientConfig resolve_client OpenAIChatCompletionsClient",
-        "verifiers.rubrics.judge_rubric:JudgeRubric",
-        "verifiers.rubrics.experimental.hybrid_math_rubric:HybridMathRubric",
-        "verifiers.rubrics.tool_rubric:ToolRubric",
-        "verifiers.envs.env_group:EnvGroup EnvGroupRubric",
-        "verifiers.parsers.maybe_think_parser:MaybeThinkParser",
-        "verifiers.envs.sandbox_env:SandboxEnv AdvancedConfigs CreateSandboxRequest AsyncSandboxClient CommandTimeoutError",
-        "verifiers.clients:OpenAIClient",
-        "verifiers.envs.experimental.composable:ComposableEnv Harness TaskSet SandboxTaskSet SandboxSpec",
-        "verifiers.envs.experimental.composable.harnesses.opencode:opencode_harness",
-        "verifiers.envs.experimental.opencode_env:OpenCodeEnv",
-        "verifiers.envs.experimental.rlm_env:RLMEnv RLMMonitorRubric",
-        "verifiers.utils.eval_utils:load_endpoints resolve_endpoints_file",
-        "verifiers:AdvancedConfigs OpenAIClient load_endpoints",
-        "verifiers:AsyncOpenAI setup_logging ToolCall ErrorChain maybe_await parse_response_messages",
-    ],
-)
-def test_a_path_has_its_names(path):
-    module, _, names = path.partition(":")
-    in_fresh_process(f"from {module} import {', '.join(names.split())}")
+PATHS = [
+    "verifiers.utils.async_utils:maybe_await maybe_semaphore maybe_retry NullAsyncContext",
+    "verifiers.utils.client_utils:setup_openai_client setup_client load_prime_config resolve_client_config",
+    "verifiers.utils.config_utils:MissingKeyError ensure_keys",
+    "verifiers.utils.data_utils:extract_boxed_answer extract_hash_answer BOXED_SYSTEM_PROMPT",
+    "verifiers.utils.env_utils:load_environment",
+    "verifiers.utils.error_utils:ErrorChain error_data error_from_data get_error_chain",
+    "verifiers.utils.logging_utils:setup_logging log_level quiet_verifiers print_prompt_completions_sample",
+    "verifiers.utils.message_utils:concat_messages messages_to_printable sanitize_tool_calls normalize_messages",
+    "verifiers.utils.response_utils:parse_response_message parse_response_messages parse_response_tokens",
+    "verifiers.utils.save_utils:state_to_output states_to_outputs load_outputs make_serializable",
+    "verifiers.utils.thread_utils:get_or_create_thread_attr get_or_create_thread_loop",
+    "verifiers.utils.tool_utils:convert_func_to_oai_tool convert_func_to_tool_def is_valid_tool_content_parts",
+    "verifiers.decorators:stop cleanup teardown setup update metric reward advantage discover_decorated",
+    "verifiers.errors:Error ModelError ToolParseError TunnelError BrowserSandboxError OverlongPromptError",
+    "verifiers.types:ContentPart ErrorData EvalConfig RolloutScore RolloutScores TimeSpan Endpoints TaskSplit",
+    "verifiers.clients:Client ClientConfig resolve_client OpenAIChatCompletionsClient",
+    "verifiers.rubrics.judge_rubric:JudgeRubric",
+    "verifiers.rubrics.experimental.hybrid_math_rubric:HybridMathRubric",
+    "verifiers.rubrics.tool_rubric:ToolRubric",
+    "verifiers.envs.env_group:EnvGroup EnvGroupRubric",
+    "verifiers.parsers.maybe_think_parser:MaybeThinkParser",
+    "verifiers.envs.sandbox_env:SandboxEnv AdvancedConfigs CreateSandboxRequest AsyncSandboxClient CommandTimeoutError",
+    "verifiers.clients:OpenAIClient",
+    "verifiers.envs.experimental.composable:ComposableEnv Harness TaskSet SandboxTaskSet SandboxSpec",
+    "verifiers.envs.experimental.composable.harnesses.opencode:opencode_harness",
+    "verifiers.envs.experimental.opencode_env:OpenCodeEnv",
+    "verifiers.envs.experimental.rlm_env:RLMEnv RLMMonitorRubric",
+    "verifiers.utils.eval_utils:load_endpoints resolve_endpoints_file",
+    "verifiers:AdvancedConfigs OpenAIClient load_endpoints",
+    "verifiers:AsyncOpenAI setup_logging ToolCall ErrorChain maybe_await parse_response_messages",
+]
+NOT_OFFERED = [
+    "from verifiers import BrowserEnv, RLTrainer, GRPOTrainer",
+    "from verifiers.envs.experimental.composable.tasksets.swe import make_swe_taskset",
+    "from verifiers.envs.integrations.browser_env import BrowserEnv",
+    "from verifiers.scripts.eval import main",
+    "from verifiers.cli.commands.eval import build_parser",
+    "from verifiers.workers.server.env_server import EnvServer",
+    "from verifiers.serve import EnvClient",
+    "from verifiers.rl.trainer import RLTrainer",
+    "from verifiers.utils.path_utils import get_results_path",
+    "from verifiers.utils.tools import ask, search",
+]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from verifiers import BrowserEnv, RLTrainer, GRPOTrainer",
-        "from verifiers.envs.experimental.composable.tasksets.swe import make_swe_taskset",
-        "from verifiers.envs.integrations.browser_env import BrowserEnv",
-        "from verifiers.scripts.eval import main",
-        "from verifiers.cli.commands.eval import build_parser",
-        "from verifiers.workers.server.env_server import EnvServer",
-        "from verifiers.serve import EnvClient",
-        "from verifiers.rl.trainer import RLTrainer",
-        "from verifiers.utils.path_utils import get_results_path",
-        "from verifiers.utils.tools import ask, search",
-    ],
-)
-def test_what_is_not_offered_can_be_imported(statement):
-    in_fresh_process(statement)
+def refused(statements: list[str]) -> str:
+    """Those of the statements that cannot be executed, each with its error; all in one process."""
+    return in_fresh_process(
+        f"""
+        for statement in {statements!r}:
+            try:
+                exec(statement, {{}})
+            except Exception as error:
+                print(f"{{statement}}: {{type(error).__name__}}: {{error}}")
+        """
+    )
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["in this order", "the other way round"])
+def test_paths_have_their_names(turn):
+    split = [path.partition(":") for path in PATHS[::turn]]
+    assert refused([f"from {module} import {', '.join(names.split())}" for module, _, names in split]) == ""
+
+
+def test_what_is_not_offered_can_be_imported():
+    assert refused(NOT_OFFERED) == ""
 
 
 def test_what_is_not_offered_says_so_when_it_is_used():

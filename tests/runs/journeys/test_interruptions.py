@@ -23,6 +23,7 @@ ENDLESS = 1_000_000
 """Steps of a run that is stopped before its end, however long the commands that look at it take."""
 
 
+@pytest.mark.nightly  # in one process: `test_an_environment_that_always_fails...` of the orchestrator's simulation
 def test_a_reward_that_always_raises_ends_the_run_and_is_quoted(tmp_path):
     run = Run(tmp_path, "--orchestrator.envs.0.id", "raises")
     try:

@@ -31,7 +31,7 @@ class QueuedRequest:
         return tuple(self.owner.request.prompt_ids)
 
 
-class Admission:
+class EngineAdmission:
     """The queue. `waiting` has not begun, `back` has."""
 
     def __init__(self, limits: Limits, memory: KvMemory) -> None:

@@ -44,10 +44,7 @@ class Decoder:
     def forward(
         self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: Sequence[AdapterRows] = ()
     ) -> Tensor:
-        """Hidden states [R, D] of R tokens at their positions.
-
-        `attend` says what each of them sees of the others, `adapters` which rows have one.
-        """
+        """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
         num_rows = len(token_ids_R)
         rotations = self._rotations(with_rows(positions_R))
         hidden_RD = self._embed(with_rows(token_ids_R))
@@ -73,8 +70,8 @@ class Decoder:
             kv_NLKTE = self.prompt_room(num_prompts, length)
         positions_P = torch.arange(start, start + length, device=self.device)
         attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
-        rows = group_rows(adapters, self.device, length)
-        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend, rows)
+        groups = group_rows(adapters, self.device, length)
+        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend, groups)
         return hidden_RD.view(num_prompts, length, -1)
 
     def decode(

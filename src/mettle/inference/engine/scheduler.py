@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
 from mettle.inference.engine.adapters import AdapterWeights, group_rows
-from mettle.inference.engine.admission import Admission, QueuedRequest
+from mettle.inference.engine.admission import EngineAdmission, QueuedRequest
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.memory import KvMemory
@@ -71,7 +71,7 @@ class Scheduler:
         self._sampler = BatchSampler(self._device, seed)
         self.memory = KvMemory(KvSizes(decoder.shape, decoder.dtype), limits, self._device)
         self._slots = self.memory.slots
-        self._admission = Admission(limits, self.memory)
+        self._admission = EngineAdmission(limits, self.memory)
         self._prompts: deque[PromptBatch] = deque()
         self.adapters = ServedAdapters[AdapterWeights](limits.max_adapters, limits.max_adapter_versions)
         self._requests: dict[str, RunningRequest] = {}

@@ -93,9 +93,8 @@ class JudgeContract:
         assert [test.expected for test in result.tests] == [str(number) for number in range(8)]
         assert result.has_passed
 
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
+    async def test_bad_input_is_one_clear_error_and_the_pool_stays_healthy(self, judge: Judge) -> None:
+        changes: list[tuple[dict[str, Any], str]] = [
             ({"language": "cobol"}, "cobol"),
             ({"code": b"print(1)"}, "must be text"),
             ({"code": "\ud800"}, "surrogate"),
@@ -107,22 +106,21 @@ class JudgeContract:
             ({"tests": [("1", "2")]}, "tuple"),
             ({"tests": [StdioTest(compare="fuzzy")]}, "fuzzy"),  # type: ignore[arg-type]
             ({"tests": [CallTest("f", (object(),))]}, "object"),
-        ],
-    )
-    async def test_bad_input_is_one_clear_error_and_the_pool_stays_healthy(
-        self, judge: Judge, change: dict[str, Any], words: str
-    ) -> None:
-        request: dict[str, Any] = {"code": "print(1)", "tests": [StdioTest("", "1")], **change}
-        with pytest.raises(UserError, match=words):
-            await judge.judge(**request)
-        assert (await judge.judge("print(1)", [StdioTest("", "1")])).has_passed
+        ]
+        for change, words in changes:
+            request: dict[str, Any] = {"code": "print(1)", "tests": [StdioTest("", "1")], **change}
+            with pytest.raises(UserError, match=words):
+                await judge.judge(**request)
+        # As many as a pool keeps ready, so that one that was spoiled would be met.
+        for _ in range(2):
+            assert (await judge.judge("print(1)", [StdioTest("", "1")])).has_passed
 
     async def test_many_at_once_all_get_their_own_answer(self, judge: Judge) -> None:
         async def one(number: int) -> bool:
             tests = [StdioTest(str(number), str(number**2))]
             return (await judge.judge("print(int(input()) ** 2)", tests)).has_passed
 
-        assert all(await asyncio.gather(*(one(number) for number in range(12))))
+        assert all(await asyncio.gather(*(one(number) for number in range(6))))
 
     async def test_a_cancelled_judgement_leaves_the_pool_healthy(self, judge: Judge) -> None:
         task = asyncio.create_task(judge.judge("import time; time.sleep(60)", [StdioTest()]))

@@ -77,6 +77,17 @@ class Nouns:
         rows = self.database.rows("SELECT * FROM models WHERE owner = ? ORDER BY created_at DESC", (owner,))
         return [_model(row) for row in rows]
 
+    def num_living_models(self, owner: str) -> int:
+        """Models of theirs in sessions that have not ended."""
+        query = (
+            "SELECT count(*) FROM models JOIN sessions USING (session_id) WHERE models.owner = ? AND ended_at IS NULL"
+        )
+        return int(self.database.value(query, (owner,)))
+
+    def snapshots(self) -> set[str]:
+        """The folders of all models' states."""
+        return {row[0] for row in self.database.rows("SELECT snapshot FROM models") if row[0]}
+
     def models_of_session(self, session_id: str) -> list[str]:
         rows = self.database.rows("SELECT model_id FROM models WHERE session_id = ?", (session_id,))
         return [row[0] for row in rows]
@@ -129,17 +140,17 @@ class Nouns:
         """A checkpoint of theirs, or one that is public."""
         row = self.database.row(
             "SELECT * FROM checkpoints WHERE path = ? AND (owner = ? OR is_public)"
-            " AND coalesce(expires_at, ?) >= ?",
-            (path, owner, self.clock(), self.clock()),
+            " AND (expires_at IS NULL OR expires_at >= ?)",
+            (path, owner, self.clock()),
         )  # fmt: skip
         return None if row is None else _checkpoint(row)
 
     def checkpoints(self, owner: str, model_id: str | None = None) -> list[SavedWeights]:
         """Newest first."""
         rows = self.database.rows(
-            "SELECT * FROM checkpoints WHERE owner = ? AND (? IS NULL OR model_id = ?) AND coalesce(expires_at, ?) >= ?"
-            " ORDER BY created_at DESC, rowid DESC",
-            (owner, model_id, model_id, self.clock(), self.clock()),
+            "SELECT * FROM checkpoints WHERE owner = ? AND (? IS NULL OR model_id = ?) AND (expires_at IS NULL OR"
+            " expires_at >= ?) ORDER BY created_at DESC, rowid DESC",
+            (owner, model_id, model_id, self.clock()),
         )
         return [_checkpoint(row) for row in rows]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 State = Literal["waiting", "done", "failed", "cancelled"]
 Kind = Literal[
     "create_model", "forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler",
-    "save_weights_external", "load_weights", "unload_model", "sample",
+    "save_weights_external", "load_weights", "unload_model", "sample", "refused",
 ]  # fmt: skip
 CheckpointKind = Literal["training", "sampler", "external"]
 SEGMENTS: Mapping[CheckpointKind, str] = {

@@ -26,12 +26,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MISSING = {name: why_missing(find_language(SandboxConfig(), name)) for name in FORGERIES}
 LANGUAGES = [name for name, missing in MISSING.items() if missing is None]
-JVM = {"java"}  # seconds for each: marked, and left out where the program only asks a shell, as every language's does
+JVM = {"java"}  # seconds for each: at night, and left out where the program only asks a shell, as every language's does
 
 
 def marked(name: str) -> Any:
     why = MISSING[name]
-    marks = [pytest.mark.skipif(why is not None, reason=str(why)), *([pytest.mark.slow] if name in JVM else [])]
+    marks = [
+        pytest.mark.skipif(why is not None, reason=str(why)),
+        *([pytest.mark.slow, pytest.mark.nightly] if name in JVM else []),
+    ]
     return pytest.param(name, marks=marks)
 
 

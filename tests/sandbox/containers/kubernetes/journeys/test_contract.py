@@ -39,5 +39,17 @@ class TestKubernetesMachines(MachineContract):
     pass
 
 
+@pytest.mark.nightly
 class TestKubernetesJudge(JudgeContract):
-    pass
+    """What a program's end means is the agent's matter, and the same one runs in the containers of docker every day."""
+
+
+class TestKubernetesJudgeInShort:
+    """What hangs on the pods themselves: that each judgement has its own, several at once, and one that is given up."""
+
+    test_each_test_has_its_own_verdict = JudgeContract.test_each_test_has_its_own_verdict
+    test_the_isolation_in_force_stands_in_the_result = JudgeContract.test_the_isolation_in_force_stands_in_the_result
+    test_many_at_once_all_get_their_own_answer = JudgeContract.test_many_at_once_all_get_their_own_answer
+    test_a_cancelled_judgement_leaves_the_pool_healthy = (
+        JudgeContract.test_a_cancelled_judgement_leaves_the_pool_healthy
+    )

@@ -1,0 +1,96 @@
+"""Who asks: the key in `X-API-Key`, and the owner that it stands for.
+
+Parts: `TenantKeys`, `new_key`, `Signer` (links that work without a key, for a while). Invariant: keys are compared by
+their digests, and what is stored or logged of one is its owner's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from mettle.errors import UserError
+from mettle.storage.files import write_atomic
+from mettle.web.doors import secret_digest
+from mettle.web.problems import HttpError
+
+PREFIX: Final = "tml-"
+HEADER: Final = "x-api-key"
+LINK_S: Final = 3600.0
+
+
+def new_key() -> str:
+    """256 random bits, as clients want them spelled."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+class TenantKeys:
+    """Owners by key. Without a file each key is an owner of its own."""
+
+    def __init__(self, owners: Mapping[bytes, str] | None) -> None:
+        self._owners = owners
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """The keys in a file: a line each, `tml-... name`; # begins a comment. Raises: UserError."""
+        if path is None:
+            return cls(None)
+        try:
+            lines = path.read_text().splitlines()
+        except OSError as error:
+            raise UserError(f"the keys in {path} cannot be read: {error.strerror}") from error
+        owners: dict[bytes, str] = {}
+        for number, line in enumerate(lines, start=1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or not words[0].startswith(PREFIX):
+                raise UserError(f"{path}:{number}: a line is a key that begins with {PREFIX!r} and a name")
+            owners[secret_digest(words[0])] = words[1]
+        if not owners:
+            raise UserError(f"{path} holds no key; `mettle train key NAME >> {path}` adds one")
+        return cls(owners)
+
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """Who asks. Raises: HttpError 401."""
+        key = headers.get(HEADER, "")
+        if not key.startswith(PREFIX):
+            raise HttpError(401, f"this server wants a key that begins with {PREFIX!r} in X-API-Key")
+        digest = secret_digest(key)
+        if self._owners is None:
+            return f"key-{digest.hex()[:16]}"
+        owner = self._owners.get(digest)
+        if owner is None:
+            raise HttpError(401, "this key is not known here")
+        return owner
+
+
+class Signer:
+    """Links to files: whoever has one may read the file until it ends."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        if not path.exists():
+            write_atomic(path, secrets.token_bytes(32))
+            path.chmod(0o600)
+        self._secret, self._clock = path.read_bytes(), clock
+
+    def signed(self, what: str) -> tuple[str, float]:
+        """`expires/signature` for a thing, and when it ends."""
+        expires = int(self._clock() + LINK_S)
+        return f"{expires}/{self._signature(what, expires)}", float(expires)
+
+    def check(self, what: str, expires: str, signature: str) -> None:
+        """Raises: HttpError 403."""
+        is_number = expires.isascii() and expires.isdigit() and len(expires) < 15
+        if not is_number or not hmac.compare_digest(signature, self._signature(what, int(expires))):
+            raise HttpError(403, "this link is not one of this server's")
+        if int(expires) < self._clock():
+            raise HttpError(403, "this link has ended; ask for a new one")
+
+    def _signature(self, what: str, expires: int) -> str:
+        return hmac.new(self._secret, f"{expires}:{what}".encode(), hashlib.sha256).hexdigest()

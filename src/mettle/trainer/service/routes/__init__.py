@@ -1,0 +1,1 @@
+"""The routes, by what they are about; together they are the API that clients speak."""
