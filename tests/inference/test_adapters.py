@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,13 @@ import aiohttp
 import pytest
 import torch
 from policies import make_model, picked_logprobs, publish, publish_adapter, save_adapter, tiny_config, with_adapter
+from schedulers import Heard, ask
+from served import KEYS, served
 
+from mettle.clients.renderer import Renderer
+from mettle.inference.engine.mock import MockEngine
+from mettle.inference.engine.protocol import RequestRefused, WeightsRejected
+from mettle.inference.remote import RemoteEngine
 from mettle.inference.server import InferenceServer
 
 
@@ -142,3 +151,35 @@ async def test_the_mock_engine_keeps_the_same_promises(
     assert (await sample(http, mock_server, "a@v0"))["versions"] == [0] * 3
     assert (await post(http, f"{mock_server.base_url}/unload_lora_adapter", {"lora_name": "a"}))[0] == 200
     assert list(await models(http, mock_server)) == ["policy"]
+
+
+def test_a_remote_engine_passes_adapters_on(renderer: Renderer, model: Any, tmp_path: Path) -> None:
+    folder = save_adapter(model, tmp_path / "a")
+    with served(MockEngine(), renderer) as base_url:
+        engine = RemoteEngine(base_url, admin_key=KEYS.admin, api_key=KEYS.api)
+        try:
+            assert [engine.load_adapter("a", folder).version for _ in range(2)] == [0, 1]
+            assert engine.load_adapter("a", folder, 7).version == 7
+            (status,) = engine.status().adapters
+            assert (status.name, status.path, status.versions) == ("a", str(folder), (0, 1, 7))
+            heard = Heard()
+            for request_id, version in (("newest", None), ("pinned", 1), ("gone", 5)):
+                asked = ask(request_id, [1, 2])
+                engine.submit(replace(asked, adapter="a", adapter_version=version), heard)
+            wait_until(lambda: len(heard.generations) + len(heard.errors) == 3)
+            versions = {found.request_id: found.choices[0].versions for found in heard.generations}
+            assert versions == {"newest": [7, 7], "pinned": [1, 1]}
+            assert isinstance(heard.errors[0], RequestRefused)
+            with pytest.raises(WeightsRejected, match="adapter_config"):
+                engine.load_adapter("b", tmp_path)
+            engine.unload_adapter("a")
+            assert engine.status().adapters == ()
+        finally:
+            engine.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in a minute"
+        time.sleep(0.01)

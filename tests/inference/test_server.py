@@ -55,7 +55,7 @@ async def test_tokens_in_tokens_out(server: InferenceServer, http: aiohttp.Clien
     assert answer["prompt_logprobs"][0] is None
     assert torch.allclose(torch.tensor(answer["prompt_logprobs"][1:]), picked_logprobs(model, [1, 2, 3]), atol=1e-4)
     for index, choice in enumerate(answer["choices"]):
-        assert set(choice) == {"index", "token_ids", "logprobs", "versions", "finish_reason"}
+        assert set(choice) == {"index", "token_ids", "logprobs", "versions", "finish_reason", "stop"}
         assert (choice["index"], choice["finish_reason"], choice["versions"]) == (index, "length", [0] * 6)
         expected = picked_logprobs(model, [1, 2, 3, *choice["token_ids"]])[2:]
         assert torch.allclose(torch.tensor(choice["logprobs"]), expected, atol=1e-4)

@@ -56,7 +56,7 @@ def check_adapter_name(service: ModelService, name: str, field: str) -> None:
 
 
 def _names(service: ModelService) -> set[str]:
-    return {adapter.name for adapter in service.engine.adapters()}
+    return {adapter.name for adapter in service.engine.status().adapters}
 
 
 ROUTES: list[Row] = [

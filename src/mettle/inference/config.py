@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from mettle.config.options import Option
+from mettle.processes.host import usable_cores
 
 
 class InferenceConfig(BaseModel):
@@ -75,14 +76,25 @@ class InferenceConfig(BaseModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and KV. float32 agrees with the trainer and is fastest on a CPU without bf16 instructions."""
 
-    num_threads: int = Field(default=1, ge=1)
-    """Threads of one tensor operation. More than one is slower whenever the cores are shared."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of one tensor operation; by default half of the cores that a trainer and an orchestrator leave, 1 to 8.
+    On shared cores more than one is slower, on two by 4 to 15 times."""
 
     drain_s: float = Field(default=2.0, ge=0)
     """Seconds that running requests get to finish after SIGTERM."""
 
     log_level: str = "INFO"
     """Least severe level that is logged to standard error."""
+
+    @property
+    def threads(self) -> int:
+        """`num_threads`, chosen if it is not given."""
+        return self.num_threads or self._threads_of(usable_cores())
+
+    @staticmethod
+    def _threads_of(cores: int) -> int:
+        # Beside it a trainer and an orchestrator want a core each, and half of the rest is left to what they start.
+        return min(8, max(1, (cores - 2) // 2))
 
 
 class ServeConfig(InferenceConfig):
@@ -94,3 +106,10 @@ class ServeConfig(InferenceConfig):
     api_key: SecretStr | None = None
     """The key that requests must bring as `Authorization: Bearer KEY`; METTLE_API_KEY by default, and anybody who
     reaches the server if there is none. The admin routes want METTLE_ADMIN_KEY, and are closed without it."""
+
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of one tensor operation; by default all cores but the one that answers, 1 to 8."""
+
+    @staticmethod
+    def _threads_of(cores: int) -> int:
+        return min(8, max(1, cores - 1))

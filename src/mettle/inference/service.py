@@ -49,6 +49,8 @@ class ModelService:
     def __post_init__(self) -> None:
         self.created = self.created or int(self.clock())
         self.metrics = ServingMetrics(self.engine.status)
+        self.aliases: dict[str, str] = {}
+        """What clients call their running requests, to the engine's names."""
 
     @property
     def engine(self) -> SamplingEngine:
@@ -62,7 +64,7 @@ class ModelService:
         """
         if name is None or name == self.model_name:
             return ModelChoice("", None)
-        adapters = {adapter.name: adapter for adapter in self.engine.adapters()}
+        adapters = {adapter.name: adapter for adapter in self.engine.status().adapters}
         if isinstance(name, str):
             adapter, _, version = name.partition("@v")
             if name in adapters:
@@ -77,6 +79,22 @@ class ModelService:
         """The model's name in the answer to a request."""
         pinned = "" if request.adapter_version is None else f"@v{request.adapter_version}"
         return f"{request.adapter}{pinned}" if request.adapter else self.model_name
+
+    @contextmanager
+    def known_as(self, alias: str | None, request_id: str) -> Iterator[None]:
+        """While the block runs a client may end the request by a name of its own.
+
+        Raises: HttpError 409 when another request has that name.
+        """
+        if alias is None:
+            yield
+            return
+        if self.aliases.setdefault(alias, request_id) != request_id:
+            raise HttpError(409, f"a request {alias!r} runs already", param="request_id", code="request_exists")
+        try:
+            yield
+        finally:
+            self.aliases.pop(alias, None)
 
     async def generate(self, request: GenerationRequest, prompt_field: str) -> Generation:
         """A whole generation; a complaint about the prompt names `prompt_field`."""

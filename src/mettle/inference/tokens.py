@@ -66,7 +66,7 @@ def _models(service: ModelService) -> list[dict[str, Any]]:
         "max_model_len": status.max_model_len,
     }
     models: list[dict[str, Any]] = [{"id": service.model_name, **shared, "policy_version": status.version}]
-    for adapter in service.engine.adapters():
+    for adapter in status.adapters:
         about = {"root": adapter.path, "parent": service.model_name, "versions": list(adapter.versions)}
         models.append({"id": adapter.name, **shared, "policy_version": adapter.newest, **about})
     return models

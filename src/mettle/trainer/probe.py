@@ -172,8 +172,10 @@ class EngineTransport(ModelTransport):
 
 def _sampling(body: Mapping[str, Any]) -> SamplingParams:
     names = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"}
+    names |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
     given = {name: body[name] for name in names if body.get(name) is not None}
     lists: dict[str, Sequence[Any]] = {name: tuple(body.get(name) or ()) for name in ("stop", "stop_token_ids")}
+    lists["logit_bias"] = tuple((int(token), value) for token, value in (body.get("logit_bias") or {}).items())
     return SamplingParams(**given, **lists)  # type: ignore[arg-type]
 
 

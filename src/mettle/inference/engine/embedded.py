@@ -24,22 +24,19 @@ from mettle.inference.engine.architecture import ModelShape, read_shape
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import (
-    AdapterStatus,
     EngineBusy,
     EngineStatus,
     EngineStopped,
-    Generation,
     GenerationRequest,
     PauseMode,
     SamplingEngine,
-    TokenEvent,
     TokenListener,
     WeightsRejected,
     WeightUpdate,
 )
 from mettle.inference.engine.published import load_adapter, load_published, prove
 from mettle.inference.engine.scheduler import Scheduler
-from mettle.inference.engine.sequences import DecodeText
+from mettle.inference.engine.sequences import CountedListener, DecodeText
 from mettle.inference.engine.weights import fuse, inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
 
@@ -94,7 +91,7 @@ class EmbeddedEngine:
                     f"{self._num_outstanding} sequences run or wait and no more are taken; try again later"
                 )
             self._num_outstanding += request.n
-            counted = _Counted(listener, lambda: self._count_out(request.n))
+            counted = CountedListener(listener, lambda: self._count_out(request.n))
             self._inbox.put(lambda: self._scheduler.add(request, counted))
 
     def abort(self, request_id: str) -> None:
@@ -154,10 +151,6 @@ class EmbeddedEngine:
             self._call(lambda: self._scheduler.remove_adapter(name))
             logger.info("no longer serving adapter", extra={"adapter": name})
 
-    def adapters(self) -> tuple[AdapterStatus, ...]:
-        """As of now."""
-        return self._scheduler.adapters.statuses()
-
     def pause(self, mode: PauseMode) -> None:
         """Stop at the next step's end, or when what runs has finished; what waits goes on waiting."""
         drained: Future[None] = Future()
@@ -206,6 +199,7 @@ class EmbeddedEngine:
             kv_budget_bytes=scheduler.memory.budget,
             total_prefix_hit_tokens=totals.prefix_hit_tokens,
             total_preempted=totals.preempted,
+            adapters=scheduler.adapters.statuses(),
         )
 
     def close(self) -> None:
@@ -303,25 +297,6 @@ class EmbeddedEngine:
             self._num_outstanding -= num_choices
 
 
-class _Counted:
-    """A listener that also counts its request out of the queue."""
-
-    __slots__ = ("_count_out", "_listener", "on_token")
-
-    def __init__(self, listener: TokenListener, count_out: Callable[[], None]) -> None:
-        self._listener = listener
-        self._count_out = count_out
-        self.on_token: Callable[[TokenEvent], None] = listener.on_token
-
-    def on_finish(self, generation: Generation) -> None:
-        self._count_out()
-        self._listener.on_finish(generation)
-
-    def on_failure(self, error: MettleError) -> None:
-        self._count_out()
-        self._listener.on_failure(error)
-
-
 def start_engine(
     config: InferenceConfig,
     *,
@@ -339,7 +314,7 @@ def start_engine(
     wanted = config.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
     if wanted > shape.max_positions:
         raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
-    with inference_threads(config.num_threads):
+    with inference_threads(config.threads):
         decoder = _first_decoder(config, shape, wanted, device, dtype)
     limits = Limits(
         config.max_slots,
@@ -363,7 +338,7 @@ def start_engine(
         scheduler,
         max_queue=config.max_queue,
         canary_tolerance=config.canary_tolerance,
-        num_threads=config.num_threads,
+        num_threads=config.threads,
         base=config.model,
         on_death=on_death,
     )

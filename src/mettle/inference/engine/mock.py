@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from mettle.errors import StorageError
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.protocol import (
-    AdapterStatus,
     EngineBusy,
     EngineStatus,
     EngineStopped,
@@ -125,10 +124,6 @@ class MockEngine:
         with self._lock:
             self._adapters.remove(name)
 
-    def adapters(self) -> tuple[AdapterStatus, ...]:
-        """What was loaded."""
-        return self._adapters.statuses()
-
     def pause(self, mode: PauseMode) -> None:
         """Hold what comes."""
         self._is_paused = True
@@ -153,6 +148,7 @@ class MockEngine:
             max_model_len=self._limits.max_model_len,
             vocab_size=self._vocab_size,
             total_aborted=len(self.aborted),
+            adapters=self._adapters.statuses(),
         )
 
     def close(self) -> None:

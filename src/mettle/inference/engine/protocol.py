@@ -141,6 +141,21 @@ class WeightUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """An adapter that is served: where its newest version came from, and the versions that a request may pin."""
+
+    name: str
+    path: str
+    rank: int
+    versions: tuple[int, ...]
+
+    @property
+    def newest(self) -> int:
+        """The version of requests that pin none."""
+        return self.versions[-1]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Where an engine stands. `num_running` and `num_waiting` count choices, the totals count since the start."""
 
@@ -163,21 +178,7 @@ class EngineStatus:
     total_prefix_hit_tokens: int = 0
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """An adapter that is served: where its newest version came from, and the versions that a request may pin."""
-
-    name: str
-    path: str
-    rank: int
-    versions: tuple[int, ...]
-
-    @property
-    def newest(self) -> int:
-        """The version of requests that pin none."""
-        return self.versions[-1]
+    adapters: tuple[AdapterStatus, ...] = ()
 
 
 class SamplingEngine(Protocol):
@@ -208,9 +209,6 @@ class SamplingEngine(Protocol):
 
     def unload_adapter(self, name: str) -> None:
         """Take no more requests for an adapter. Those under way end under it. Blocks."""
-
-    def adapters(self) -> tuple[AdapterStatus, ...]:
-        """The adapters that are served."""
 
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling: at once, keeping what runs (`keep`), or when it has finished (`drain`). Blocks."""

@@ -90,6 +90,27 @@ class RunningRequest:
         self.finish()
 
 
+class CountedListener:
+    """A listener that also counts its request out of the queue, before it tells of the end."""
+
+    __slots__ = ("_count_out", "_listener", "on_token")
+
+    def __init__(self, listener: TokenListener, count_out: Callable[[], None]) -> None:
+        self._listener = listener
+        self._count_out = count_out
+        self.on_token: Callable[[TokenEvent], None] = listener.on_token
+
+    def on_finish(self, generation: Generation) -> None:
+        """See TokenListener."""
+        self._count_out()
+        self._listener.on_finish(generation)
+
+    def on_failure(self, error: MettleError) -> None:
+        """See TokenListener."""
+        self._count_out()
+        self._listener.on_failure(error)
+
+
 class RunningSequence:
     """One choice that is being sampled. `length` counts its tokens, the newest of which is not in the KV cache yet.
 
@@ -145,6 +166,16 @@ class RunningSequence:
     def age(self) -> tuple[int, int]:
         """Less for what came earlier."""
         return self.owner.arrival, self.choice.index
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self.owner.request.prompt_ids
+
+    @property
+    def sampled_ids(self) -> Sequence[int]:
+        """The choice's tokens."""
+        return self.choice.token_ids
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,383 @@
+"""What every engine promises, held against each of them: whoever writes another adds it to `ENGINES`.
+
+`mock` answers from memory, so what needs a model is asked of the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from policies import END, picked_logprobs, publish, reference_logprobs
+from served import KEYS, served
+from transformers import PreTrainedModel
+
+from mettle.clients.renderer import Renderer
+from mettle.errors import MettleError
+from mettle.inference.config import InferenceConfig
+from mettle.inference.engine.embedded import EmbeddedEngine, start_engine
+from mettle.inference.engine.mock import MockEngine
+from mettle.inference.engine.protocol import (
+    EngineBusy,
+    EngineStopped,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    SamplingEngine,
+    TokenEvent,
+    WeightsRejected,
+)
+from mettle.inference.remote import RemoteEngine
+from mettle.records.sampling import SamplingParams
+
+WAIT_S = 100.0
+PROMPT = (1, 2, 3)
+TOLERANCE = 1e-4
+
+
+class Heard:
+    """A listener that keeps what it hears and counts the ends."""
+
+    def __init__(self, enough: int = 1_000_000) -> None:
+        self.events: list[TokenEvent] = []
+        self.ends: list[Generation | MettleError] = []
+        self.has_ended = threading.Event()
+        self.has_enough = threading.Event()
+        self._enough = enough
+
+    def on_token(self, event: TokenEvent) -> None:
+        assert not self.ends, "a token came after the end"
+        self.events.append(event)
+        if len(self.events) >= self._enough:
+            self.has_enough.set()
+
+    def on_finish(self, generation: Generation) -> None:
+        self._end(generation)
+
+    def on_failure(self, error: MettleError) -> None:
+        self._end(error)
+
+    def _end(self, outcome: Generation | MettleError) -> None:
+        self.ends.append(outcome)
+        self.has_ended.set()
+        self.has_enough.set()
+
+    def outcome(self) -> Generation | MettleError:
+        assert self.has_ended.wait(WAIT_S), "the request did not end"
+        assert len(self.ends) == 1
+        return self.ends[0]
+
+    def answer(self) -> Generation:
+        found = self.outcome()
+        assert isinstance(found, Generation), found
+        return found
+
+
+@dataclass
+class Bench:
+    """An engine under test. `has_model` is False for one that makes its answers up."""
+
+    engine: SamplingEngine
+    model: PreTrainedModel
+    has_model: bool = True
+    hold: Callable[[], None] = lambda: None
+    names: int = 0
+
+    def ask(self, *, prompt: tuple[int, ...] = PROMPT, enough: int = 1_000_000, **asked: Any) -> Heard:
+        fields = {name: asked.pop(name) for name in list(asked) if name in GenerationRequest.__slots__}
+        self.names += 1
+        heard = Heard(enough)
+        wanted = GenerationRequest(f"request-{self.names}", prompt, SamplingParams(**asked), **fields)
+        self.engine.submit(wanted, heard)
+        return heard
+
+    def greedy(self, **asked: Any) -> Generation:
+        return self.ask(temperature=0.0, max_tokens=8, ignore_eos=True, **asked).answer()
+
+    def needs_model(self) -> None:
+        if not self.has_model:
+            pytest.skip("it has no model")
+
+    def publish(self, model: PreTrainedModel, root: Path, version: int, **changes: Any) -> Path:
+        return publish(model, root, version, **changes)
+
+
+Build = Callable[[ExitStack, Path, PreTrainedModel, Renderer], Bench]
+
+
+def embedded_engine(folder: Path, renderer: Renderer) -> EmbeddedEngine:
+    config = InferenceConfig(model=folder, max_slots=8, max_queue=8, seed=0)
+    return start_engine(config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text)
+
+
+def embedded(_: ExitStack, folder: Path, model: PreTrainedModel, renderer: Renderer) -> Bench:
+    return Bench(embedded_engine(folder, renderer), model)
+
+
+def mock(_: ExitStack, __: Path, model: PreTrainedModel, ___: Renderer) -> Bench:
+    return Bench(MockEngine(max_queue=8, answer=lambda ids, choice: [*ids, *ids, 9]), model, has_model=False)
+
+
+def remote(stack: ExitStack, folder: Path, model: PreTrainedModel, renderer: Renderer) -> Bench:
+    base_url = stack.enter_context(served(embedded_engine(folder, renderer), renderer))
+    return Bench(RemoteEngine(base_url, admin_key=KEYS.admin, api_key=KEYS.api), model)
+
+
+ENGINES: dict[str, Build] = {"embedded": embedded, "mock": mock, "remote": remote}
+
+
+@pytest.fixture(params=list(ENGINES))
+def bench(
+    request: pytest.FixtureRequest, policy_folder: Path, model: PreTrainedModel, renderer: Renderer
+) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        made = ENGINES[request.param](stack, policy_folder, model, renderer)
+        stack.callback(made.engine.close)
+        yield made
+
+
+def test_all_of_a_choice_is_as_long_as_its_tokens(bench: Bench) -> None:
+    generation = bench.ask(n=3, max_tokens=5, ignore_eos=True, top_logprobs=2).answer()
+    assert generation.num_prompt_tokens == len(PROMPT)
+    assert [choice.index for choice in generation.choices] == [0, 1, 2]
+    for choice in generation.choices:
+        assert len(choice.token_ids) == len(choice.logprobs) == len(choice.versions) == len(choice.top_logprobs) == 5
+        assert (choice.finish_reason, set(choice.versions)) == ("length", {0})
+
+
+def test_what_is_heard_token_by_token_is_what_comes_at_the_end(bench: Bench) -> None:
+    heard = bench.ask(n=2, max_tokens=6, ignore_eos=True, has_token_events=True)
+    for choice in heard.answer().choices:
+        events = [event for event in heard.events if event.choice == choice.index]
+        assert [event.token_id for event in events] == choice.token_ids
+        assert [event.logprob for event in events] == choice.logprobs
+        assert [event.version for event in events] == choice.versions
+        assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + [choice.finish_reason]
+
+
+def test_greedy_tokens_and_logprobs_are_the_model_s(bench: Bench) -> None:
+    bench.needs_model()
+    generation = bench.greedy(prompt_logprobs=True, top_logprobs=3)
+    [choice] = generation.choices
+    whole = [*PROMPT, *choice.token_ids]
+    reference = reference_logprobs(bench.model, whole)
+    assert choice.token_ids == reference.argmax(-1)[len(PROMPT) - 1 :].tolist()
+    expected = picked_logprobs(bench.model, whole)
+    assert generation.prompt_logprobs is not None
+    assert generation.prompt_logprobs[0] is None
+    scored = torch.tensor(generation.prompt_logprobs[1:])
+    assert torch.allclose(scored, expected[: len(PROMPT) - 1], atol=TOLERANCE)
+    best = torch.topk(reference[len(PROMPT) - 1 :], 3, -1)
+    found = torch.tensor([[other.logprob for other in top] for top in choice.top_logprobs])
+    assert torch.allclose(found, best.values, atol=TOLERANCE)
+    assert [[other.token_id for other in top] for top in choice.top_logprobs] == best.indices.tolist()
+
+
+def test_the_logprobs_are_those_of_the_distribution_that_was_sampled_from(bench: Bench) -> None:
+    bench.needs_model()
+    for temperature in (1.0, 0.7):
+        [choice] = bench.ask(max_tokens=8, ignore_eos=True, temperature=temperature, seed=3).answer().choices
+        whole = torch.tensor([[*PROMPT, *choice.token_ids]])
+        with torch.no_grad():
+            logits = bench.model(whole).logits[0, len(PROMPT) - 1 : -1].float() / temperature
+        expected = torch.log_softmax(logits, -1).gather(1, whole[0, len(PROMPT) :, None])[:, 0]
+        assert torch.allclose(torch.tensor(choice.logprobs), expected, atol=TOLERANCE)
+
+
+def test_a_seed_repeats_and_each_choice_draws_its_own(bench: Bench) -> None:
+    bench.needs_model()
+    first, again = (bench.ask(n=3, max_tokens=8, ignore_eos=True, seed=5).answer() for _ in range(2))
+    drawn = [tuple(choice.token_ids) for choice in first.choices]
+    assert drawn == [tuple(choice.token_ids) for choice in again.choices]
+    assert len(set(drawn)) == 3
+    assert bench.ask(max_tokens=8, ignore_eos=True, seed=6).answer().choices[0].token_ids != first.choices[0].token_ids
+
+
+def test_choices_with_seeds_of_their_own_come_as_if_asked_one_by_one(bench: Bench) -> None:
+    bench.needs_model()
+    together = bench.ask(n=2, max_tokens=8, ignore_eos=True, seeds=(11, 12)).answer()
+    alone = [bench.ask(max_tokens=8, ignore_eos=True, seed=seed).answer() for seed in (11, 12)]
+    assert [c.token_ids for c in together.choices] == [g.choices[0].token_ids for g in alone]
+
+
+def test_stop_tokens_and_stop_strings_end_a_choice_and_are_in_it(bench: Bench, renderer: Renderer) -> None:
+    bench.needs_model()
+    ids = bench.greedy().choices[0].token_ids
+    [by_token] = bench.ask(temperature=0.0, max_tokens=8, ignore_eos=True, stop_token_ids=(ids[3],)).answer().choices
+    assert by_token.token_ids == ids[: ids.index(ids[3]) + 1]
+    assert (by_token.finish_reason, by_token.stop) == ("stop", None)
+    text = renderer.visible_text(ids)
+    stop = next(character for character in text if character.isascii())
+    [by_text] = bench.ask(temperature=0.0, max_tokens=8, ignore_eos=True, stop=(stop,)).answer().choices
+    assert (by_text.finish_reason, by_text.stop) == ("stop", stop)
+    assert stop in renderer.visible_text(by_text.token_ids)
+    assert by_text.token_ids == ids[: len(by_text.token_ids)]
+
+
+def test_the_end_token_ends_a_choice_unless_it_is_ignored(bench: Bench) -> None:
+    bench.needs_model()
+    asked = [bench.ask(n=8, max_tokens=100, temperature=2.0, seed=seed) for seed in range(2)]
+    choices = [choice for heard in asked for choice in heard.answer().choices]
+    ended = [choice for choice in choices if choice.finish_reason == "stop"]
+    assert ended, "no choice of these seeds drew the end token"
+    assert all(choice.token_ids[-1] == END and END not in choice.token_ids[:-1] for choice in ended)
+
+
+def test_no_tokens_scores_the_prompt(bench: Bench) -> None:
+    generation = bench.ask(max_tokens=0, prompt_logprobs=True).answer()
+    assert generation.choices[0].token_ids == []
+    assert generation.choices[0].finish_reason == "length"
+    assert generation.prompt_logprobs is not None
+    assert len(generation.prompt_logprobs) == len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("asked", "parameter"),
+    [
+        ({"prompt": ()}, "prompt_ids"),
+        ({"prompt": (1, 264)}, "prompt_ids"),
+        ({"prompt": (1,) * 256}, "prompt_ids"),
+        ({"n": 9_999}, "n"),
+        ({"n": 2, "seeds": (1,)}, "seeds"),
+        ({"temperature": 1e-9}, "temperature"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once_and_never_heard_of(
+    bench: Bench, asked: dict[str, Any], parameter: str
+) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        bench.ask(max_tokens=4, **asked)
+    assert refused.value.parameter == parameter
+    assert bench.engine.status().num_waiting + bench.engine.status().num_running == 0
+
+
+def test_a_request_that_is_aborted_ends_once_with_what_it_has(bench: Bench) -> None:
+    bench.needs_model()
+    heard = bench.ask(n=2, max_tokens=200, ignore_eos=True, has_token_events=True, enough=10)
+    assert heard.has_enough.wait(WAIT_S)
+    bench.engine.abort("request-1")
+    bench.engine.abort("nobody")
+    generation = heard.answer()
+    assert {choice.finish_reason for choice in generation.choices} <= {"abort", "length"}
+    for choice in generation.choices:
+        told = [e.token_id for e in heard.events if e.choice == choice.index and e.token_id is not None]
+        assert told == choice.token_ids
+
+
+def test_a_whole_answer_that_is_aborted_brings_home_what_there_is(bench: Bench) -> None:
+    bench.needs_model()
+    bench.engine.pause("keep")
+    heard = bench.ask(max_tokens=200, ignore_eos=True)
+    bench.engine.abort("request-1")
+    bench.engine.resume()
+    assert heard.answer().choices[0].finish_reason == "abort"
+
+
+def test_a_pause_keeps_what_runs_and_a_resume_goes_on(bench: Bench) -> None:
+    bench.needs_model()
+    asked = [bench.ask(max_tokens=120, ignore_eos=True, has_token_events=True, enough=3, seed=i) for i in range(4)]
+    for heard in asked:
+        assert heard.has_enough.wait(WAIT_S)
+    bench.engine.pause("keep")
+    assert bench.engine.status().is_paused
+    late = bench.ask(max_tokens=2, ignore_eos=True)
+    bench.engine.resume()
+    for heard in asked:
+        assert len(heard.answer().choices[0].token_ids) == 120
+    assert len(late.answer().choices[0].token_ids) == 2
+    assert not bench.engine.status().is_paused
+
+
+def test_a_drain_lets_what_runs_finish(bench: Bench) -> None:
+    bench.needs_model()
+    asked = [bench.ask(max_tokens=30, ignore_eos=True, has_token_events=True, enough=1) for _ in range(3)]
+    for heard in asked:
+        assert heard.has_enough.wait(WAIT_S)
+    bench.engine.pause("drain")
+    assert all(len(heard.answer().choices[0].token_ids) == 30 for heard in asked)
+    bench.engine.resume()
+
+
+def test_new_weights_come_under_what_runs_and_each_token_says_which(
+    bench: Bench, other_model: PreTrainedModel, tmp_path: Path
+) -> None:
+    bench.needs_model()
+    asked = [bench.ask(max_tokens=200, ignore_eos=True, has_token_events=True, enough=4, seed=i) for i in range(4)]
+    for heard in asked:
+        assert heard.has_enough.wait(WAIT_S)
+    update = bench.engine.update_weights(bench.publish(other_model, tmp_path, 1), 1)
+    assert (update.version, bench.engine.status().version) == (1, 1)
+    assert update.canary is not None
+    assert update.canary.max_abs_diff < 1e-4
+    for heard in asked:
+        [choice] = heard.answer().choices
+        assert len(choice.token_ids) == 200
+        assert choice.versions == sorted(choice.versions)
+        assert choice.versions[0] == 0
+        old = choice.versions.count(0)
+        # Before the switch the tokens are exactly the old model's; after it, the new one's over the old keys.
+        expected = picked_logprobs(bench.model, [*PROMPT, *choice.token_ids[:old]])[len(PROMPT) - 1 :]
+        assert torch.allclose(torch.tensor(choice.logprobs[:old]), expected, atol=TOLERANCE)
+    assert any(1 in heard.answer().choices[0].versions for heard in asked)
+    [fresh] = bench.greedy().choices
+    assert set(fresh.versions) == {1}
+    assert fresh.token_ids == reference_logprobs(other_model, [*PROMPT, *fresh.token_ids]).argmax(-1)[2:].tolist()
+
+
+def test_weights_that_fail_their_canary_are_refused_and_the_old_ones_stay(
+    bench: Bench, other_model: PreTrainedModel, tmp_path: Path
+) -> None:
+    bench.needs_model()
+    before = bench.greedy().choices[0]
+    wrong = bench.publish(other_model, tmp_path, 1, canary_offset=0.5)
+    with pytest.raises(WeightsRejected) as refused:
+        bench.engine.update_weights(wrong, 1)
+    assert refused.value.canary is not None
+    assert refused.value.canary.mean_abs_diff == pytest.approx(0.5, abs=0.01)
+    after = bench.greedy().choices[0]
+    assert (after.token_ids, set(after.versions)) == (before.token_ids, {0})
+    assert bench.engine.status().version == 0
+
+
+def test_a_folder_that_is_no_publication_is_refused(bench: Bench, other_model: PreTrainedModel, tmp_path: Path) -> None:
+    with pytest.raises(WeightsRejected):
+        bench.engine.update_weights(tmp_path / "v1", 1)
+    with pytest.raises(WeightsRejected, match="2"):
+        bench.engine.update_weights(publish(other_model, tmp_path, 2), 1)
+    assert bench.engine.status().version == 0
+
+
+def test_a_full_queue_says_so(bench: Bench) -> None:
+    """At once, or to the listener where the queue is on the other side of a wire."""
+    bench.engine.pause("keep")
+    asked: list[Heard] = []
+    num_refused = 0
+    for _ in range(100):
+        try:
+            asked.append(bench.ask(max_tokens=2, ignore_eos=True))
+        except EngineBusy:
+            num_refused += 1
+    bench.engine.resume()
+    outcomes = [heard.outcome() for heard in asked]
+    num_refused += sum(isinstance(outcome, EngineBusy) for outcome in outcomes)
+    assert num_refused + sum(isinstance(outcome, Generation) for outcome in outcomes) == 100
+    assert 0 < num_refused < 100
+
+
+def test_after_the_end_everything_has_ended_once(bench: Bench) -> None:
+    bench.engine.pause("keep")
+    asked = [bench.ask(max_tokens=50, ignore_eos=True) for _ in range(4)]
+    bench.engine.close()
+    for heard in asked:
+        outcome = heard.outcome()
+        assert isinstance(outcome, MettleError) or outcome.choices[0].finish_reason == "abort"
+    assert not bench.engine.status().is_alive
+    with pytest.raises(EngineStopped):
+        bench.ask(max_tokens=2)
+    bench.engine.close()
