@@ -28,12 +28,13 @@ from transformers import AutoModelForCausalLM
 from mettle.records.tokens import COLUMNS, Batch, filled
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.layout import Sequences
-from mettle.trainer.learner import Learner, Recipe, build_optimizer
+from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import preset
 from mettle.trainer.process import setup_torch
+from mettle.trainer.tenant import build_optimizer
 from mettle.trainer.world import World
 
 MICRO_ROWS = 128
@@ -71,7 +72,7 @@ class PlainLoop:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.train()
-        self.optimizer = build_optimizer(self.model, recipe.optim)
+        self.optimizer = build_optimizer(list(self.model.parameters()), recipe.optim)
         self.recipe = recipe
 
     def backward(self, batch: Batch) -> None:

@@ -158,8 +158,8 @@ def test_an_unknown_sampling_argument_is_refused_and_harmless_ones_are_dropped()
         {"n": 1, "logprobs": True, "max_completion_tokens": 3, "stop": "x", "extra_body": {"top_k": 4}}
     )
     assert known == {"max_tokens": 3, "stop": ["x"], "top_k": 4}
-    with pytest.raises(ModelError, match="repetition_penalty"):
-        generate_fields({"repetition_penalty": 1.1})
+    with pytest.raises(ModelError, match="length_penalty"):
+        generate_fields({"length_penalty": 1.1})
 
 
 ids = st.lists(st.integers(0, 3), max_size=12)

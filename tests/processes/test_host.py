@@ -33,3 +33,12 @@ def test_a_container_has_what_its_groups_leave_it(files: Path) -> None:
     (files / "own").unlink()
     (files / "meminfo").unlink()
     assert (host.total_memory_mb(), host.free_memory_mb()) == (None, None)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("", 6)])
+def test_cores_are_those_of_the_affinity_and_the_quota(
+    files: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    (files / "cgroup" / "cpu.max").write_text(quota)
+    assert host.usable_cores() == cores

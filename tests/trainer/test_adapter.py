@@ -10,15 +10,20 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from tests.trainer.conftest import ALONE, make_recipe
 from tests.trainer.test_datums import make_datum
+from transformers import AutoModelForCausalLM
 
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import merged_state, read_adapter
+from mettle.inference.engine.architecture import read_shape
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.embedded import load_published, prove
+from mettle.storage.weights import model_digest
 from mettle.trainer.adapter import Adapter, choose_modules, linear_modules
 from mettle.trainer.config import LoraConfig, OptimConfig
 from mettle.trainer.datums import sequences_of
 from mettle.trainer.learner import Learner
 from mettle.trainer.model import full_state, load_policy
-from mettle.trainer.publish import compute_canary, fixed_sequences
+from mettle.trainer.publish import compute_canary, fixed_sequences, publish_version
 from mettle.trainer.sum_losses import make_sum_loss
 from mettle.trainer.tenant import OptimParams, Tenant
 from mettle.trainer.tenant_files import load_tenant, save_tenant
@@ -125,8 +130,24 @@ def test_a_merged_base_computes_what_the_adapter_did(policy, mini_model, tmp_pat
     np.testing.assert_allclose(canary(whole), expected, atol=2e-5)
 
 
-def test_a_short_base_computes_canaries_exactly(mini_model):
-    short = load_policy(mini_model, ALONE, dtype=torch.bfloat16, is_frozen=True)
+def test_a_base_is_never_rounded(mini_model, tmp_path):
+    """Float32 files trained in bfloat16 stay float32, so that the canary is that of the files."""
+    wide = load_policy(mini_model, ALONE, dtype=torch.bfloat16, is_frozen=True)
+    assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
+    np.testing.assert_array_equal(canary(wide), canary(load_policy(mini_model, ALONE, dtype=torch.float32)))
+    short = load_policy(halved(mini_model, tmp_path), ALONE, dtype=torch.float32, is_frozen=True)
+    assert {parameter.dtype for parameter in short.parameters()} == {torch.float32}
+
+
+def halved(model, folder):
+    """The same model with bfloat16 files."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    network.save_pretrained(folder)
+    return folder
+
+
+def test_a_short_base_computes_canaries_exactly(mini_model, tmp_path):
+    short = load_policy(halved(mini_model, tmp_path), ALONE, dtype=torch.bfloat16, is_frozen=True)
     tenant = make_tenant(short)
     learner = Learner(short, make_recipe(), ALONE, tenant=tenant)
     train(learner, tenant, range(2))
@@ -150,6 +171,19 @@ def test_switches_and_names_choose_modules(policy):
     assert set(choose_modules(policy.network, LoraConfig(target_modules=("layers.1.mlp.up_proj",)))) == {
         "model.layers.1.mlp.up_proj"
     }
+
+
+def test_an_engine_on_short_files_serves_what_was_trained(mini_model, tmp_path):
+    """Merged weights that were rounded to bfloat16 again would be 1e-3 away."""
+    model = halved(mini_model, tmp_path / "model")
+    short = load_policy(model, ALONE, dtype=torch.bfloat16, is_frozen=True)
+    learner = Learner(short, make_recipe(), ALONE, tenant=make_tenant(short), base_digest=model_digest(model))
+    train(learner, learner.tenant, range(3))
+    publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3))
+    shape, device = read_shape(model), torch.device("cpu")
+    weights = load_published(tmp_path / "weights" / "v3", 3, shape, device, torch.float32, model)
+    check = prove(Decoder(shape, weights, 64), tmp_path / "weights" / "v3", 3, 1e-3)
+    assert check.max_abs_diff < 2e-5
 
 
 def test_what_cannot_be_an_adapter_is_refused(policy):

@@ -32,6 +32,7 @@ from mettle.records.messages import (
 PATH = "/generate"
 GENERATE_FIELDS = frozenset(
     {"max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"}
+    | {"presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"}
 )
 MEANINGLESS_FIELDS = frozenset({"n", "logprobs", "top_logprobs", "return_token_ids", "stream", "skip_special_tokens"})
 

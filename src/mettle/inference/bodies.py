@@ -35,6 +35,7 @@ def _as_list(value: Any) -> Any:
 
 TokenIds = list[int]
 JsonObjects = list[dict[str, Any]]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 StopStrings = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
 
 
@@ -61,12 +62,12 @@ class SamplingBody(RouteBody):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
 
-    frequency_penalty: Annotated[Any, _must_be(0)] = None
-    presence_penalty: Annotated[Any, _must_be(0)] = None
-    repetition_penalty: Annotated[Any, _must_be(1)] = None
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100, allow_inf_nan=False)
+    logit_bias: dict[int, Bias] | None = None
     length_penalty: Annotated[Any, _must_be(1)] = None
     min_tokens: Annotated[Any, _must_be(0)] = None
-    logit_bias: Annotated[Any, _must_be({})] = None
     best_of: Annotated[Any, _must_be(1)] = None
     suffix: Annotated[Any, _must_be("")] = None
     use_beam_search: Annotated[Any, _must_be(False)] = None
@@ -84,6 +85,10 @@ class SamplingBody(RouteBody):
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=tuple((self.logit_bias or {}).items()),
         )
 
     @property
@@ -184,6 +189,10 @@ class DetokenizeBody(RouteBody):
     skip_special_tokens: bool | None = None
 
 
+# "@" is left for the version in a model's name, `NAME@v3`.
+AdapterName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^@\s]+$")]
+
+
 class AbortBody(RouteBody):
     """`POST /v1/generate/abort`: the `request_id` that the request was sent with."""
 
@@ -191,12 +200,31 @@ class AbortBody(RouteBody):
 
 
 class WeightsBody(BaseModel):
-    """`POST /admin/weights`: the number and the folder of published weights."""
+    """`POST /admin/weights`: the number and the folder of published weights, of the model itself or of an adapter."""
 
     model_config = ConfigDict(strict=True)
 
     version: int = Field(ge=0)
     path: str = Field(min_length=1)
+    adapter: AdapterName | None = None
+
+
+class LoadAdapterBody(BaseModel):
+    """`POST /v1/load_lora_adapter`: a PEFT folder and the model name under which it is served."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: AdapterName
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+
+
+class UnloadAdapterBody(BaseModel):
+    """`POST /v1/unload_lora_adapter`."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: str
 
 
 class PauseBody(BaseModel):

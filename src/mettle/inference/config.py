@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from mettle.config.options import Option
+from mettle.processes.host import usable_cores
 
 
 class RemoteServers(BaseModel):
@@ -90,6 +91,12 @@ class InferenceConfig(BaseModel):
     """Tokens of prompts that one step computes before the running sequences go on; a longer prompt takes several. By
     default by the model's size: those of about two seconds, 128 to 8,192."""
 
+    max_adapters: int = Field(default=16, ge=0)
+    """Adapters served at a time, each under a model name of its own; a further one is refused until one is unloaded."""
+
+    max_adapter_versions: int = Field(default=4, ge=1)
+    """Versions kept of each adapter, the newest ones, for requests that pin one (`NAME@v3`)."""
+
     seed: int | None = None
     """Seed of requests that bring none; by default they differ from run to run."""
 
@@ -102,8 +109,9 @@ class InferenceConfig(BaseModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and KV. float32 agrees with the trainer and is fastest on a CPU without bf16 instructions."""
 
-    num_threads: int = Field(default=1, ge=1)
-    """Threads of one tensor operation. More than one is slower whenever the cores are shared."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of one tensor operation; by default half of the cores that a trainer and an orchestrator leave, 1 to 8.
+    On shared cores more than one is slower, on two by 4 to 15 times."""
 
     drain_s: float = Field(default=2.0, ge=0)
     """Seconds that running requests get to finish after SIGTERM."""
@@ -119,6 +127,16 @@ class InferenceConfig(BaseModel):
             raise ValueError("replicas is for engines that this server starts; name every remote server in remote.urls")
         return self
 
+    @property
+    def threads(self) -> int:
+        """`num_threads`, chosen if it is not given."""
+        return self.num_threads or self._threads_of(usable_cores())
+
+    @staticmethod
+    def _threads_of(cores: int) -> int:
+        # Beside it a trainer and an orchestrator want a core each, and half of the rest is left to what they start.
+        return min(8, max(1, (cores - 2) // 2))
+
 
 class ServeConfig(InferenceConfig):
     """A server that a person starts, with `mettle inference serve`."""
@@ -129,3 +147,10 @@ class ServeConfig(InferenceConfig):
     api_key: SecretStr | None = None
     """The key that requests must bring as `Authorization: Bearer KEY`; METTLE_API_KEY by default, and anybody who
     reaches the server if there is none. The admin routes want METTLE_ADMIN_KEY, and are closed without it."""
+
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of one tensor operation; by default all cores but the one that answers, 1 to 8."""
+
+    @staticmethod
+    def _threads_of(cores: int) -> int:
+        return min(8, max(1, cores - 1))

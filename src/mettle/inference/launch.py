@@ -61,7 +61,15 @@ def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: 
     Raises: UserError when it refuses its settings, ServiceError when it does not come up.
     """
     name = f"inference-{number}"
-    settings = {"replicas": 1, "port": 0, "host": "127.0.0.1", "weights": serving.weights, "version": serving.version}
+    settings: dict[str, object] = {
+        "replicas": 1,
+        "port": 0,
+        "host": "127.0.0.1",
+        "weights": serving.weights,
+        "version": serving.version,
+    }
+    # They share what one engine would have taken.
+    settings["num_threads"] = max(1, config.threads // config.replicas)
     own = config.model_copy(update=settings)
     config_file, ready_file = folder / f"{name}.json", folder / f"{name}.ready.json"
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(arguments.config)
         setup_logging(arguments.log_file, level=config.log_level)
         # Before torch is imported: its thread pools read these once.
-        os.environ.setdefault("OMP_NUM_THREADS", str(config.num_threads))
-        os.environ.setdefault("MKL_NUM_THREADS", str(config.num_threads))
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+        os.environ.setdefault("MKL_NUM_THREADS", str(config.threads))
         renderer = Renderer.from_directory(config.model)
         listener = bind(config.host, config.port)
         keys = Keys.from_environment()

@@ -91,6 +91,7 @@ class ReplicatedEngine:
         self._started = threading.Semaphore(0)
         self._routed: dict[str, _Routed] = {}
         self._past = EngineStatus(0, 0, 0, False, True, 0, 0, 0)
+        self._adapters: dict[str, tuple[Path, int | None]] = {}
         self._pause: PauseMode | None = None
         self._death: MettleError | None = None
         self._num_updates = self._num_rejected = 0
@@ -152,6 +153,35 @@ class ReplicatedEngine:
                     replica.is_retired = True
             return _worst(version, updates)
 
+    def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
+        """Have every replica serve the adapter; it is taken back where one of them refuses it."""
+        with self._update_lock:
+            self._check_open()
+            live = self._live()
+            if not live:
+                raise EngineStopped("no replica serves at the moment; they are being started")
+            updates: list[WeightUpdate] = []
+            for replica, engine in live.items():
+                try:
+                    updates.append(engine.load_adapter(name, folder, version))
+                except WeightsRejected:
+                    for other in list(live)[: len(updates)]:
+                        other.is_retired = True
+                    raise
+                except MettleError as error:
+                    logger.warning("replica %d did not take adapter %s: %s", replica.number, name, error)
+                    replica.is_retired = True
+            if not updates:
+                raise EngineStopped(f"no replica took adapter {name}")
+            self._adapters[name] = (folder, version)
+            return _worst(updates[0].version, updates)
+
+    def unload_adapter(self, name: str) -> None:
+        """Have every replica take no more requests for it."""
+        with self._update_lock:
+            self._adapters.pop(name, None)
+            self._on_all(lambda engine: engine.unload_adapter(name))
+
     def pause(self, mode: PauseMode) -> None:
         """Stop all of them."""
         with self._update_lock:
@@ -174,6 +204,7 @@ class ReplicatedEngine:
         return dataclasses.replace(
             total,
             version=self._serving.version,
+            adapters=one.adapters if one else (),
             is_paused=self._pause is not None,
             is_alive=self._death is None and not self._closing.is_set(),
             max_slots=sum(part.max_slots for part in parts) if one else self._limits.max_slots,
@@ -263,6 +294,8 @@ class ReplicatedEngine:
                 weights, version = self._serving
                 if weights is not None and engine.status().version != version:
                     engine.update_weights(weights, version)
+                for name, (folder, pinned) in self._adapters.items():
+                    engine.load_adapter(name, folder, pinned)
                 if self._pause is not None:
                     engine.pause(self._pause)
             except MettleError:

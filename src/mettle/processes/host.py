@@ -1,4 +1,4 @@
-"""What this host has: all memory that this process may use, and what is free of it now.
+"""What this host has: all memory that this process may use, what is free of it now, and cores.
 
 A container has less than its host: the limits of the memory cgroups above this process count, whichever is least.
 Invariant: a figure that cannot be read is None, and then nothing is refused for it.
@@ -6,6 +6,7 @@ Invariant: a figure that cannot be read is None, and then nothing is refused for
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,16 @@ def total_memory_mb() -> int | None:
 def free_memory_mb() -> int | None:
     """What can be taken anew without anything being ended for it."""
     return _least("MemAvailable", [max(0, limit - used) for limit, used in _group_limits()])
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (_GROUPS / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _least(name: str, limits: list[int]) -> int | None:

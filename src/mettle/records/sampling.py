@@ -10,6 +10,8 @@ class SamplingParams:
     """One request's sampling. Logprobs that come back are those of the distribution sampled from ("processed").
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` -1 and `min_p` 0 leave the support whole, which training demands.
+    Penalties and `logit_bias` (token ids and what is added to their logits) are those of the OpenAI API and, for
+    repetition, of Hugging Face: 0, 0, 1 and none leave the logits as they are.
     `seed` makes a request repeatable; choice i of n draws from (seed, i).
     """
 
@@ -22,8 +24,22 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_truncating(self) -> bool:
         """True when the support is cut, so that the logprobs are no longer the policy's own."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def has_penalty(self) -> bool:
+        """True when logits depend on the tokens that have occurred."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def is_the_policys(self) -> bool:
+        """True when tokens are drawn from the policy's own distribution, but for the temperature."""
+        return not (self.is_truncating or self.has_penalty or self.logit_bias)

@@ -142,6 +142,8 @@ class MicroBatchConfig(BaseModel):
     """Rows of a padded micro batch."""
     max_tokens: int = Field(default=8192, ge=1)
     """Tokens of a micro batch, padding included; a longer sequence goes alone."""
+    activation_gib: float | None = Field(default=4.0, gt=0)
+    """GiB for what a forward pass keeps for its backward pass; max_tokens is lowered to fit. None does not ask."""
     share_prompts: bool = True
     """Compute a prompt once for all samples that begin with it, where that saves work (see docs/explanation)."""
 
@@ -196,6 +198,8 @@ class TrainerConfig(BaseModel):
     """Type of forward and backward. Weights, gradients and optimiser stay float32; on most CPUs bfloat16 is slower."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input and compute the rest again in the backward pass: a third slower, less memory."""
     compile: bool = False
     """torch.compile the forward: minutes at the start, worth it only in long runs."""
     num_threads: int = Field(default=1, ge=1)

@@ -9,6 +9,7 @@ that is kept would replay it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 import time
@@ -32,6 +33,7 @@ from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.model import Policy, load_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
 from mettle.trainer.tenant import Tenant
@@ -246,11 +248,16 @@ def make_learner(
     """
     lora = config.lora
     policy = load_policy(model, world, dtype=getattr(torch, config.dtype), is_frozen=lora is not None)
+    policy.checkpoint_activations(config.activation_checkpointing)
     tenant, digest = None, ""
     if lora is not None:
         tenant = Tenant.of_adapter(RUN_ADAPTER, Adapter.create(policy.network, lora, config.seed), config.optim)
         digest = world.share(model_digest(model) if world.is_main else None)
-    return Learner(policy, recipe_of(config), world, tenant=tenant, base_digest=digest, on_progress=on_progress)
+    recipe = recipe_of(config)
+    # The adapter is in force while it is measured: its factors keep their inputs.
+    policy.adapters.use(None if tenant is None else tenant.adapter)
+    recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
+    return Learner(policy, recipe, world, tenant=tenant, base_digest=digest, on_progress=on_progress)
 
 
 def recipe_of(config: TrainerConfig) -> Recipe:

@@ -21,12 +21,13 @@ from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE, base_digest_of,
 
 
 def write_merged(base: Path, adapter: Path, final: Path) -> Path:
-    """Write the model directory `final`: the base with the adapter added to its weights.
+    """Write the model directory `final`: the base with the adapter added to its weights, in the base's own types.
 
     Raises: UserError when the adapter is of another base.
     """
     check_base(adapter, base)
-    state = merged_state(read_state(base), read_adapter(adapter))
+    base_state = read_state(base)
+    state = merged_state(base_state, read_adapter(adapter))
     source = base.resolve()
     with folder_aside(final) as scratch:
         for path in source.iterdir():
@@ -34,7 +35,7 @@ def write_merged(base: Path, adapter: Path, final: Path) -> Path:
                 shutil.copyfile(path, scratch / path.name)
         for path in sorted(source.glob("*.safetensors")):
             with storage_errors(final, "writing"), safe_open(str(path), "pt") as file:
-                part = {name: state[name].contiguous() for name in file.keys()}  # noqa: SIM118
+                part = {name: state[name].to(base_state[name].dtype).contiguous() for name in file.keys()}  # noqa: SIM118
                 save_file(part, scratch / path.name, metadata={"format": "pt"})
     return final
 

@@ -43,7 +43,20 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
+        self.is_checkpointing = False
         self.is_stored_short = next(network.parameters()).dtype != torch.float32
+
+    def checkpoint_activations(self, is_on: bool) -> None:
+        """Compute the layers again in the backward pass, instead of keeping what they computed; the numbers stay."""
+        if is_on != self.is_checkpointing:
+            network: Any = self.network
+            # Renamed in the course of transformers 5; the old names warn.
+            name = "activation" if hasattr(network, "activation_checkpointing_enable") else "gradient"
+            if is_on:
+                getattr(network, f"{name}_checkpointing_enable")({"use_reentrant": False})
+            else:
+                getattr(network, f"{name}_checkpointing_disable")()
+        self.is_checkpointing = is_on
 
     def forward(
         self,
@@ -152,15 +165,18 @@ def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
 def load_policy(folder: Path, world: World, *, dtype: torch.dtype, is_frozen: bool = False) -> Policy:
     """The policy in a Hugging Face model directory, sharded when there are several ranks.
 
-    Weights are float32, or in `dtype` where they are `is_frozen`: a base under adapters, which is not trained. What the
-    files hold in that type already is mapped and not copied, so that the processes of a host share it.
+    Weights are float32. A base under adapters, which `is_frozen`, keeps the type of its files where `dtype` is that: it
+    is mapped then and not copied, so that the processes of a host share it. Never are its weights rounded, for an
+    engine that reads the files would serve others.
     """
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")
     try:
         network = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype if is_frozen else torch.float32, attn_implementation="sdpa", local_files_only=True
+            folder, dtype="auto" if is_frozen else torch.float32, attn_implementation="sdpa", local_files_only=True
         )
+        if network.dtype != dtype:
+            network = network.float()
     except (OSError, ValueError) as error:
         raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
     policy = Policy(network.to(world.device), dtype)

@@ -98,7 +98,10 @@ def _pairs(folder: Path, state: Mapping[str, Tensor], rank: int) -> dict[str, Lo
 
 
 def merged_state(base: Mapping[str, Tensor], adapter: AdapterFile) -> dict[str, Tensor]:
-    """The base's weights with the adapter's products added, computed in float32; the base itself is left alone.
+    """The base's weights with the adapter's products added; the base itself is left alone.
+
+    What is added to is float32, whatever the base's type: rounded to a short one it would be another policy than was
+    trained.
 
     Raises: UserError when the adapter has a module that the base has not, or of another shape.
     """
@@ -111,5 +114,5 @@ def merged_state(base: Mapping[str, Tensor], adapter: AdapterFile) -> dict[str, 
             shape = [pair.b.shape[0], pair.a.shape[1]]
             raise UserError(f"the adapter is of another base: {module!r} is {list(weight.shape)} here, {shape} there")
         product = (pair.b.float() @ pair.a.float()) * adapter.scale
-        merged[f"{module}.weight"] = (weight.float() + product).to(weight.dtype)
+        merged[f"{module}.weight"] = weight.float() + product
     return merged

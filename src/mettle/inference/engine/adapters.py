@@ -5,8 +5,8 @@ rows at once with the base's weights; then each adapter adds x A^T B^T scale to 
 modules as one matrix (q, k and v; gate and up), the adapter has one A for all of them and a B of blocks.
 
 Invariant: a row's numbers depend on its own adapter alone, to the last bit on a CPU: an adapter's product has at least
-`MIN_ROWS` rows like every other, and a row without one is left as it is. Narrow products are added up in an order that
-changes with a row's place in memory, so ranks are filled up with zeros to a multiple of `RANK_STEP`.
+`min_rows()` rows like every other, and a row without one is left as it is. Narrow products are added up in an order
+that changes with a row's place in memory, so ranks are filled up with zeros to a multiple of `RANK_STEP`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mettle.inference.engine.adapter_files import AdapterFile, LowRankPair
 from mettle.inference.engine.architecture import ModelShape
 
 MIN_ROWS = 8
+_MIN_ROWS_OF_THREADS = 12
 RANK_STEP = 16
 
 
@@ -57,7 +58,7 @@ class AdapterWeights:
 
 
 class AdapterRows(NamedTuple):
-    """The rows that one adapter is for: `places` [n] of them, and `padded` with further ones to `MIN_ROWS`."""
+    """The rows that one adapter is for: `places` [n] of them, and `padded` with further ones to `min_rows()`."""
 
     weights: AdapterWeights
     places: Tensor
@@ -72,6 +73,11 @@ class LayerRows(NamedTuple):
     padded: Tensor
 
 
+def min_rows() -> int:
+    """The least rows that a matrix product may have in this thread: two threads may share 9 to 11 as 8 and too few."""
+    return MIN_ROWS if torch.get_num_threads() == 1 else _MIN_ROWS_OF_THREADS
+
+
 def group_rows(adapters: Sequence[AdapterWeights | None], device: torch.device, repeat: int = 1) -> list[AdapterRows]:
     """Rows by adapter, when each of `adapters` is the one of `repeat` rows that follow each other."""
     found: dict[int, list[int]] = {}
@@ -83,7 +89,7 @@ def group_rows(adapters: Sequence[AdapterWeights | None], device: torch.device, 
         weights = adapters[chosen[0]]
         assert weights is not None, "rows without an adapter are in no group"
         rows = [place * repeat + i for place in chosen for i in range(repeat)]
-        padded = torch.tensor(rows + rows[:1] * (MIN_ROWS - len(rows)), device=device)
+        padded = torch.tensor(rows + rows[:1] * (min_rows() - len(rows)), device=device)
         groups.append(AdapterRows(weights, padded[: len(rows)], padded))
     return groups
 

@@ -4,7 +4,7 @@ Legend: R rows (tokens), D hidden, H heads, K kv heads, E head size, F intermedi
 row by row, so prompts and decoding share it.
 
 Invariant, on a CPU: a row's result does not depend on the others, to the last bit. Matrix products keep to it from
-`MIN_ROWS` rows on; with fewer another kernel adds up in another order, so rows of zeros are added.
+`min_rows()` rows on; with fewer another kernel adds up in another order, so rows of zeros are added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.adapters import MIN_ROWS, LayerRows, LowRank, add_low_rank
+from mettle.inference.engine.adapters import LayerRows, LowRank, add_low_rank, min_rows
 from mettle.inference.engine.architecture import Activation, Experts, ModelShape
 from mettle.inference.engine.weights import ExpertMlps, LayerWeights
 
@@ -29,8 +29,8 @@ class Rotation(NamedTuple):
 
 
 def with_rows(rows_B: Tensor) -> Tensor:
-    """At least `MIN_ROWS` rows; the added ones are zeros and nobody reads what becomes of them."""
-    missing = MIN_ROWS - len(rows_B)
+    """At least `min_rows()` rows; the added ones are zeros and nobody reads what becomes of them."""
+    missing = min_rows() - len(rows_B)
     return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
 
 

@@ -21,6 +21,8 @@ class Limits:
     max_prefill_tokens: int = 8192
     kv_cache_bytes: int | None = None
     kv_cache_share: float = 0.25
+    max_adapters: int = 16
+    max_adapter_versions: int = 4
 
 
 def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -> None:
@@ -44,5 +46,7 @@ def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -
     if 0 < params.temperature < MIN_TEMPERATURE:
         message = f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {params.temperature:g}"
         raise RequestRefused(message, "temperature")
+    if any(not 0 <= token_id < vocab_size for token_id, _ in params.logit_bias):
+        raise RequestRefused(f"logit_bias may name token ids from 0 to {vocab_size - 1}", "logit_bias")
     if params.top_k > MAX_TOP_K:
         raise RequestRefused(f"top_k must be from -1 to {MAX_TOP_K}", "top_k")

@@ -1,7 +1,7 @@
 """Drawing tokens: Gumbel noise on the log-softmax that is also what gets recorded.
 
-Legend: B rows, V vocabulary. The recorded log-probabilities are those of the distribution sampled from: after the
-temperature and after truncation. At temperature 0 they are the policy's own (temperature 1). A row with a seed has a
+Legend: B rows, V vocabulary. The recorded log-probabilities are those of the distribution sampled from: after biases,
+penalties, the temperature and truncation. At temperature 0 they are those before a temperature. A row with a seed has a
 generator of its own and draws V numbers a token, so its tokens do not depend on who else is in the batch.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mettle.inference.engine.penalties import LogitShifts, PenalisedRow
 from mettle.inference.engine.protocol import TokenLogprob
 from mettle.records.sampling import SamplingParams
 
@@ -22,10 +23,9 @@ _TINIEST = 1e-37
 _SEED_MASK = 2**64 - 1
 
 
-class SamplingRow(Protocol):
+class SamplingRow(PenalisedRow, Protocol):
     """What the sampler reads of a running sequence."""
 
-    params: SamplingParams
     num_top_logprobs: int
 
     @property
@@ -59,8 +59,19 @@ class SamplingPlan:
         self.temperature_B1: Tensor | None = None
         if any(t != 1.0 for t in temperatures):
             self.temperature_B1 = torch.tensor(temperatures, device=device)[:, None]
+        moved = [i for i, p in enumerate(params) if p.has_penalty or p.logit_bias]
+        self._moved = (moved, [rows[i] for i in moved])
+        self._device = device
+        self._shifts: LogitShifts | None = None
         cut = [i for i, p in enumerate(params) if p.is_truncating]
         self.truncation = Truncation.of([params[i] for i in cut], cut, device) if cut else None
+
+    def shifts(self, vocab_size: int) -> LogitShifts | None:
+        """The biases and penalties, if any row has some; counted from what the rows have at the first call."""
+        places, rows = self._moved
+        if rows and self._shifts is None:
+            self._shifts = LogitShifts(rows, places, vocab_size, self._device)
+        return self._shifts
 
 
 class Truncation(NamedTuple):
@@ -109,6 +120,9 @@ class BatchSampler:
 
     def sample(self, logits_BV: Tensor, plan: SamplingPlan) -> SampledTokens:
         """One token for each row."""
+        shifts = plan.shifts(logits_BV.shape[1])
+        if shifts is not None:
+            logits_BV = shifts.apply(logits_BV)
         if plan.temperature_B1 is not None:
             logits_BV = logits_BV / plan.temperature_B1
         if plan.truncation is not None:
@@ -116,6 +130,8 @@ class BatchSampler:
         logprobs_BV = torch.log_softmax(logits_BV, -1)
         scores_BV = logprobs_BV if plan.is_all_greedy else logprobs_BV - self._log_exponentials(logprobs_BV, plan)
         token_ids_B = scores_BV.argmax(-1)
+        if shifts is not None:
+            shifts.count(token_ids_B)
         picked_B = logprobs_BV.gather(1, token_ids_B[:, None])[:, 0]
         return SampledTokens(token_ids_B, picked_B.tolist(), _top_logprobs(logprobs_BV, plan))
 

@@ -120,7 +120,7 @@ class SampleRunner:
                 prompt_logprobs=bool(body.prompt_logprobs), top_logprobs=body.topk_sample_logprobs,
             )  # fmt: skip
             generation = await _generate(bridge, request)
-            is_own = params.temperature in (0.0, 1.0) and not params.is_truncating
+            is_own = params.temperature in (0.0, 1.0) and params.is_the_policys
             texts = []
             for choice in generation.choices:
                 own = None if is_own else await _own_logprobs(bridge, operation, prompt, choice)

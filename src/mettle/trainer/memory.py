@@ -1,0 +1,71 @@
+"""How much memory a micro batch takes, found out by asking torch what a small one keeps for its backward pass.
+
+Parts: `activation_bytes_per_token`, `fit_micro_batch`. The answer depends on the model and its config alone, never on
+how full the machine is, so that a resumed run cuts its batches as before and gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mettle.trainer.config import MicroBatchConfig
+from mettle.trainer.layout import Layout, bare_targets
+from mettle.trainer.model import Policy
+from mettle.trainer.world import World
+
+logger = logging.getLogger(__name__)
+
+PROBE_TOKENS = 64
+GIB = 2**30
+
+
+def fit_micro_batch(config: MicroBatchConfig, policy: Policy, world: World) -> MicroBatchConfig:
+    """The config with `max_tokens` lowered to what `activation_gib` allows; a longer sequence still goes alone."""
+    if config.activation_gib is None:
+        return config
+    per_token = activation_bytes_per_token(policy, world)
+    fitting = max(1, int(config.activation_gib * GIB / per_token))
+    if fitting >= config.max_tokens:
+        return config
+    logger.info("micro batches are cut to fit", extra={"max_tokens": fitting, "bytes_per_token": round(per_token)})
+    return config.model_copy(update={"max_tokens": fitting})
+
+
+def activation_bytes_per_token(policy: Policy, world: World) -> float:
+    """Bytes that a forward pass keeps for its backward pass, for each token, when every token is a target."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    was_checkpointing = policy.is_checkpointing
+    policy.checkpoint_activations(False)
+    alive: list[Tensor] = []  # or an address could be used twice, and count once
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        alive.extend(policy(*_probe(policy, world)))
+    policy.checkpoint_activations(was_checkpointing)
+    whole = sum(kept.values()) / PROBE_TOKENS
+    if not was_checkpointing:
+        return whole
+    # Of each layer its input stays, and one layer at a time is computed again.
+    config: Any = policy.network.config
+    size = torch.finfo(policy.dtype).bits // 8
+    return float(config.num_hidden_layers * config.hidden_size * size + whole / config.num_hidden_layers)
+
+
+def _probe(policy: Policy, world: World) -> tuple[Layout, Tensor, Tensor]:
+    token_ids = (np.arange(PROBE_TOKENS, dtype=np.int64) % policy.vocab_size)[None]
+    positions = np.arange(PROBE_TOKENS)[None]
+    sources = np.arange(PROBE_TOKENS)
+    layout = Layout("padded", token_ids, positions, None, sources, bare_targets(token_ids[0]), sources)
+    labels_K = torch.from_numpy(token_ids[0]).to(world.device)
+    return layout, labels_K, torch.ones(PROBE_TOKENS, device=world.device)

@@ -1,0 +1,57 @@
+"""What a position gets hangs on the positions before it alone, whatever the number of threads and of neighbours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from policies import make_model, tiny_config
+from schedulers import make_scheduler
+
+from mettle.inference.engine.attention import Span
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.weights import inference_threads
+
+CONFIGS = {
+    "two queries of a kv head": tiny_config(max_position_embeddings=512),
+    "four queries of a kv head": tiny_config(num_key_value_heads=1, max_position_embeddings=512),
+}
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    return make_scheduler(make_model(CONFIGS[request.param]), max_model_len=400).decoder
+
+
+def step(decoder: Decoder, kv: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """One more token of each sequence, whose keys and values are not changed for the next call."""
+    positions = torch.tensor(lengths) - 1
+    with torch.inference_mode():
+        return decoder.decode(positions % 256, positions, [Span(kv.clone(), lengths)])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_neighbours_and_threads_change_nothing(decoder: Decoder, threads: int) -> None:
+    kv = torch.randn(20, *decoder.prompt_room(1, 256).shape[1:], generator=torch.Generator().manual_seed(0))
+    lengths = [1 + 13 * i for i in range(20)]
+    alone = torch.cat([step(decoder, kv[i : i + 1], lengths[i : i + 1]) for i in range(20)])
+    with inference_threads(threads):
+        for count in (1, 3, 8, 9, 10, 11, 12, 20):
+            assert torch.equal(step(decoder, kv[:count], lengths[:count]), alone[:count])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cuts", [[32], [64, 96], [32, 64, 96, 128, 160]])
+def test_a_prompt_may_be_cut_where_a_block_begins(decoder: Decoder, cuts: list[int], threads: int) -> None:
+    ids = torch.arange(170)[None] % 250
+    with torch.inference_mode():
+        whole_kv, kv = decoder.prompt_room(1, 170), decoder.prompt_room(1, 170)
+        whole = decoder.prefill(ids, whole_kv)
+        with inference_threads(threads):
+            parts = [decoder.prefill(ids[:, a:b], kv, a) for a, b in zip([0, *cuts], [*cuts, 170], strict=True)]
+    assert torch.equal(torch.cat(parts, 1), whole)
+    assert torch.equal(kv, whole_kv)
+
+
+def test_a_prompt_is_taken_up_where_a_block_begins_only(decoder: Decoder) -> None:
+    with pytest.raises(AssertionError, match="where a block begins"):
+        decoder.prefill(torch.ones(1, 4, dtype=torch.long), decoder.prompt_room(1, 40), 5)
