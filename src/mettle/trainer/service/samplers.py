@@ -1,8 +1,8 @@
 """What is sampled with: one engine of the base with adapters in it, a request's rows each with its own.
 
 An adapter that changes the output head or experts is no such row: it gets an engine of its own, of a copy of the base
-with its products added. Parts: `SamplerPool`, `SamplingWeights`. Weights are loaded when they are asked for, and go when
-others need their place and nobody uses them. Invariant: no prefix computed with one adapter is ever read with another.
+with its products added. Weights are loaded when they are asked for, and go when others need their place and nobody uses
+them. Parts: `SamplerPool`, `SamplingWeights`. Invariant: no prefix computed with one adapter is read with another.
 """
 
 from __future__ import annotations
