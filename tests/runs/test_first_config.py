@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import MINI
@@ -52,3 +53,13 @@ def test_what_cannot_be_trained_is_refused(model, tmp_path):
     )
     text = write_first_config("reverse-text", short, tmp_path / "b.toml").read_text()
     assert 'dtype = "bfloat16"' in text or "this processor has no bfloat16" in text
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs").glob("own-*.toml")), ids=lambda p: p.stem
+)
+def test_the_examples_load_with_a_model_in_their_place(model, path):
+    text = path.read_text()
+    assert "# Run: " in text, "each says what of it was run"
+    config = load_run_config([path], ["--model.path", str(model)]).config
+    assert config.trainer.lora is not None
