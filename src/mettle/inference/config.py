@@ -3,12 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from mettle.config.options import Option
 from mettle.processes.host import usable_cores
+
+
+class RemoteServers(BaseModel):
+    """Other inference servers of ours, which this one stands in front of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    """Where they answer, each with /v1 at its end; requests are spread over them."""
+
+    admin_key_env: str = "METTLE_REMOTE_ADMIN_KEY"
+    """The environment variable that holds their admin key; weights are handed to them with it."""
+
+    api_key_env: str = "METTLE_REMOTE_API_KEY"
+    """The environment variable that holds the key of their model routes, if they have one."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
+                raise ValueError(f"{url!r} is no address of an inference server, as in http://127.0.0.1:8000/v1")
+        return urls
+
+
+class VllmSettings(BaseModel):
+    """How vLLM is started: it is no dependency of ours, and stands in an environment of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    python: Path
+    """The interpreter of the environment that vLLM is installed in."""
+
+    args: tuple[str, ...] = ()
+    """Further arguments of its server, as in `--enforce-eager`; they come after ours, so they count."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of its server."""
+
+    start_timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds in which it must have loaded and compiled the model."""
 
 
 class InferenceConfig(BaseModel):
@@ -21,6 +62,19 @@ class InferenceConfig(BaseModel):
 
     served_model_name: Annotated[str, Option("--name")] = "policy"
     """The name that requests put in `model`, and that /v1/models lists."""
+
+    engine: Literal["embedded", "vllm", "remote"] = "embedded"
+    """What samples: the embedded engine, vLLM as a child process, or other inference servers of ours (`remote`)."""
+
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Engines behind this server, each a process of its own; requests are spread over them, and an update of weights
+    counts when all of them serve it."""
+
+    remote: RemoteServers | None = None
+    """The servers of engine `remote`."""
+
+    vllm: VllmSettings | None = None
+    """How engine `vllm` is started."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -58,6 +112,12 @@ class InferenceConfig(BaseModel):
     """Tokens of prompts that one step computes before the running sequences go on; a longer prompt takes several. By
     default by the model's size: those of about two seconds, 128 to 8,192."""
 
+    max_adapters: int = Field(default=16, ge=0)
+    """Adapters served at a time, each under a model name of its own; a further one is refused until one is unloaded."""
+
+    max_adapter_versions: int = Field(default=4, ge=1)
+    """Versions kept of each adapter, the newest ones, for requests that pin one (`NAME@v3`)."""
+
     seed: int | None = None
     """Seed of requests that bring none; by default they differ from run to run."""
 
@@ -79,6 +139,24 @@ class InferenceConfig(BaseModel):
 
     log_level: str = "INFO"
     """Least severe level that is logged to standard error."""
+
+    @model_validator(mode="after")
+    def _engine_has_what_it_needs(self) -> Self:
+        if (self.engine == "remote") != (self.remote is not None):
+            raise ValueError("engine 'remote' and the table 'remote' (with urls) go together: give both or neither")
+        if (self.engine == "vllm") != (self.vllm is not None):
+            raise ValueError("engine 'vllm' and the table 'vllm' (with python) go together: give both or neither")
+        if self.engine == "vllm":
+            self._vllm_honours_all()
+        if self.engine == "remote" and self.replicas > 1:
+            raise ValueError("replicas is for engines that this server starts; name every remote server in remote.urls")
+        return self
+
+    def _vllm_honours_all(self) -> None:
+        for name in ("kv_cache_bytes", "max_prefill_tokens", "num_threads"):
+            field = type(self).model_fields.get(name)
+            if field is not None and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")
 
     @property
     def threads(self) -> int:
