@@ -48,7 +48,7 @@ class VllmSettings(BaseModel):
     environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of its server."""
 
-    start_timeout_s: float = Field(default=900.0, gt=0)
+    start_timeout_s: float = Field(default=500.0, gt=0)
     """Seconds in which it must have loaded and compiled the model."""
 
 
@@ -157,6 +157,11 @@ class InferenceConfig(BaseModel):
             field = type(self).model_fields.get(name)
             if field is not None and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Seconds in which the server has to answer; vLLM loads and compiles for minutes."""
+        return 120.0 if self.vllm is None else self.vllm.start_timeout_s + 60.0
 
     @property
     def threads(self) -> int:
