@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from mettle.trainer.service.store import Store
 from mettle.trainer.service.wire import messages
 from mettle.trainer.service.wire.tensors import json_tensor
 
@@ -183,6 +184,22 @@ async def test_a_flood_is_held_back_and_hurts_nobody_else(settings):
         for status, promise in answers:
             if status == 200:
                 assert (await flood.result(promise))["sequences"]
+
+
+async def test_neither_samples_nor_others_passes_wait_for_a_tenant_that_has_much_to_do(settings):
+    """Whoever asks for little is served while the one who asked for much has work left."""
+    config = settings(pass_tokens=512)
+    async with running(config) as service:
+        busy, other = await service("tml-busy").model(), await service("tml-ben").model()
+        sampler = await base_sampler(other.wire)
+        await sample(other.wire, sampler)
+        for _ in range(12):
+            await busy.send_pass([datum("hello world " * 40)] * 100)
+        assert await sample(other.wire, sampler, 2)
+        assert await other.run_pass([datum("hello world")])
+        store = Store(config.data / "service.db")
+        assert len(store.waiting()) >= 8
+        store.database.close()
 
 
 async def test_old_clients_are_not_told_of_kinds_that_they_do_not_know(service):
