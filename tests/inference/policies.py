@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from mettle.inference.engine.adapter_files import read_adapter
-from mettle.storage.weights import Canary, publish_weights
+from mettle.storage.weights import AdapterNotes, Canary, model_digest, publish_weights
 
 SPECIALS = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>"]
 END = 257
@@ -96,15 +97,31 @@ def publish(model: PreTrainedModel, root: Path, version: int, *, canary_offset: 
     state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     if not model.config.tie_word_embeddings:
         state["lm_head.weight"] = model.state_dict()["lm_head.weight"]
-    generator = np.random.default_rng(version)
+    canary = canary_of(model, version, canary_offset)
+    return Path(publish_weights(root, version, lambda path: save_file(state, str(path)), canary).path)
+
+
+def publish_adapter(
+    model: PreTrainedModel, folder: Path, base: Path, root: Path, version: int, *, canary_offset: float = 0.0
+) -> Path:
+    """Publish the adapter in a folder, with a canary of the model in `base` under it that is off by `canary_offset`."""
+    notes = AdapterNotes(json.loads((folder / "adapter_config.json").read_text()), model_digest(base))
+    canary = canary_of(with_adapter(model, folder), version, canary_offset)
+    source = folder / "adapter_model.safetensors"
+    published = publish_weights(root, version, lambda path: shutil.copy(source, path), canary, adapter=notes)
+    return Path(published.path)
+
+
+def canary_of(model: PreTrainedModel, seed: int, offset: float) -> Canary:
+    """Random tokens with a model's own log-probabilities, off by `offset`."""
+    generator = np.random.default_rng(seed)
     ids = generator.integers(0, 256, size=(3, 12)).astype(np.int32)
     lengths = np.array([12, 7, 9], dtype=np.int32)
     logprobs = np.zeros(ids.shape, dtype=np.float32)
     for row, length in enumerate(lengths):
         picked = picked_logprobs(model, ids[row, :length].tolist())
-        logprobs[row, 1:length] = picked.numpy() + canary_offset
-    canary = Canary(ids, lengths, logprobs)
-    return Path(publish_weights(root, version, lambda path: save_file(state, str(path)), canary).path)
+        logprobs[row, 1:length] = picked.numpy() + offset
+    return Canary(ids, lengths, logprobs)
 
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mettle.errors import UserError
+from mettle.errors import StorageError, UserError
 from mettle.processes.beats import Heartbeat
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.costs import settle, settle_last, totals
@@ -33,7 +33,7 @@ def run(tmp_path, monkeypatch):
     ledger.close()
 
 
-def drive(supervisor, *, until=lambda: False, limit_s=20.0):
+def drive(supervisor, *, until=lambda: False, limit_s=300.0):
     deadline = time.monotonic() + limit_s
     for _ in supervisor.ticks():
         assert time.monotonic() < deadline, "the run did not end in time"
@@ -89,6 +89,31 @@ def test_a_process_that_says_it_cannot_go_on_is_not_started_again(run, code):
     assert supervisor.failure == "disk full while writing weights"
     assert ledger.journal.fact("state") == "failed"
     assert not alive(supervisor.process("side").pid)
+
+
+def test_on_a_full_disk_the_last_words_are_written_into_what_was_kept_free_when_no_process_is_left(run, monkeypatch):
+    run_dir, ledger, spec = run
+    supervisor = Supervisor(run_dir, ledger, [spec("main", FOREVER), spec("side", FOREVER)], main="main")
+    reserve, lived = run_dir.path / "reserve", []
+
+    def writing(write):
+        def write_if_there_is_room(*words, **more):
+            if reserve.exists():
+                raise StorageError("no space left while writing run.db")
+            lived.extend(name for name in ("main", "side") if alive(supervisor.process(name).pid))
+            return write(*words, **more)
+
+        return write_if_there_is_room
+
+    for name in ("event", "record_process", "set_fact"):
+        monkeypatch.setattr(ledger.journal, name, writing(getattr(ledger.journal, name)))
+    drive(supervisor)
+    assert (supervisor.failure, supervisor.failure_code) == ("no space left while writing run.db", 2)
+    assert ledger.journal.fact("state") == "failed"
+    (event,) = ledger.journal.events(kind="failed")
+    assert "no space left" in event.message
+    assert {p.name: p.state for p in ledger.journal.processes()} == {"main": "stopped", "side": "stopped"}
+    assert lived == [], "whoever still ran could have taken the room"
 
 
 def test_a_process_starts_only_after_what_it_needs(run):

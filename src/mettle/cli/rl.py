@@ -56,6 +56,25 @@ def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json
         return _end(launch.run(loaded, directory, is_quiet=is_json), is_json=is_json)
 
 
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@json_option
+def plan(arguments: Sequence[str], is_json: bool) -> None:
+    """Say beforehand what a run takes: seconds a step and memory, from two rollouts and one micro step."""
+    from mettle.runs import launch
+    from mettle.runs.plan import plan, plan_lines
+
+    files, overrides = split_arguments(arguments)
+    if not files:
+        raise UserError("name a config file, as in `mettle rl plan configs/reverse-text.toml`")
+    found = plan(launch.load_run_config(files, overrides))
+    if is_json:
+        print_json(found)
+        return
+    click.echo("\n".join(plan_lines(found)))
+    print_next(f"mettle rl run {' '.join(arguments)}")
+
+
 @rl.command()
 @click.argument("run")
 @json_option

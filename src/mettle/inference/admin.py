@@ -14,6 +14,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mettle.inference.adapters import check_adapter_name
 from mettle.inference.bodies import PauseBody, WeightsBody
 from mettle.inference.engine.protocol import WeightsRejected
 from mettle.inference.service import service_of
@@ -28,10 +29,15 @@ _MAX_BYTES: Final = 64 << 10
 
 async def update_weights(request: Request) -> Response:
     """200 once the version is served and proven; 409, and the old weights stay, when it is refused."""
-    engine = service_of(request).engine
+    service = service_of(request)
+    engine = service.engine
     body = await read_model(request, WeightsBody, max_bytes=_MAX_BYTES)
     try:
-        update = await asyncio.to_thread(engine.update_weights, Path(body.path), body.version)
+        if body.adapter is None:
+            update = await asyncio.to_thread(engine.update_weights, Path(body.path), body.version)
+        else:
+            check_adapter_name(service, body.adapter, "adapter")
+            update = await asyncio.to_thread(engine.load_adapter, body.adapter, Path(body.path), body.version)
     except WeightsRejected as error:
         refused = openai_body(HttpError(409, str(error), code="weights_rejected"))
         return json_response({**refused, "canary": _canary(error.canary)}, status=409)

@@ -189,6 +189,10 @@ class DetokenizeBody(RouteBody):
     skip_special_tokens: bool | None = None
 
 
+# "@" is left for the version in a model's name, `NAME@v3`.
+AdapterName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^@\s]+$")]
+
+
 class AbortBody(RouteBody):
     """`POST /v1/generate/abort`: the `request_id` that the request was sent with."""
 
@@ -196,12 +200,31 @@ class AbortBody(RouteBody):
 
 
 class WeightsBody(BaseModel):
-    """`POST /admin/weights`: the number and the folder of published weights."""
+    """`POST /admin/weights`: the number and the folder of published weights, of the model itself or of an adapter."""
 
     model_config = ConfigDict(strict=True)
 
     version: int = Field(ge=0)
     path: str = Field(min_length=1)
+    adapter: AdapterName | None = None
+
+
+class LoadAdapterBody(BaseModel):
+    """`POST /v1/load_lora_adapter`: a PEFT folder and the model name under which it is served."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: AdapterName
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+
+
+class UnloadAdapterBody(BaseModel):
+    """`POST /v1/unload_lora_adapter`."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: str
 
 
 class PauseBody(BaseModel):

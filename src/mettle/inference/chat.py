@@ -18,7 +18,7 @@ from mettle.clients.tool_parser import THINK_OPEN, parse_tool_calls, parse_turn
 from mettle.inference.bodies import ChatBody
 from mettle.inference.chunks import Choices, ChunkMaker, stream, usage
 from mettle.inference.engine.protocol import Choice, GenerationRequest, TokenEvent, TokenLogprob
-from mettle.inference.service import ModelService, service_of
+from mettle.inference.service import ModelChoice, ModelService, service_of
 from mettle.inference.text import TurnPart, TurnSplitter, cut_at_stop
 from mettle.web.bodies import read_model
 from mettle.web.problems import HttpError, json_response
@@ -28,15 +28,15 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
     body = await read_model(request, ChatBody)
-    service.check_model(body.model)
-    asked = rendered(service, body)
+    chosen = service.find_model(body.model)
+    asked = rendered(service, body, chosen)
     if body.stream:
         return await stream(request, _ChatChunks(service, asked, body), "messages")
     generation = await service.generate(asked, "messages")
     answer = dialect.completion(
         f"chatcmpl-{generation.request_id}",
         int(service.clock()),
-        service.model_name,
+        service.name_of(asked),
         [_choice(service.renderer, body, choice) for choice in generation.choices],
         usage(generation),
     )
@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
     return json_response(answer)
 
 
-def rendered(service: ModelService, body: ChatBody) -> GenerationRequest:
+def rendered(service: ModelService, body: ChatBody, chosen: ModelChoice) -> GenerationRequest:
     """What the engine is asked. Raises: HttpError, UserError of the chat template."""
     if body.top_logprobs and not body.logprobs:
         raise HttpError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -56,6 +56,8 @@ def rendered(service: ModelService, body: ChatBody) -> GenerationRequest:
         n=body.n or 1,
         top_logprobs=body.top_logprobs or 0,
         has_token_events=bool(body.stream),
+        adapter=chosen.adapter,
+        adapter_version=chosen.version,
     )
 
 
@@ -113,7 +115,7 @@ class _ChatChunks(ChunkMaker):
 
     def chunk(self, choices: Choices, used: Mapping[str, int] | None = None) -> dict[str, Any]:
         answer_id = f"chatcmpl-{self.asked.request_id}"
-        return dialect.completion_chunk(answer_id, self.created, self.service.model_name, choices, used)
+        return dialect.completion_chunk(answer_id, self.created, self.service.name_of(self.asked), choices, used)
 
     def begin(self) -> Iterator[Mapping[str, Any]]:
         """The chunks that say who speaks."""

@@ -15,7 +15,13 @@ from typing import Any, Final
 import aiohttp
 
 from mettle.errors import ProviderError
-from mettle.inference.engine.protocol import EngineStatus, PauseMode, WeightsRejected, WeightUpdate
+from mettle.inference.engine.protocol import (
+    AdapterStatus,
+    EngineStatus,
+    PauseMode,
+    WeightsRejected,
+    WeightUpdate,
+)
 from mettle.records.versions import CanaryCheck
 
 ASK_TIMEOUT_S: Final = 10.0
@@ -42,16 +48,23 @@ class ServerClient:
         """Where the server's engine stands. Raises: ProviderError."""
         body = await self._done("GET", "/admin/status", None, ASK_TIMEOUT_S)
         try:
-            return EngineStatus(**{name: value for name, value in body.items() if name in _STATUS_FIELDS})
-        except TypeError as error:
+            known = {name: value for name, value in body.items() if name in _STATUS_FIELDS}
+            known["adapters"] = tuple(
+                AdapterStatus(**{**adapter, "versions": tuple(adapter["versions"])})
+                for adapter in known.get("adapters", ())
+            )
+            return EngineStatus(**known)
+        except (TypeError, KeyError) as error:
             raise ProviderError(f"GET /admin/status: {error}") from error
 
-    async def update_weights(self, folder: Path, version: int) -> WeightUpdate:
+    async def update_weights(self, folder: Path, version: int, adapter: str | None = None) -> WeightUpdate:
         """Hand over a published folder, which the server reads by that path; returns once it is served and proven.
+
+        With `adapter` it is a version of that adapter, else of the model itself.
 
         Raises: WeightsRejected when the server keeps its weights; ProviderError when nothing answers.
         """
-        request = {"version": version, "path": str(folder)}
+        request = {"version": version, "path": str(folder)} | ({"adapter": adapter} if adapter else {})
         status, body = await self._call("POST", "/admin/weights", request, UPDATE_TIMEOUT_S)
         canary = _canary(version, body.get("canary"))
         if 400 <= status < 500:
@@ -59,6 +72,22 @@ class ServerClient:
         if status != 200 or body.get("version") != version:
             raise ProviderError(f"POST /admin/weights answered {status}: {message_of(body)}")
         return WeightUpdate(version, float(body.get("load_ms") or 0), float(body.get("swap_ms") or 0), canary)
+
+    async def load_adapter(self, name: str, folder: Path) -> WeightUpdate:
+        """Hand over any PEFT folder. Raises: WeightsRejected, ProviderError."""
+        request = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
+        status, body = await self._call("POST", "/v1/load_lora_adapter", request, UPDATE_TIMEOUT_S)
+        if 400 <= status < 500:
+            raise WeightsRejected(f"the engine refused adapter {name!r} ({status}): {message_of(body)}")
+        if status != 200:
+            raise ProviderError(f"POST /v1/load_lora_adapter answered {status}: {message_of(body)}")
+        return WeightUpdate(int(body["version"]), float(body.get("load_ms") or 0), 0.0, None)
+
+    async def unload_adapter(self, name: str) -> None:
+        """An adapter that is not there is no matter. Raises: ProviderError."""
+        status, body = await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, ASK_TIMEOUT_S)
+        if status not in (200, 404):
+            raise ProviderError(f"POST /v1/unload_lora_adapter answered {status}: {message_of(body)}")
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns once nothing is sampled any more. Raises: ProviderError."""

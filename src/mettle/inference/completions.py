@@ -17,7 +17,7 @@ from mettle.inference.bodies import CompletionBody
 from mettle.inference.chat import finite
 from mettle.inference.chunks import Choices, ChunkMaker, stream, usage
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent
-from mettle.inference.service import ModelService, service_of
+from mettle.inference.service import ModelChoice, ModelService, service_of
 from mettle.inference.text import cut_at_stop
 from mettle.web.bodies import read_model
 from mettle.web.problems import HttpError, json_response
@@ -29,8 +29,8 @@ async def completions(request: Request) -> Response:
     """Continue one or several prompts."""
     service = service_of(request)
     body = await read_model(request, CompletionBody)
-    service.check_model(body.model)
-    wanted = tokenized(service, body)
+    chosen = service.find_model(body.model)
+    wanted = tokenized(service, body, chosen)
     if body.stream:
         return await stream(request, _TextChunks(service, wanted[0], body), "prompt")
     generations = await _generate_all(service, wanted)
@@ -41,14 +41,14 @@ async def completions(request: Request) -> Response:
         dialect.completion(
             f"cmpl-{generations[0].request_id}",
             int(service.clock()),
-            service.model_name,
+            service.name_of(wanted[0]),
             [{"index": index, **choice} for index, choice in enumerate(choices)],
             usage(*generations),
         )
     )
 
 
-def tokenized(service: ModelService, body: CompletionBody) -> list[GenerationRequest]:
+def tokenized(service: ModelService, body: CompletionBody, chosen: ModelChoice) -> list[GenerationRequest]:
     """One generation for each prompt, all alike. Raises: HttpError."""
     if body.stream and (body.echo or len(body.prompt) > 1):
         raise HttpError(400, "stream takes one prompt and no echo", param="stream")
@@ -63,6 +63,8 @@ def tokenized(service: ModelService, body: CompletionBody) -> list[GenerationReq
             prompt_logprobs=bool(body.echo) and body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
             has_token_events=bool(body.stream),
+            adapter=chosen.adapter,
+            adapter_version=chosen.version,
         )
         for prompt in body.prompt
     ]
@@ -135,7 +137,7 @@ class _TextChunks(ChunkMaker):
 
     def chunk(self, choices: Choices, used: Mapping[str, int] | None = None) -> dict[str, Any]:
         answer_id = f"cmpl-{self.asked.request_id}"
-        return dialect.completion(answer_id, self.created, self.service.model_name, choices, used)
+        return dialect.completion(answer_id, self.created, self.service.name_of(self.asked), choices, used)
 
     def of_token(self, event: TokenEvent) -> Iterator[Choices]:
         """The text of a token, once it is whole."""

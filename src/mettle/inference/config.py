@@ -58,6 +58,12 @@ class InferenceConfig(BaseModel):
     """Tokens of prompts that one step computes before the running sequences go on; a longer prompt takes several. By
     default by the model's size: those of about two seconds, 128 to 8,192."""
 
+    max_adapters: int = Field(default=16, ge=0)
+    """Adapters served at a time, each under a model name of its own; a further one is refused until one is unloaded."""
+
+    max_adapter_versions: int = Field(default=4, ge=1)
+    """Versions kept of each adapter, the newest ones, for requests that pin one (`NAME@v3`)."""
+
     seed: int | None = None
     """Seed of requests that bring none; by default they differ from run to run."""
 

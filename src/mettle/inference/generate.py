@@ -18,7 +18,7 @@ from starlette.responses import Response
 from mettle.inference.bodies import AbortBody, GenerateBody
 from mettle.inference.chat import finite
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent, TokenLogprob
-from mettle.inference.service import ModelService, service_of
+from mettle.inference.service import service_of
 from mettle.web.app import WebApp
 from mettle.web.bodies import read_model
 from mettle.web.problems import HttpError, json_response
@@ -29,7 +29,7 @@ async def generate(request: Request) -> Response:
     """Answer with all choices when the last of them has ended, or token by token."""
     service = service_of(request)
     body = await read_model(request, GenerateBody)
-    service.check_model(body.model)
+    chosen = service.find_model(body.model)
     wanted = GenerationRequest(
         request_id=service.new_id(),
         prompt_ids=body.prompt_ids,
@@ -39,13 +39,15 @@ async def generate(request: Request) -> Response:
         top_logprobs=body.top_logprobs or 0,
         has_token_events=bool(body.stream),
         seeds=tuple(body.seeds or ()),
+        adapter=chosen.adapter,
+        adapter_version=chosen.version,
     )
     if body.stream:
         items = service.stream(wanted, "prompt_ids")
         first = await anext(items)  # a request that is refused is so here
-        return StreamedAnswer(_events(request.app, service, first, items))
+        return StreamedAnswer(_events(request.app, service.name_of(wanted), first, items))
     with service.known_as(body.request_id, wanted.request_id):
-        return json_response(_answer(service, await service.generate(wanted, "prompt_ids")))
+        return json_response(_answer(service.name_of(wanted), await service.generate(wanted, "prompt_ids")))
 
 
 async def abort(request: Request) -> Response:
@@ -60,21 +62,21 @@ async def abort(request: Request) -> Response:
 
 
 async def _events(
-    app: WebApp, service: ModelService, first: TokenEvent | Generation, items: AsyncGenerator[TokenEvent | Generation]
+    app: WebApp, model: str, first: TokenEvent | Generation, items: AsyncGenerator[TokenEvent | Generation]
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(items):  # closing them aborts the request of a client that went away
         try:
-            yield sse(_event(service, first))
+            yield sse(_event(model, first))
             async for item in items:
-                yield sse(_event(service, item))
+                yield sse(_event(model, item))
         except Exception as error:  # it came too late for a status
             yield sse(app.error_event(error))
         yield sse("[DONE]")
 
 
-def _event(service: ModelService, item: TokenEvent | Generation) -> dict[str, Any]:
+def _event(model: str, item: TokenEvent | Generation) -> dict[str, Any]:
     if isinstance(item, Generation):
-        return _answer(service, item)
+        return _answer(model, item)
     return {
         "choice": item.choice,
         "token_id": item.token_id,
@@ -86,10 +88,10 @@ def _event(service: ModelService, item: TokenEvent | Generation) -> dict[str, An
     }
 
 
-def _answer(service: ModelService, generation: Generation) -> dict[str, Any]:
+def _answer(model: str, generation: Generation) -> dict[str, Any]:
     return {
         "request_id": generation.request_id,
-        "model": service.model_name,
+        "model": model,
         "prompt_tokens": generation.num_prompt_tokens,
         "choices": [_choice(choice) for choice in generation.choices],
         "prompt_logprobs": generation.prompt_logprobs,

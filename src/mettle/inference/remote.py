@@ -97,6 +97,21 @@ class RemoteEngine:
         self._status = dataclasses.replace(self._status, version=version)
         return update
 
+    def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
+        """Have an adapter served; the other side reads and proves it."""
+        path = folder.resolve()
+        if version is None:
+            update: WeightUpdate = self._ask(lambda: self._client.load_adapter(name, path))
+        else:
+            update = self._ask(lambda: self._client.update_weights(path, version, name))
+        self._status = self._ask(self._client.status)
+        return update
+
+    def unload_adapter(self, name: str) -> None:
+        """Have no more requests taken for it."""
+        self._ask(lambda: self._client.unload_adapter(name))
+        self._status = self._ask(self._client.status)
+
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling over there."""
         self._ask(lambda: self._client.pause(mode))
@@ -237,6 +252,9 @@ def wire_request(request: GenerationRequest) -> dict[str, Any]:
         "stream": request.has_token_events,
         "seeds": list(request.seeds) or None,
     }
+    if request.adapter:
+        pinned = "" if request.adapter_version is None else f"@v{request.adapter_version}"
+        body["model"] = request.adapter + pinned
     return body
 
 
@@ -260,7 +278,7 @@ def refusal(status: int, body: Mapping[str, Any]) -> MettleError:
     error = error if isinstance(error, dict) else {}
     message = message_of(body)
     match status:
-        case 400:
+        case 400 | 404:
             return RequestRefused(message, str(error.get("param") or "request"), error.get("code"))
         case 429:
             return EngineBusy(message)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mettle.inference import admin, chat, completions, generate, tokens
+from mettle.inference import adapters, admin, chat, completions, generate, tokens
 from mettle.inference.service import ModelService, as_http_error
 from mettle.web.app import WebApp, routed
 from mettle.web.doors import Door, allowed_hosts
@@ -16,7 +16,7 @@ from mettle.web.keys import Keys
 from mettle.web.problems import openai_body
 from mettle.web.server import HttpServer, url_of
 
-ROUTES = [*generate.ROUTES, *chat.ROUTES, *completions.ROUTES, *tokens.ROUTES, *admin.ROUTES]
+ROUTES = [*generate.ROUTES, *chat.ROUTES, *completions.ROUTES, *tokens.ROUTES, *admin.ROUTES, *adapters.ROUTES]
 NO_KEYS: Final = Keys()
 _HANDLERS_S: Final = 1.0
 

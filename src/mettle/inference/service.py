@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -26,9 +27,16 @@ from mettle.inference.metrics import ServingMetrics
 from mettle.web.problems import HttpError
 
 
+class ModelChoice(NamedTuple):
+    """The adapter that a request is for, "" being the base, and its version where one is pinned."""
+
+    adapter: str
+    version: int | None
+
+
 @dataclass
 class ModelService:
-    """One served model. `is_stopping` turns new requests away while the running ones finish."""
+    """One served model with its adapters. `is_stopping` turns new requests away while the running ones finish."""
 
     bridge: Bridge
     renderer: Renderer
@@ -49,11 +57,28 @@ class ModelService:
         """The engine itself, for calls that block: use them in a thread."""
         return self.bridge.engine
 
-    def check_model(self, name: object) -> None:
-        """Refuse a request for another model; no name means this one."""
-        if name is not None and name != self.model_name:
-            message = f"model {name!r} is not served here; {self.model_name!r} is"
-            raise HttpError(404, message, param="model", code="model_not_found")
+    def find_model(self, name: object) -> ModelChoice:
+        """What a name means: the model itself, as does none, an adapter, or `ADAPTER@vN`, one version of it.
+
+        Raises: HttpError for a name that is not served here.
+        """
+        if name is None or name == self.model_name:
+            return ModelChoice("", None)
+        adapters = {adapter.name: adapter for adapter in self.engine.status().adapters}
+        if isinstance(name, str):
+            adapter, _, version = name.partition("@v")
+            if name in adapters:
+                return ModelChoice(name, None)
+            if adapter in adapters and version.isdecimal() and version.isascii() and len(version) < 10:
+                return ModelChoice(adapter, int(version))
+        served = " or ".join(repr(known) for known in (self.model_name, *adapters))
+        message = f"model {name!r} is not served here; {served} is"
+        raise HttpError(404, message, param="model", code="model_not_found")
+
+    def name_of(self, request: GenerationRequest) -> str:
+        """The model's name in the answer to a request."""
+        pinned = "" if request.adapter_version is None else f"@v{request.adapter_version}"
+        return f"{request.adapter}{pinned}" if request.adapter else self.model_name
 
     @contextmanager
     def known_as(self, alias: str | None, request_id: str) -> Iterator[None]:
@@ -99,6 +124,8 @@ def service_of(request: Request) -> ModelService:
 def as_http_error(error: Exception) -> HttpError | None:
     """What an error of ours is as an answer."""
     match error:
+        case RequestRefused(code="model_not_found"):
+            return HttpError(404, str(error), param=error.parameter, code=error.code)
         case RequestRefused():
             return HttpError(400, str(error), param=error.parameter, code=error.code)
         case EngineBusy():
@@ -118,4 +145,5 @@ def _naming(prompt_field: str) -> Iterator[None]:
         yield
     except RequestRefused as error:
         param = prompt_field if error.parameter == "prompt_ids" else error.parameter
-        raise HttpError(400, str(error), param=param, code=error.code) from error
+        status = 404 if error.code == "model_not_found" else 400
+        raise HttpError(status, str(error), param=param, code=error.code) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,22 +14,26 @@ from mettle.web.problems import HttpError, json_response
 
 
 async def list_models(request: Request) -> Response:
-    """The one model."""
-    return json_response({"object": "list", "data": [_model(service_of(request))]})
+    """The model, then its adapters."""
+    return json_response({"object": "list", "data": _models(service_of(request))})
 
 
 async def get_model(request: Request) -> Response:
-    """The model by its name."""
+    """The model or the adapter of a name."""
     service = service_of(request)
-    service.check_model(request.path_params["name"])
-    return json_response(_model(service))
+    name = request.path_params["name"]
+    adapter, version = service.find_model(name)
+    found = next(model for model in _models(service) if model["id"] == (adapter or service.model_name))
+    if version is not None:
+        found |= {"id": name, "policy_version": version}
+    return json_response(found)
 
 
 async def tokenize(request: Request) -> Response:
     """Ids of `prompt`, or of `messages` under the chat template."""
     service = service_of(request)
     body = await read_model(request, TokenizeBody)
-    service.check_model(body.model)
+    service.find_model(body.model)
     if body.messages:
         ids = service.renderer.render(
             body.messages, body.tools, add_generation_prompt=body.add_generation_prompt is not False
@@ -43,7 +49,7 @@ async def detokenize(request: Request) -> Response:
     """Text of `tokens`, special tokens included."""
     service = service_of(request)
     body = await read_model(request, DetokenizeBody)
-    service.check_model(body.model)
+    service.find_model(body.model)
     try:
         text = service.renderer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
     except OverflowError as error:
@@ -51,16 +57,19 @@ async def detokenize(request: Request) -> Response:
     return json_response({"prompt": text})
 
 
-def _model(service: ModelService) -> dict[str, object]:
+def _models(service: ModelService) -> list[dict[str, Any]]:
     status = service.engine.status()
-    return {
-        "id": service.model_name,
+    shared = {
         "object": "model",
         "created": service.created,
         "owned_by": "mettle",
         "max_model_len": status.max_model_len,
-        "policy_version": status.version,
     }
+    models: list[dict[str, Any]] = [{"id": service.model_name, **shared, "policy_version": status.version}]
+    for adapter in status.adapters:
+        about = {"root": adapter.path, "parent": service.model_name, "versions": list(adapter.versions)}
+        models.append({"id": adapter.name, **shared, "policy_version": adapter.newest, **about})
+    return models
 
 
 ROUTES = [

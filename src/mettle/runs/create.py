@@ -14,6 +14,7 @@ from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
+from mettle.runs.fit import check_fit
 from mettle.runs.ports import LOOPBACK, is_port_free
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
@@ -40,11 +41,12 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     if run_dir.ledger.exists():
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
     _check_environments(config)
+    check_fit(config)
     _check_port(config)
     _check_place(path)
     given = _given_demonstrations(config)
     run_dir.path.mkdir(parents=True, exist_ok=True)
-    _write_configs(run_dir, loaded)
+    write_configs(run_dir, loaded)
     if config.warm_up.enabled:
         _write_demonstrations(run_dir, config, given)
     ledger = Ledger(run_dir.ledger)
@@ -90,7 +92,8 @@ def _check_place(path: Path) -> None:
         )
 
 
-def _write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
+def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
+    """Write the resolved config, and each process's part of it."""
     config = loaded.config
     dump = config.model_dump(mode="json")
     model = str(run_dir.model)

@@ -1,7 +1,8 @@
 """The supervisor's words to the journal, written by a thread of its own.
 
 A process that is frozen in the middle of a transaction locks the ledger for everybody; whoever has to end it must not
-wait for that. Invariants: what is put first is written first; the first failure is kept, and ends the run.
+wait for that. Invariants: what is put first is written first; the first failure is kept, and ends the run. What could
+not be written, and all that is put after it, is held until `again`: on a full disk that is when there is room.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class JournalThread:
         self._on_idle = on_idle
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._held: list[Callable[[], None]] = []
 
     def put(self, write: Callable[[], None]) -> None:
         """Have it written soon."""
@@ -33,6 +35,10 @@ class JournalThread:
         """Begin to write."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
+
+    def again(self) -> None:
+        """Have what is held written: there may be room now."""
+        self._queue.put(self._write_held)
 
     def close(self, timeout_s: float) -> None:
         """Write what is left, for as long as `timeout_s`."""
@@ -45,15 +51,29 @@ class JournalThread:
             try:
                 write = self._queue.get(timeout=1.0)
             except queue.Empty:
-                self._do(self._on_idle)
+                self._try(self._on_idle)
                 continue
             if write is None:
                 return
-            self._do(write)
+            if write == self._write_held:
+                write()
+            else:
+                self._do(write)
 
     def _do(self, write: Callable[[], None]) -> None:
+        if self._held or not self._try(write):
+            self._held.append(write)
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        for write in held:
+            self._do(write)
+
+    def _try(self, write: Callable[[], None]) -> bool:
         try:
             write()
         except StorageError as error:
             logger.error("%s", error)
             self.error = self.error or error
+            return False
+        return True

@@ -140,7 +140,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         if self._recorder.error is not None and self.failure is None:
             self.failure, self.failure_code = str(self._recorder.error), StorageError.exit_code
-            self._free_reserve()
+            self._event("failed", self.failure)
         return self._is_stopping or self.failure is not None or self._slots[self._main].state == "done"
 
     def _attend(self, name: str, slot: Slot, now: float) -> None:
@@ -186,7 +186,6 @@ class Supervisor:
                 slot.process.last_line() if code in FINAL_CODES else f"{sentence}; {len(slot.recent)} restarts"
             )
             self.failure_code = code
-            self._free_reserve()
             self._set_state(name, slot, "failed", code)
             self._event("failed", sentence)
             return
@@ -194,7 +193,6 @@ class Supervisor:
             path = self._run_dir.path
             self.failure = f"{sentence}; {path} has nearly no space left: free some space and resume the run"
             self.failure_code = StorageError.exit_code
-            self._free_reserve()
             self._set_state(name, slot, "failed", code)
             self._event("failed", self.failure)
             return
@@ -268,13 +266,14 @@ class Supervisor:
             if slot.state not in ("done", "failed"):
                 self._set_state(name, slot, "stopped", slot.process.exit_code())
         self._living_beats()
-        self._recorder.close(BUSY_TIMEOUT_S)
         self._free_reserve()
+        self._recorder.close(BUSY_TIMEOUT_S)
         self._is_over()  # a word that could not be written is a failure of the run
 
     def _free_reserve(self) -> None:
-        """Let the last words be written where the disk is full."""
+        """Let the last words be written where the disk is full: when no process is left that would take the room."""
         (self._run_dir.path / "reserve").unlink(missing_ok=True)
+        self._recorder.again()
 
     def _record(self, write: Callable[[], None]) -> None:
         self._recorder.put(write)

@@ -80,12 +80,19 @@ class EnvironmentProbe:
 
     def measure(self, state: Mapping[str, Tensor], *, seed: int) -> ProbeReading:
         """Roll out and score."""
-        return asyncio.run(self._measure(self._transport(state, seed), seed))
+        return asyncio.run(
+            self._measure(self.transport(state, seed, max_slots=min(256, self._config.num_prompts)), seed)
+        )
 
-    def _transport(self, state: Mapping[str, Tensor], seed: int) -> EngineTransport:
+    def roll_out(self, transport: EngineTransport, seed: int) -> ProbeReading:
+        """Roll out and score on an engine that is there; what it sampled is in `transport.answered`."""
+        return asyncio.run(self._measure(transport, seed))
+
+    def transport(self, state: Mapping[str, Tensor], seed: int, *, max_slots: int = 256) -> EngineTransport:
+        """An engine in this thread with these weights."""
         length = min(self._shape.max_positions, MAX_LENGTH)
         weights = fuse(self._shape, state, self._device, torch.float32)
-        limits = Limits(min(256, self._config.num_prompts), length)
+        limits = Limits(max_slots, length)
         eos = self._renderer.stop_token_ids
         scheduler = Scheduler(
             Decoder(self._shape, weights, length),
@@ -129,7 +136,8 @@ class EngineTransport(ModelTransport):
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__("http://in-process/v1")
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        self.answered: list[tuple[GenerationRequest, Generation]] = []
         self._waiting: list[tuple[GenerationRequest, asyncio.Future[Generation]]] = []
         self._flush: asyncio.Task[None] | None = None
         self._count = 0
@@ -145,7 +153,7 @@ class EngineTransport(ModelTransport):
             seeds=tuple(body.get("seeds") or ()),
         )  # fmt: skip
         try:
-            self._scheduler.check(request)
+            self.scheduler.check(request)
         except RequestRefused as error:
             raise ProviderError(str(error)) from error
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
@@ -161,12 +169,13 @@ class EngineTransport(ModelTransport):
             await asyncio.sleep(0)
         self._flush, waiting, self._waiting = None, self._waiting, []
         try:
-            generations = run_requests(self._scheduler, [request for request, _ in waiting])
+            generations = run_requests(self.scheduler, [request for request, _ in waiting])
         except ServiceError as error:
             for _, answer in waiting:
                 answer.set_exception(ProviderError(str(error)))
             return
-        for (_, answer), generation in zip(waiting, generations, strict=True):
+        for (request, answer), generation in zip(waiting, generations, strict=True):
+            self.answered.append((request, generation))
             answer.set_result(generation)
 
 

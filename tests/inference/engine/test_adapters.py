@@ -5,21 +5,26 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from model_families import CONFIGS
-from policies import ALL_LINEAR, make_model, save_adapter, tiny_config, with_adapter
+from policies import ALL_LINEAR, make_model, picked_logprobs, save_adapter, tiny_config, with_adapter
+from schedulers import Heard, ask, make_scheduler, sampled
 from torch import Tensor
 
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import read_adapter
-from mettle.inference.engine.adapters import AdapterWeights, fit_adapter, group_rows
+from mettle.inference.engine.adapters import AdapterWeights, fit_adapter
 from mettle.inference.engine.architecture import shape_from_config
-from mettle.inference.engine.attention import Span
 from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.local import run_requests
+from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
+from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse
 
 CPU = torch.device("cpu")
@@ -81,16 +86,75 @@ def test_rows_of_several_adapters_get_the_bits_that_each_gets_alone(rank: int, t
         assert torch.equal(together[row], decoder.prefill(torch.tensor([IDS]), adapters=[adapter])[0])
     assert torch.equal(together[1], decoder.prefill(torch.tensor([IDS]))[0])
 
-    def step(adapters: list[AdapterWeights | None]) -> Tensor:
-        kv = decoder.prompt_room(len(adapters), 32)
-        decoder.prefill(torch.tensor([IDS] * len(adapters)), kv, 0, adapters)
-        positions = torch.full((len(adapters),), len(IDS))
-        span = Span(kv, [len(IDS) + 1] * len(adapters))
-        return decoder.decode(torch.full_like(positions, 9), positions, [span], group_rows(adapters, CPU))
 
-    together = step(company)
-    for row, adapter in enumerate(company):
-        assert torch.equal(together[row], step([adapter])[0])
+def scheduler_with(model: Any, folders: Mapping[str, Path], **more: Any) -> Scheduler:
+    scheduler = make_scheduler(model, **more)
+    for name, folder in folders.items():
+        scheduler.put_adapter(name, folder, 0, fitted(model, folder))
+    return scheduler
+
+
+def ask_as(adapter: str, number: int, prompt: list[int], version: int | None = None, n: int = 1) -> GenerationRequest:
+    asked = ask(f"{adapter}-{number}", prompt, n, seed=number, max_tokens=20, ignore_eos=True)
+    return replace(asked, adapter=adapter, adapter_version=version)
+
+
+@pytest.mark.parametrize("name", ["qwen3 tied", "qwen3_moe"])
+def test_requests_of_several_adapters_are_sampled_as_each_would_be_alone(name: str, tmp_path: Path) -> None:
+    model = make_model(CONFIGS[name])
+    targets = ALL_LINEAR[:4] if "moe" in name else ALL_LINEAR
+    folders = {str(i): save_adapter(model, tmp_path / str(i), seed=i, rank=1 + i, targets=targets) for i in range(3)}
+    wanted = [ask_as(adapter, i, IDS, n=1 + i % 2) for i, adapter in enumerate(["0", "", "1", "0", "2", "", "1", "0"])]
+    together = run_requests(scheduler_with(model, folders, max_slots=64), wanted)
+    for request, generation in zip(wanted, together, strict=True):
+        (alone,) = run_requests(scheduler_with(model, folders, max_slots=64), [request])
+        assert sampled(alone) == sampled(generation)
+        merged = with_adapter(model, folders[request.adapter]) if request.adapter else model
+        for choice in generation.choices:
+            expected = picked_logprobs(merged, [*IDS, *choice.token_ids])[len(IDS) - 1 :]
+            assert (expected - torch.tensor(choice.logprobs)).abs().mean() <= 1e-5
+
+
+def test_a_prefix_that_one_adapter_computed_is_never_anothers(tmp_path: Path) -> None:
+    model = make_model(tiny_config())
+    folders = {str(i): save_adapter(model, tmp_path / str(i), seed=i) for i in range(2)}
+    prompt = [9, 8, 7] * 30
+    scheduler = scheduler_with(model, folders)
+    for adapter in ("0", "1", "", "0"):
+        (generation,) = run_requests(scheduler, [ask_as(adapter, 1, prompt)])
+        (fresh,) = run_requests(scheduler_with(model, folders), [ask_as(adapter, 1, prompt)])
+        assert sampled(generation) == sampled(fresh)
+    assert scheduler.totals.prefix_hit_tokens == 64
+    scheduler.put_adapter("0", folders["1"], 0, fitted(model, folders["1"]))
+    (generation,) = run_requests(scheduler, [ask_as("0", 1, prompt)])
+    (fresh,) = run_requests(scheduler_with(model, folders), [ask_as("1", 1, prompt)])
+    assert sampled(generation) == sampled(fresh)
+
+
+def test_a_new_version_is_taken_by_running_requests_except_those_that_pinned_theirs(tmp_path: Path) -> None:
+    model = make_model(tiny_config())
+    old, new = (save_adapter(model, tmp_path / str(i), seed=i) for i in range(2))
+    scheduler, heard = scheduler_with(model, {"a": old}), Heard()
+    (alone,) = run_requests(scheduler_with(model, {"a": old}), [ask_as("a", 2, IDS)])
+    for request in (ask_as("a", 1, IDS), ask_as("a", 2, IDS, version=0), ask_as("", 3, IDS)):
+        scheduler.add(request, heard)
+    for _ in range(6):
+        scheduler.step()
+    scheduler.put_adapter("a", new, 1, fitted(model, new))
+    scheduler.remove_adapter("a")
+    while scheduler.step():
+        pass
+    found = {generation.request_id: generation for generation in heard.generations}
+    versions = found["a-1"].choices[0].versions
+    assert versions == [0] * versions.count(0) + [1] * versions.count(1)
+    assert 0 < versions.count(0) < 20
+    assert found["a-2"].choices[0].versions == [0] * 20
+    assert sampled(found["a-2"]) == sampled(alone)
+    assert found["-3"].choices[0].versions == [0] * 20
+    with pytest.raises(RequestRefused, match="'a' is not served"):
+        scheduler.check(ask_as("a", 4, IDS))
+    scheduler.add(ask_as("a", 4, IDS), heard)  # it was there when the request was checked
+    assert [str(error) for error in heard.errors] == ["adapter 'a' is not served"]
 
 
 def test_an_adapter_of_attention_alone_is_served_on_a_mixture(tmp_path: Path) -> None:

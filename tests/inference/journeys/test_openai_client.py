@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import torch
-from policies import END, picked_logprobs
+from policies import END, picked_logprobs, save_adapter, with_adapter
 
 from mettle.clients.renderer import Renderer
 from mettle.inference.bridge import Bridge
@@ -66,6 +68,40 @@ async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
     assert (await client.models.retrieve("policy")).id == "policy"
     with pytest.raises(openai.NotFoundError, match="not served"):
         await client.models.retrieve("gpt-4")
+
+
+async def test_an_adapter_is_a_model_of_its_own(
+    client: openai.AsyncOpenAI, server: InferenceServer, model: Any, tmp_path: Path
+) -> None:
+    folder = save_adapter(model, tmp_path / "a")
+    await asyncio.to_thread(server.service.engine.load_adapter, "tenant", folder)
+    listed = [found async for found in client.models.list()]
+    assert [found.id for found in listed] == ["policy", "tenant"]
+    assert (listed[1].model_extra or {})["parent"] == "policy"
+    assert (await client.models.retrieve("tenant@v0")).id == "tenant@v0"
+    merged = with_adapter(model, folder)
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    for name in ("tenant", "tenant@v0"):
+        chat = await client.chat.completions.create(
+            model=name, messages=HI, max_tokens=6, seed=1, logprobs=True, extra_body=extra
+        )
+        assert chat.model == name
+        assert chat.model_extra is not None
+        ids = [*chat.model_extra["prompt_token_ids"], *(chat.choices[0].model_extra or {})["token_ids"]]
+        assert chat.choices[0].logprobs is not None
+        found = torch.tensor([entry.logprob for entry in chat.choices[0].logprobs.content or []])
+        assert (found - picked_logprobs(merged, ids)[-6:]).abs().mean() <= 1e-5
+    text = await client.completions.create(
+        model="tenant", prompt="hi", max_tokens=4, logprobs=0, echo=True, extra_body=extra
+    )
+    ids = [*(text.choices[0].model_extra or {})["prompt_token_ids"], *(text.choices[0].model_extra or {})["token_ids"]]
+    assert text.choices[0].logprobs is not None
+    found = torch.tensor([value for value in text.choices[0].logprobs.token_logprobs or [] if value is not None])
+    assert (found - picked_logprobs(merged, ids)).abs().mean() <= 1e-5
+    stream = await client.chat.completions.create(model="tenant", messages=HI, max_tokens=4, seed=1, stream=True)
+    assert {chunk.model async for chunk in stream} == {"tenant"}
+    with pytest.raises(openai.NotFoundError, match="v7"):
+        await client.chat.completions.create(model="tenant@v7", messages=HI)
 
 
 async def test_chat_gives_choices_usage_logprobs_and_ids(client: openai.AsyncOpenAI, model: Any) -> None:

@@ -185,6 +185,15 @@ async def test_a_flood_is_held_back_and_hurts_nobody_else(settings):
                 assert (await flood.result(promise))["sequences"]
 
 
+async def test_old_clients_are_not_told_of_kinds_that_they_do_not_know(service):
+    model = await service().model()
+    await model.run("save_weights_external", path="out")
+    for version, count in (("0.16.1", 0), ("0.30.4", 1), ("99.0.0", 1)):
+        headers = {"User-Agent": f"AsyncTinker/Python {version}"}
+        _, found = await model.wire.ask("GET", "checkpoints", headers=headers)
+        assert len(found["checkpoints"]) == count
+
+
 async def test_an_adapter_in_the_archive_is_the_one_that_samples(service):
     model = await trained(service())
     saved = await model.run("save_weights_for_sampler", path="final")

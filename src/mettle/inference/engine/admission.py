@@ -64,12 +64,15 @@ class EngineAdmission:
         self.waiting.clear()
         self.back.clear()
 
-    def admit(self, unit: Unit, num_slots: int, num_pending: int, *, is_new_wanted: bool) -> list[list[AdmittedPrompt]]:
+    def admit(
+        self, base_version: int, num_slots: int, num_pending: int, *, is_new_wanted: bool
+    ) -> list[list[AdmittedPrompt]]:
         """What begins now, when `num_slots` slots are taken and `num_pending` tokens of prompts are under way."""
-        found: dict[tuple[bool, tuple[int, ...]], AdmittedPrompt] = {}
+        found: dict[tuple[bool, Unit, tuple[int, ...]], AdmittedPrompt] = {}
         while (queue := self._next_queue(is_new_wanted)) is not None:
             entry = queue[0]
-            key = (entry.owner.request.prompt_logprobs, entry.prompt)
+            unit = entry.owner.unit(base_version)
+            key = (entry.owner.request.prompt_logprobs, unit, entry.prompt)
             prompt = found.get(key) or self._admitted(entry, unit)
             num_new = 0 if key in found else len(entry.prompt) - prompt.start
             num_slots += len(entry.sequences)
@@ -98,7 +101,8 @@ class EngineAdmission:
     def _admitted(self, entry: QueuedRequest, unit: Unit) -> AdmittedPrompt:
         # A prompt whose log-probabilities are wanted is computed from its first token on.
         is_scored = entry.owner.request.prompt_logprobs
-        return AdmittedPrompt(entry.prompt, [] if is_scored else self._memory.prefixes.match(unit, entry.prompt))
+        pages = [] if is_scored else self._memory.prefixes.match(unit, entry.prompt)
+        return AdmittedPrompt(entry.prompt, unit, pages)
 
     def _promise(self, entry: QueuedRequest, prompt: AdmittedPrompt, *, is_known: bool) -> list[RunningSequence] | None:
         # The choices that there are bytes for, which are set aside; None when there are not enough for one.

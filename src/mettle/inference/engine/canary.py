@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from mettle.inference.engine.adapters import AdapterWeights
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.prompts import score_tokens
 from mettle.inference.engine.protocol import WeightsRejected
@@ -17,12 +18,14 @@ from mettle.storage.weights import Canary
 
 
 @torch.inference_mode()
-def check_canary(decoder: Decoder, canary: Canary, version: int, tolerance: float) -> CanaryCheck:
-    """Compare; the check that is returned passed.
+def check_canary(
+    decoder: Decoder, canary: Canary, version: int, tolerance: float, adapter: AdapterWeights | None = None
+) -> CanaryCheck:
+    """Compare, under an adapter if there is one; the check that is returned passed.
 
     Raises: WeightsRejected when the mean difference is above `tolerance` or not a number, or nothing was compared.
     """
-    differences = [_differences(decoder, canary, row) for row in range(len(canary.lengths))]
+    differences = [_differences(decoder, canary, row, adapter) for row in range(len(canary.lengths))]
     all_differences = torch.cat(differences) if differences else torch.zeros(0)
     if not len(all_differences):
         raise WeightsRejected(f"the canary of version {version} holds no tokens to compare")
@@ -37,13 +40,13 @@ def check_canary(decoder: Decoder, canary: Canary, version: int, tolerance: floa
     return check
 
 
-def _differences(decoder: Decoder, canary: Canary, row: int) -> torch.Tensor:
+def _differences(decoder: Decoder, canary: Canary, row: int, adapter: AdapterWeights | None) -> torch.Tensor:
     length = int(canary.lengths[row])
     ids = torch.from_numpy(canary.token_ids[row, :length].astype("int64")).to(decoder.device)
     if length < 2:
         return torch.zeros(0, dtype=torch.float64)
     if int(ids.min()) < 0 or int(ids.max()) >= decoder.shape.vocab_size:
         raise WeightsRejected(f"the canary holds token ids outside the vocabulary of {decoder.shape.vocab_size}")
-    ours = score_tokens(decoder, ids[1:], decoder.prefill(ids[None])[0]).cpu().double()
+    ours = score_tokens(decoder, ids[1:], decoder.prefill(ids[None], adapters=[adapter])[0]).cpu().double()
     theirs = torch.from_numpy(canary.logprobs[row, 1:length].astype("float64"))
     return (ours - theirs).abs()

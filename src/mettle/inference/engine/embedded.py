@@ -18,11 +18,9 @@ from typing import TypeVar
 
 import torch
 
-from mettle.errors import MettleError, ServiceError, StorageError, UserError
+from mettle.errors import MettleError, ServiceError, UserError
 from mettle.inference.config import InferenceConfig
-from mettle.inference.engine.adapter_files import merged_state, read_adapter
 from mettle.inference.engine.architecture import ModelShape, read_shape
-from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import (
@@ -36,11 +34,11 @@ from mettle.inference.engine.protocol import (
     WeightsRejected,
     WeightUpdate,
 )
+from mettle.inference.engine.published import load_adapter, load_published, prove
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import CountedListener, DecodeText
-from mettle.inference.engine.weights import FusedWeights, fuse, inference_threads, read_state, tokens_of_a_step
+from mettle.inference.engine.weights import fuse, inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
-from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +120,37 @@ class EmbeddedEngine:
             )
             return update
 
+    def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
+        """Read, fit, prove, and serve. One update at a time."""
+        with self._update_lock:
+            started = time.perf_counter()
+            scheduler = self._scheduler
+            try:
+                self._check_alive()
+                scheduler.adapters.check_room(name)
+                next_version = scheduler.adapters.next_version(name)
+                with inference_threads(self._num_threads):
+                    found = load_adapter(folder, version, next_version, scheduler.decoder, self._base)
+                    canary = prove(scheduler.decoder, folder, found.version, self._canary_tolerance, found.weights)
+            except WeightsRejected as error:
+                self._num_rejected += 1
+                logger.warning("refused adapter", extra={"adapter": name, "version": version, "reason": str(error)})
+                raise
+            loaded = time.perf_counter()
+            self._call(lambda: scheduler.put_adapter(name, folder, found.version, found.weights))
+            swapped = time.perf_counter()
+            self._num_updates += 1
+            update = WeightUpdate(found.version, (loaded - started) * 1e3, (swapped - loaded) * 1e3, canary)
+            about = {"adapter": name, "version": found.version, "rank": found.weights.rank, "load_ms": update.load_ms}
+            logger.info("serving adapter", extra=about)
+            return update
+
+    def unload_adapter(self, name: str) -> None:
+        """Between two steps."""
+        with self._update_lock:
+            self._call(lambda: self._scheduler.remove_adapter(name))
+            logger.info("no longer serving adapter", extra={"adapter": name})
+
     def pause(self, mode: PauseMode) -> None:
         """Stop at the next step's end, or when what runs has finished; what waits goes on waiting."""
         drained: Future[None] = Future()
@@ -170,6 +199,7 @@ class EmbeddedEngine:
             kv_budget_bytes=scheduler.memory.budget,
             total_prefix_hit_tokens=totals.prefix_hit_tokens,
             total_preempted=totals.preempted,
+            adapters=scheduler.adapters.statuses(),
         )
 
     def close(self) -> None:
@@ -267,38 +297,6 @@ class EmbeddedEngine:
             self._num_outstanding -= num_choices
 
 
-def load_published(
-    folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype, base: Path | None = None
-) -> FusedWeights:
-    """The weights of a published version; those of an adapter are added to the weights of the model in `base`.
-
-    Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
-    """
-    try:
-        published = read_version(folder)
-        if published.kind == "lora" and base is None:
-            raise WeightsRejected(f"{folder} holds an adapter, and this engine was started without its base")
-        if published.version != version:
-            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
-        if published.kind == "lora":
-            assert base is not None
-            if base_digest_of(folder) != model_digest(base):
-                raise WeightsRejected(f"{folder} holds an adapter of another base than {base}")
-            return fuse(shape, merged_state(read_state(base), read_adapter(folder)), device, dtype)
-        return fuse(shape, read_state(folder), device, dtype)
-    except (StorageError, UserError, KeyError, ValueError) as error:
-        raise WeightsRejected(f"version {version} is not served: {error}") from error
-
-
-def prove(decoder: Decoder, folder: Path, version: int, tolerance: float) -> CanaryCheck | None:
-    """Check the canary of a published version against a decoder; None when it was published without one."""
-    try:
-        canary = read_canary(folder)
-    except (OSError, KeyError, ValueError) as error:
-        raise WeightsRejected(f"the canary of version {version} cannot be read: {error}") from error
-    return None if canary is None else check_canary(decoder, canary, version, tolerance)
-
-
 def start_engine(
     config: InferenceConfig,
     *,
@@ -324,6 +322,8 @@ def start_engine(
         config.max_prefill_tokens or tokens_of_a_step(decoder.weights),
         config.kv_cache_bytes,
         config.kv_cache_share,
+        config.max_adapters,
+        config.max_adapter_versions,
     )
     scheduler = Scheduler(
         decoder,

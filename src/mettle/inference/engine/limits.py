@@ -21,6 +21,8 @@ class Limits:
     max_prefill_tokens: int = 8192
     kv_cache_bytes: int | None = None
     kv_cache_share: float = 0.25
+    max_adapters: int = 16
+    max_adapter_versions: int = 4
 
 
 def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -> None:

@@ -27,7 +27,8 @@ from mettle.inference.engine.protocol import (
     WeightUpdate,
 )
 from mettle.inference.engine.sequences import RunningRequest
-from mettle.storage.weights import read_version
+from mettle.inference.engine.served_adapters import ChosenAdapter, ServedAdapters
+from mettle.storage.weights import ADAPTER_CONFIG, read_version
 
 Answer = Callable[[Sequence[int], int], Sequence[int]]
 """Prompt ids and choice number to the ids of the completion."""
@@ -61,8 +62,9 @@ class MockEngine:
         self._gate = threading.Event()
         self._gate.set()
         self._taken: dict[str, RunningRequest] = {}
-        self._inbox: SimpleQueue[RunningRequest | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[RunningRequest, ChosenAdapter[None] | None] | None] = SimpleQueue()
         self._is_paused = self._is_closed = False
+        self._adapters = ServedAdapters[None]()
         self.aborted: list[str] = []
         self._thread = threading.Thread(target=self._run, name="mock-engine", daemon=True)
         self._thread.start()
@@ -78,6 +80,7 @@ class MockEngine:
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request; see the protocol."""
         check_request(request, self._limits, self._vocab_size)
+        chosen = self._adapters.choose(request)
         with self._lock:
             if self._is_closed:
                 raise EngineStopped("the engine is shutting down")
@@ -86,7 +89,7 @@ class MockEngine:
                 raise EngineBusy(f"{outstanding} sequences run or wait and no more are taken; try again later")
             taken = RunningRequest(request, listener)
             self._taken[request.request_id] = taken
-        self._inbox.put(taken)
+        self._inbox.put((taken, chosen))
 
     def abort(self, request_id: str) -> None:
         """End a held request with no tokens."""
@@ -106,6 +109,20 @@ class MockEngine:
             raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
         self._version = version
         return WeightUpdate(version, 0.0, 0.0, None)
+
+    def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
+        """Answer to one more name, if `folder` looks like an adapter."""
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise WeightsRejected(f"{folder} is no adapter: it has no {ADAPTER_CONFIG}")
+        number = self._adapters.next_version(name) if version is None else version
+        with self._lock:
+            self._adapters.put(name, folder, 1, number, None)
+        return WeightUpdate(number, 0.0, 0.0, None)
+
+    def unload_adapter(self, name: str) -> None:
+        """Answer to one name less."""
+        with self._lock:
+            self._adapters.remove(name)
 
     def pause(self, mode: PauseMode) -> None:
         """Hold what comes."""
@@ -131,6 +148,7 @@ class MockEngine:
             max_model_len=self._limits.max_model_len,
             vocab_size=self._vocab_size,
             total_aborted=len(self.aborted),
+            adapters=self._adapters.statuses(),
         )
 
     def close(self) -> None:
@@ -145,14 +163,15 @@ class MockEngine:
         self._thread.join()
 
     def _run(self) -> None:
-        while (taken := self._inbox.get()) is not None:
+        while (next_one := self._inbox.get()) is not None:
+            taken, chosen = next_one
             self._gate.wait()
             with self._lock:
                 is_mine = self._taken.pop(taken.request.request_id, None) is not None
             if is_mine:
-                self._say(taken)
+                self._say(taken, self._version if chosen is None else chosen.unit[1])
 
-    def _say(self, running: RunningRequest) -> None:
+    def _say(self, running: RunningRequest, version: int) -> None:
         request = running.request
         if request.prompt_logprobs:
             running.prompt_logprobs = [None, *([LOGPROB] * (len(request.prompt_ids) - 1))]
@@ -166,14 +185,12 @@ class MockEngine:
                 top = [TokenLogprob(token_id, LOGPROB)] if request.top_logprobs else []
                 choice.token_ids.append(token_id)
                 choice.logprobs.append(LOGPROB)
-                choice.versions.append(self._version)
+                choice.versions.append(version)
                 if request.top_logprobs:
                     choice.top_logprobs.append(top)
                 if request.has_token_events:
                     reason = choice.finish_reason if position == len(kept) - 1 else None
-                    running.listener.on_token(
-                        TokenEvent(choice.index, token_id, LOGPROB, self._version, top, reason, None)
-                    )
+                    running.listener.on_token(TokenEvent(choice.index, token_id, LOGPROB, version, top, reason, None))
         running.finish()
 
 

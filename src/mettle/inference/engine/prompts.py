@@ -14,22 +14,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mettle.inference.engine.adapters import AdapterWeights
 from mettle.inference.engine.attention import BLOCK
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.prefixes import Unit, as_prompt
 from mettle.inference.engine.sequences import RunningRequest, RunningSequence
+from mettle.inference.engine.served_adapters import ChosenAdapter
 
 _LOGIT_ROWS = 1024
 
 
 @dataclass(slots=True)
 class AdmittedPrompt:
-    """One prompt, those who sent it, and which of their choices it is computed for.
+    """One prompt under one adapter and version, those who sent it, and which of their choices it is computed for.
 
     `pages` is what is known of it; `promised` bytes are set aside for it and for the slots of its sequences.
     """
 
     token_ids: tuple[int, ...]
+    unit: Unit
     pages: list[Tensor]
     owners: list[RunningRequest] = field(default_factory=list)
     sequences: list[RunningSequence] = field(default_factory=list)
@@ -47,19 +50,23 @@ class AdmittedPrompt:
         return any(not owner.is_settled for owner in self.owners)
 
     @property
+    def adapter(self) -> ChosenAdapter[AdapterWeights] | None:
+        """The adapter that it is computed under; all who sent it chose the same."""
+        return self.owners[0].adapter
+
+    @property
     def start(self) -> int:
         """The first position that is computed."""
         return len(self.pages) * BLOCK
 
 
 class PromptBatch:
-    """Prompts with the same blocks to compute, for the adapter and version in `unit`."""
+    """Prompts with the same blocks to compute, whatever their adapters."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[AdmittedPrompt], unit: Unit) -> None:
+    def __init__(self, decoder: Decoder, prompts: Sequence[AdmittedPrompt]) -> None:
         self.prompts = list(prompts)
-        self.unit = unit
         self.promised = sum(prompt.promised for prompt in prompts)
-        self.is_pure = True  # all of it was computed with the weights of `unit`
+        self.is_pure = True  # all of it was computed with the weights of the prompts' units
         self._longest = max(len(prompt.token_ids) for prompt in prompts)
         self._at = prompts[0].start
         self._device = decoder.device
@@ -92,7 +99,8 @@ class PromptBatch:
         num_prompts = len(self.prompts)
         length = max(BLOCK, num_tokens // num_prompts // BLOCK * BLOCK)
         end = min(self._longest, self._at + length)
-        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at)
+        adapters = [None if p.adapter is None else p.adapter.weights for p in self.prompts]
+        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters)
         for i, prompt in enumerate(self.prompts):
             if prompt.is_scored:
                 # The hidden state of a token says how likely the one after it was.

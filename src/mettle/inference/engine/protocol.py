@@ -51,7 +51,8 @@ class GenerationRequest:
 
     `has_token_events` makes the listener hear of every token. `prompt_logprobs` are those of the policy itself, at
     temperature 1. `max_tokens` 0 scores the prompt and samples nothing. `seeds`, one a choice, take the place of
-    `params.seed`: choices that came together are then sampled as they would be one by one.
+    `params.seed`: choices that came together are then sampled as they would be one by one. `adapter` names the adapter
+    that samples, none being the base; always its newest version, unless `adapter_version` pins one.
     """
 
     request_id: str
@@ -62,6 +63,8 @@ class GenerationRequest:
     top_logprobs: int = 0
     has_token_events: bool = False
     seeds: tuple[int, ...] = ()
+    adapter: str = ""
+    adapter_version: int | None = None
 
 
 class TokenLogprob(NamedTuple):
@@ -138,6 +141,21 @@ class WeightUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """An adapter that is served: where its newest version came from, and the versions that a request may pin."""
+
+    name: str
+    path: str
+    rank: int
+    versions: tuple[int, ...]
+
+    @property
+    def newest(self) -> int:
+        """The version of requests that pin none."""
+        return self.versions[-1]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Where an engine stands. `num_running` and `num_waiting` count choices, the totals count since the start."""
 
@@ -160,6 +178,7 @@ class EngineStatus:
     total_prefix_hit_tokens: int = 0
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
+    adapters: tuple[AdapterStatus, ...] = ()
 
 
 class SamplingEngine(Protocol):
@@ -179,6 +198,17 @@ class SamplingEngine(Protocol):
 
         Raises: WeightsRejected.
         """
+
+    def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
+        """Serve the adapter in `folder` as the newest version of `name`; returns once it is served. Blocks.
+
+        With a `version` the folder must be a publication of it. Without, it is any PEFT folder; one that says no
+        version gets the next number.
+        Raises: WeightsRejected.
+        """
+
+    def unload_adapter(self, name: str) -> None:
+        """Take no more requests for an adapter. Those under way end under it. Blocks."""
 
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling: at once, keeping what runs (`keep`), or when it has finished (`drain`). Blocks."""

@@ -14,12 +14,14 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
+from mettle.inference.engine.adapters import AdapterWeights, group_rows
 from mettle.inference.engine.admission import EngineAdmission, QueuedRequest
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.limits import Limits, check_request
@@ -29,6 +31,7 @@ from mettle.inference.engine.prompts import PromptBatch
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused, TokenListener, TokenLogprob
 from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
+from mettle.inference.engine.served_adapters import ServedAdapters
 from mettle.inference.engine.slots import KvSizes
 
 
@@ -70,6 +73,7 @@ class Scheduler:
         self._slots = self.memory.slots
         self._admission = EngineAdmission(limits, self.memory)
         self._prompts: deque[PromptBatch] = deque()
+        self.adapters = ServedAdapters[AdapterWeights](limits.max_adapters, limits.max_adapter_versions)
         self._requests: dict[str, RunningRequest] = {}
         self._batch: _StepBatch | None = None  # while the running sequences stay the same
 
@@ -99,12 +103,18 @@ class Scheduler:
         Raises: RequestRefused.
         """
         check_request(request, self.limits, self._decoder.shape.vocab_size)
+        self.adapters.check(request)
         if request.params.stop and self._decode_text is None:
             raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")
 
     def add(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Queue a request that passed `check`."""
-        under_way = RunningRequest(request, listener, self.totals.requests)
+        try:
+            adapter = self.adapters.choose(request)
+        except RequestRefused as error:  # it was unloaded since `check`
+            listener.on_failure(error)
+            return
+        under_way = RunningRequest(request, listener, self.totals.requests, adapter)
         self._admission.waiting.append(QueuedRequest(under_way, self._sequences(under_way)))
         self._requests[request.request_id] = under_way
         self.totals.requests += 1
@@ -141,10 +151,28 @@ class Scheduler:
     def swap(self, decoder: Decoder, version: int) -> None:
         """Go on with other weights of the same shape. Running sequences keep their keys and values."""
         assert decoder.shape == self._decoder.shape, "a swap keeps the model's shape"
+        # Adapters add to the base: what they computed upon the old one is no use either.
+        self._forget_prefixes({("", self.version), *self.adapters.units()})
         self._decoder, self.version = decoder, version
+
+    def put_adapter(self, name: str, path: Path, version: int, weights: AdapterWeights) -> None:
+        """Serve an adapter's version as its newest. Running sequences keep their keys and values.
+
+        Raises: WeightsRejected.
+        """
+        self.adapters.put(name, path, weights.rank, version, weights)
+        self._forget_prefixes({(name, version)})
+        self._batch = None
+
+    def remove_adapter(self, name: str) -> None:
+        """Take no more requests for an adapter."""
+        self.adapters.remove(name)
+        self._forget_prefixes(set())
+
+    def _forget_prefixes(self, stale: set[Unit]) -> None:
         for batch in self._prompts:
             batch.is_pure = False
-        self.memory.prefixes.keep_only({self._unit})
+        self.memory.prefixes.keep_only({("", self.version), *self.adapters.units()} - stale)
 
     @torch.inference_mode()
     def step(self, *, is_admitting: bool = True) -> bool:
@@ -157,10 +185,6 @@ class Scheduler:
             self._decode()
         self.totals.steps += 1
         return had_prompts or self.has_begun or (is_admitting and bool(self._admission.waiting))
-
-    @property
-    def _unit(self) -> Unit:
-        return "", self.version
 
     def _sequences(self, under_way: RunningRequest) -> list[RunningSequence]:
         request, params = under_way.request, under_way.request.params
@@ -178,9 +202,9 @@ class Scheduler:
         if not self._prompts and not any(self._slots.in_use()):
             self._admission.has_room = True  # nobody is left to take anything from
         num_pending = sum(batch.num_left for batch in self._prompts)
-        admitted = self._admission.admit(self._unit, self.num_running, num_pending, is_new_wanted=is_new_wanted)
+        admitted = self._admission.admit(self.version, self.num_running, num_pending, is_new_wanted=is_new_wanted)
         for prompts in admitted:
-            self._prompts.append(PromptBatch(self._decoder, prompts, self._unit))
+            self._prompts.append(PromptBatch(self._decoder, prompts))
 
     def _compute_prompts(self) -> None:
         num_tokens = self.limits.max_prefill_tokens
@@ -208,7 +232,7 @@ class Scheduler:
         self._slots.place(staying, [place_of[id(row)] for row in staying], batch.kv_NLKTE)
         if batch.is_pure and bool(torch.isfinite(batch.last_ND).all()):
             for i, prompt in enumerate(batch.prompts):
-                self.memory.prefixes.insert(batch.unit, prompt.token_ids, batch.kv_NLKTE[i])
+                self.memory.prefixes.insert(prompt.unit, prompt.token_ids, batch.kv_NLKTE[i])
         self._batch = None
         self._settle(rows)
         for owner in (owner for prompt in batch.prompts for owner in prompt.owners if owner.is_scoring):
@@ -264,14 +288,14 @@ class Scheduler:
         if batch is None:
             batch = self._batch = _StepBatch(self._slots.rows, self._device)
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
-        hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans)
+        hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters)
         sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
         self._give(batch.rows, sampled)
         batch.step_on(sampled.token_ids_B)
         self._settle(batch.rows)
 
     def _give(self, rows: Sequence[RunningSequence], sampled: SampledTokens) -> None:
-        version, top = self.version, sampled.top_logprobs
+        top = sampled.top_logprobs
         none: list[TokenLogprob] | None = None
         token_ids = sampled.token_ids_B.tolist()
         num_replayed = 0
@@ -282,6 +306,7 @@ class Scheduler:
                 row.step_on()
                 num_replayed += 1
             elif not row.has_ended:
+                version = self.version if row.owner.adapter is None else row.owner.adapter.unit[1]
                 row.add(token_id, logprob, version, top.get(i, none) if top else none)
         self.totals.sampled_tokens += len(rows) - num_replayed
 
@@ -290,7 +315,9 @@ class Scheduler:
         if (found := self._slots.find(row)) is not None:
             owner, index = found
             owner.clear(index)
-        error = ServiceError(f"the weights of version {self.version} gave a log-probability that is not finite")
+        name, version = row.owner.unit(self.version)
+        policy = f"{name} version {version}" if name else f"version {version}"
+        error = ServiceError(f"the weights of {policy} gave a log-probability that is not finite")
         row.owner.fail(error)
         self._requests.pop(row.owner.request.request_id, None)
         self._admission.forget(row.owner)
@@ -329,6 +356,9 @@ class _StepBatch:
     def __init__(self, rows: list[RunningSequence], device: torch.device) -> None:
         self.rows = rows
         self.plan = SamplingPlan(rows, device)
+        self.adapters = group_rows(
+            [None if row.owner.adapter is None else row.owner.adapter.weights for row in rows], device
+        )
         self.token_ids = torch.tensor([row.newest for row in rows], device=device)
         self.positions = torch.tensor([row.length - 1 for row in rows], device=device)
         self._replaying = [i for i, row in enumerate(rows) if row.is_replaying]

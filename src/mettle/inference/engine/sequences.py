@@ -6,6 +6,7 @@ No torch here. Invariant: a sequence gets no token after it has ended, and its l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from mettle.inference.engine.protocol import (
     TokenListener,
     TokenLogprob,
 )
+from mettle.inference.engine.served_adapters import ChosenAdapter
 
 DecodeText = Callable[[Sequence[int]], str]
 """Ids to the text in which stop strings are looked for."""
@@ -27,10 +29,20 @@ _MAX_TOKENS_PER_CHARACTER = 4
 
 
 class RunningRequest:
-    """One request: `num_open` of its choices have not ended yet. `arrival` counts requests in their order."""
+    """One request: `num_open` of its choices have not ended yet. `arrival` counts requests in their order.
 
-    def __init__(self, request: GenerationRequest, listener: TokenListener, arrival: int = 0) -> None:
+    `adapter` is the one that samples; None is the base.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        listener: TokenListener,
+        arrival: int = 0,
+        adapter: ChosenAdapter[Any] | None = None,
+    ) -> None:
         self.request = request
+        self.adapter = adapter
         self.arrival = arrival
         self.is_counted = False  # its prompt, in the totals
         self.listener = listener
@@ -38,6 +50,10 @@ class RunningRequest:
         self.choices = tuple(Choice(i) for i in range(request.n))
         self.num_open = request.n
         self.is_settled = False
+
+    def unit(self, base_version: int) -> tuple[str, int]:
+        """The adapter and the version that sample now, where the base is of `base_version`."""
+        return ("", base_version) if self.adapter is None else self.adapter.unit
 
     @property
     def is_scoring(self) -> bool:

@@ -33,7 +33,7 @@ class TrainServeConfig(BaseModel):
     """File of keys, a line each: `tml-...` and a name. Needed where others reach the service. Without it every key that
     begins with `tml-` is a tenant of its own."""
 
-    max_models: int = Field(default=16, ge=1)
+    max_models: int = Field(default=64, ge=1)
     """Models that one key may have in sessions that live."""
 
     max_waiting: int = Field(default=4096, ge=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ from mettle.web.problems import HttpError, json_response
 COMPLETE = "checkpoint_complete"
 _INTERNAL = (OPTIMISER_FILE, STATE_FILE)
 """Files of ours beside PEFT's."""
+_KNOWS_EXTERNAL = (0, 30)
+"""The SDK from which on external weights are known."""
 _RUN = "/api/v1/training_runs/{run_id}"
 _ONE = _RUN + "/checkpoints/{segment}/{name}"
 
@@ -71,14 +74,14 @@ async def list_of_run(request: Request) -> Response:
     service = service_of(request)
     owner = service.owner(request)
     model = service.model_of(request.path_params["run_id"], owner)
-    saved = service.store.checkpoints(owner, model.model_id)
+    saved = _known_kinds(request, service.store.checkpoints(owner, model.model_id))
     return json_response({"checkpoints": [_checkpoint(each) for each in saved]})
 
 
 async def list_all(request: Request) -> Response:
     """All their saved weights, newest first."""
     service = service_of(request)
-    saved = service.store.checkpoints(service.owner(request))
+    saved = _known_kinds(request, service.store.checkpoints(service.owner(request)))
     offset, limit = page_of(request)
     page = [_checkpoint(each) for each in saved[offset : offset + limit]]
     return json_response({"checkpoints": page, "cursor": _cursor(offset, limit, saved)})
@@ -174,6 +177,14 @@ def _own(service: TrainingService, request: Request, *, is_public_enough: bool =
     if saved.owner != owner and not is_public_enough:
         raise HttpError(403, "these weights are another's: they may be read, not changed")
     return saved
+
+
+def _known_kinds(request: Request, saved: list[SavedWeights]) -> list[SavedWeights]:
+    """What a client can read: old ones refuse a whole list for a kind of weights that they do not know."""
+    version = re.match(r"AsyncTinker/Python (\d+)\.(\d+)", request.headers.get("user-agent", ""))
+    if version is None or (int(version[1]), int(version[2])) >= _KNOWS_EXTERNAL:
+        return saved
+    return [each for each in saved if each.kind != "external"]
 
 
 def _changed(request: Request, *, is_public: bool) -> Response:

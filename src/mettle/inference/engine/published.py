@@ -1,0 +1,91 @@
+"""What was published on disk, read and made ready to serve: whole weights, and adapters.
+
+Invariant: what comes out of here is complete and fits the model, and `prove` has compared it with its publisher's own
+log-probabilities wherever these came along; else it is `WeightsRejected`, in one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mettle.errors import StorageError, UserError
+from mettle.inference.engine.adapter_files import merged_state, read_adapter
+from mettle.inference.engine.adapters import AdapterWeights, fit_adapter
+from mettle.inference.engine.architecture import ModelShape
+from mettle.inference.engine.canary import check_canary
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.protocol import WeightsRejected
+from mettle.inference.engine.weights import FusedWeights, fuse, read_state
+from mettle.records.versions import CanaryCheck
+from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
+
+
+class PublishedAdapter(NamedTuple):
+    """An adapter's weights, and the version that they are."""
+
+    version: int
+    weights: AdapterWeights
+
+
+def load_published(
+    folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype, base: Path | None = None
+) -> FusedWeights:
+    """The weights of a published version; those of an adapter are added to the weights of the model in `base`.
+
+    Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
+    """
+    try:
+        published = read_version(folder)
+        if published.kind == "lora" and base is None:
+            raise WeightsRejected(f"{folder} holds an adapter, and this engine was started without its base")
+        if published.version != version:
+            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+        if published.kind == "lora":
+            assert base is not None
+            if base_digest_of(folder) != model_digest(base):
+                raise WeightsRejected(f"{folder} holds an adapter of another base than {base}")
+            return fuse(shape, merged_state(read_state(base), read_adapter(folder)), device, dtype)
+        return fuse(shape, read_state(folder), device, dtype)
+    except (StorageError, UserError, KeyError, ValueError) as error:
+        raise WeightsRejected(f"version {version} is not served: {error}") from error
+
+
+def load_adapter(
+    folder: Path, version: int | None, next_version: int, decoder: Decoder, base: Path | None
+) -> PublishedAdapter:
+    """The adapter in a folder, made ready for `decoder`, and its version.
+
+    A folder that was published says its version, which is `version` where that is given; any other PEFT folder gets
+    `next_version`.
+    Raises: WeightsRejected when it is no adapter, is of another base, or is more than plain LoRA.
+    """
+    what = "the adapter" if version is None else f"version {version} of the adapter"
+    try:
+        number = next_version
+        if version is not None or (folder / "manifest.json").exists():
+            published = read_version(folder)
+            if published.kind != "lora":
+                raise WeightsRejected(f"{folder} holds {published.kind!r} weights, and no adapter")
+            if version not in (None, published.version):
+                raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+            if base is not None and base_digest_of(folder) != model_digest(base):
+                raise WeightsRejected(f"{folder} holds an adapter of another base than {base}")
+            number = published.version
+        file = read_adapter(folder)
+        return PublishedAdapter(number, fit_adapter(decoder.shape, file, decoder.device, decoder.dtype))
+    except (StorageError, UserError, KeyError, ValueError) as error:
+        raise WeightsRejected(f"{what} is not served: {error}") from error
+
+
+def prove(
+    decoder: Decoder, folder: Path, version: int, tolerance: float, adapter: AdapterWeights | None = None
+) -> CanaryCheck | None:
+    """Check the canary of a published version against a decoder; None when it was published without one."""
+    try:
+        canary = read_canary(folder)
+    except (OSError, KeyError, ValueError) as error:
+        raise WeightsRejected(f"the canary of version {version} cannot be read: {error}") from error
+    return None if canary is None else check_canary(decoder, canary, version, tolerance, adapter)

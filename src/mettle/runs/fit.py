@@ -1,0 +1,41 @@
+"""Does a model fit this machine? Told from the headers of its files, before any weight is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from mettle.errors import UserError
+from mettle.runs.config import RunConfig
+from mettle.runs.preflight import GIB, available_memory_bytes
+
+FLOAT_BYTES = 4
+
+
+def check_fit(config: RunConfig) -> None:
+    """Raises: UserError when weights, gradients, moments and the engine's copies alone are more than there is."""
+    if config.model.path is None:
+        return
+    files = list(config.model.path.glob("*.safetensors"))
+    on_disk = sum(file.stat().st_size for file in files)
+    wide = sum(map(_float32_bytes, files))
+    available = available_memory_bytes()
+    trained = on_disk if config.trainer.lora is not None else 4 * wide
+    least = trained + 2 * wide
+    if available is not None and config.trainer.device != "cuda" and least > available:
+        how = "train adapters ([model] lora)" if config.trainer.lora is None else "take a smaller model"
+        raise UserError(
+            f"{config.model.path} does not fit: training takes at least {trained / GIB:.1f} GiB and the engine"
+            f" {2 * wide / GIB:.1f}, and {available / GIB:.1f} are available; {how}"
+        )
+
+
+def _float32_bytes(file: Path) -> int:
+    """What the tensors of a safetensors file take in float32, by its header."""
+    try:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{file} cannot be read as safetensors: {error}") from error
+    return sum(math.prod(about["shape"]) * FLOAT_BYTES for name, about in header.items() if name != "__metadata__")

@@ -1,0 +1,65 @@
+"""`mettle rl plan`: what a run will take, measured beforehand in a scratch folder; and whether its weights fit at all.
+
+The measuring is `mettle.trainer.plan`, in a process of its own. Invariant: what cannot fit is refused before any weight
+is read.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mettle.config import Loaded
+from mettle.errors import ServiceError, UserError
+from mettle.runs.config import RunConfig
+from mettle.runs.create import write_configs
+from mettle.runs.fit import check_fit
+from mettle.runs.preflight import GIB, available_memory_bytes
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+
+def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
+    """The plan as plain values.
+
+    Raises: UserError when the model does not fit this machine or the config does not fit the model.
+    """
+    check_fit(loaded.config)
+    with tempfile.TemporaryDirectory(prefix="mettle-plan-") as scratch:
+        run_dir = RunDir(Path(scratch).resolve() / "run")
+        run_dir.path.mkdir()
+        write_configs(run_dir, loaded)
+        Ledger(run_dir.ledger).close()
+        command = [sys.executable, "-m", "mettle.trainer.plan", str(run_dir.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("mettle.trainer.plan: ")
+            raise (UserError if done.returncode == UserError.exit_code else ServiceError)(last)
+        found: dict[str, Any] = json.loads((run_dir.path / "plan.json").read_text())
+    return found | {"available_bytes": available_memory_bytes(), "max_steps": loaded.config.max_steps}
+
+
+def plan_lines(found: dict[str, Any]) -> list[str]:
+    """The plan for a terminal."""
+    seen = found["measured"]
+    sampled = seen["num_sequences"] / seen["decode_token_s"]
+    tokens = (seen["prompt_tokens"] + seen["completion_tokens"]) * seen["micro_rollouts"]
+    available = found["available_bytes"]
+    memory = f"{found['memory_bytes'] / GIB:.1f} GiB at the peak"
+    if available is not None:
+        fits = "fits in" if found["memory_bytes"] <= available else "does NOT fit in"
+        memory += f", {fits} the {available / GIB:.1f} that are available"
+    return [
+        f"rollout    {seen['prompt_tokens']:.0f} tokens in, {seen['completion_tokens']:.0f} out,"
+        f" reward {seen['reward']:.3f} (of two)",
+        f"sampling   {found['sample_s']:.1f} s a batch, {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
+        f"training   {found['train_s']:.1f} s a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
+        f" micro batches of at most {seen['max_tokens']:,} tokens",
+        f"weights    published in {found['publish_s']:.1f} s, loaded by the engine in {found['update_s']:.1f} s",
+        f"step       {found['step_s']:.1f} s; {found['max_steps']} steps about {found['run_s'] / 60:.0f} min",
+        f"memory     {memory}",
+    ]

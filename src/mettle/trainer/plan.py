@@ -1,0 +1,216 @@
+"""`python -m mettle.trainer.plan RUN_DIR`: what a step of a run will take, from two rollouts and one micro step.
+
+Nothing of the run is done: the policy is loaded, two rollouts of its first environment are sampled and scored, as many
+sequences as the run keeps going are decoded for a few tokens, one micro batch made of the rollouts is trained, and one
+version is published and loaded. Parts: `Measured` (what was seen), `predict` (what follows). Written to RUN/plan.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mettle.errors import ServiceError
+from mettle.inference.config import InferenceConfig
+from mettle.inference.engine.architecture import read_shape
+from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.embedded import load_published, prove
+from mettle.inference.engine.local import run_requests
+from mettle.inference.engine.protocol import GenerationRequest
+from mettle.inference.engine.weights import inference_threads, read_state
+from mettle.processes.child import process_memory_bytes
+from mettle.records.sampling import SamplingParams
+from mettle.records.tokens import Batch, filled
+from mettle.storage.files import write_json
+from mettle.storage.run_dir import RunDir
+from mettle.trainer.config import ProbeConfig, TrainerConfig, read_config
+from mettle.trainer.initial import ensure_initial_policy
+from mettle.trainer.learner import Learner
+from mettle.trainer.loop import make_learner
+from mettle.trainer.memory import activation_bytes_per_token
+from mettle.trainer.probe import EngineTransport, EnvironmentProbe
+from mettle.trainer.process import guarded, setup_torch
+from mettle.trainer.publish import canary_sequences, publish_version
+from mettle.trainer.world import World, join_world
+
+DECODED = (2, 6)
+"""Tokens that the run's sequences are decoded for; a token's price is what the longer takes more."""
+WARM_S = 10.0
+"""A micro step that took less is taken again and the second one counts."""
+OTHER_PROCESSES_BYTES = 320 * 2**20
+"""Orchestrator, supervisor and run page together, as they were measured in the quickstart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds are of wall time. `prompt_tokens` and `completion_tokens` are those of a rollout's calls together."""
+
+    prompt_tokens: float
+    completion_tokens: float
+    reward: float
+    num_sequences: int
+    prefill_s: float
+    decode_token_s: float
+    micro_step_s: float
+    micro_rollouts: int
+    max_tokens: int
+    publish_s: float
+    update_s: float
+    trainer_bytes: int
+    engine_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step of the run and all of them, and memory at the peak over all of its processes."""
+
+    sample_s: float
+    train_s: float
+    publish_s: float
+    update_s: float
+    step_s: float
+    run_s: float
+    memory_bytes: int
+    measured: Measured
+
+
+def predict(seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: bool) -> Plan:
+    """What the measurements say of the run. With a core each, sampling goes on while a step is trained."""
+    waves = batch_size / seen.num_sequences
+    sample_s = waves * (seen.prefill_s + seen.completion_tokens * seen.decode_token_s)
+    train_s = seen.micro_step_s * batch_size / seen.micro_rollouts
+    trainer_s, engine_s = train_s + seen.publish_s, sample_s + seen.update_s
+    step_s = max(trainer_s, engine_s) if is_overlapped else trainer_s + engine_s
+    memory = seen.trainer_bytes + seen.engine_bytes + OTHER_PROCESSES_BYTES
+    return Plan(sample_s, train_s, seen.publish_s, seen.update_s, step_s, step_s * max_steps, memory, seen)
+
+
+def plan_run(run_dir: RunDir) -> None:
+    """Measure and write RUN/plan.json."""
+    config = read_config(run_dir.config("trainer"), TrainerConfig)
+    engine = InferenceConfig.model_validate_json(run_dir.config("inference").read_bytes())
+    settings = json.loads(run_dir.config("orchestrator").read_text())
+    setup_torch(config.num_threads, config.seed)
+    ensure_initial_policy(run_dir)
+    with join_world(config.device) as world:
+        before = _memory()
+        transport, reading = _roll_out(run_dir, settings, engine, world)
+        per_rollout = len(transport.answered) / 2
+        prompt, completion = (per_rollout * mean for mean in _mean_lengths(transport))
+        number = min(engine.max_slots, settings["batch_size"])
+        prefill_s, token_s = _decode(transport, number, engine)
+        engine_bytes = _memory() - before
+        learner = make_learner(config, run_dir.model, world)
+        largest = learner.recipe.micro_batch.max_tokens
+        batch = _batch(transport, settings["batch_size"], largest)
+        rollouts = len(batch.sequence_lengths)
+        micro_s = learner.train(batch, 1)["time/step_s"]
+        if micro_s < WARM_S:  # a process's first step is slower than its others
+            micro_s = learner.train(batch, 2)["time/step_s"]
+        per_token = activation_bytes_per_token(learner.policy, world)
+        trainer_bytes = _memory() - engine_bytes + int(per_token * min(len(batch.token_ids), largest))
+        publish_s, update_s = _hand_over(run_dir, learner, batch, engine, world)
+        seen = Measured(
+            prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
+            largest, publish_s, update_s, trainer_bytes, before + 2 * engine_bytes,
+        )  # fmt: skip
+    is_overlapped = config.num_threads + engine.num_threads <= len(os.sched_getaffinity(0))
+    plan = predict(seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped)
+    write_json(run_dir.path / "plan.json", asdict(plan))
+
+
+def _roll_out(
+    run_dir: RunDir, settings: dict[str, Any], engine: InferenceConfig, world: World
+) -> tuple[EngineTransport, float]:
+    spec, sampling = settings["envs"][0], settings["sampling"]
+    probe = EnvironmentProbe.load(
+        run_dir.model,
+        ProbeConfig(
+            env=spec["id"], env_args=spec.get("args") or {}, num_prompts=2,
+            temperature=sampling["temperature"] or 1.0, max_tokens=sampling["max_tokens"],
+        ),
+        world.device,
+    )  # fmt: skip
+    with inference_threads(engine.num_threads):
+        slots = min(engine.max_slots, settings["batch_size"])
+        transport = probe.transport(read_state(run_dir.model), seed=0, max_slots=slots)
+        reading = probe.roll_out(transport, seed=0)
+    if not transport.answered:
+        raise ServiceError("the two rollouts made no call of the model; `mettle env check` looks into the environment")
+    return transport, reading.mean_reward
+
+
+def _mean_lengths(transport: EngineTransport) -> tuple[float, float]:
+    pairs = transport.answered
+    prompt = sum(generation.num_prompt_tokens for _, generation in pairs) / len(pairs)
+    return prompt, sum(len(generation.choices[0].token_ids) for _, generation in pairs) / len(pairs)
+
+
+def _decode(transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:
+    """(seconds for the prompts of `number` sequences, seconds for one more token of each)."""
+    prompts = [list(request.prompt_ids) for request, _ in transport.answered[:2]]
+    took = []
+    for length in (1, *DECODED):  # the first one warms up
+        params = SamplingParams(max_tokens=length, temperature=1.0, ignore_eos=True)
+        share = math.ceil(number / len(prompts))
+        requests = [GenerationRequest(f"{length}-{i}", prompt, params, share) for i, prompt in enumerate(prompts)]
+        started = time.perf_counter()
+        with inference_threads(engine.num_threads):
+            run_requests(transport.scheduler, requests)
+        took.append(time.perf_counter() - started)
+    token_s = max(1e-6, (took[2] - took[1]) / (DECODED[1] - DECODED[0]))
+    return max(0.0, took[1] - DECODED[0] * token_s), token_s
+
+
+def _batch(transport: EngineTransport, batch_size: int, max_tokens: int) -> Batch:
+    """The rollouts over and over, every other one good, until a micro batch or the run's batch is full."""
+    rows: list[dict[str, Any]] = []
+    num_tokens = 0
+    while len(rows) < batch_size:
+        request, generation = transport.answered[len(rows) % len(transport.answered)]
+        choice = generation.choices[0]
+        ids = np.array([*request.prompt_ids, *choice.token_ids], np.int32)
+        if rows and num_tokens + len(ids) > max_tokens:
+            break
+        is_sampled = np.arange(len(ids)) >= len(request.prompt_ids)
+        logprobs = np.zeros(len(ids), np.float32)
+        logprobs[is_sampled] = choice.logprobs
+        sign = 1.0 if len(rows) % 4 < 2 else -1.0
+        rows.append(filled(len(ids), {
+            "token_ids": ids, "loss_mask": is_sampled, "logprobs": logprobs, "rl_weights": is_sampled,
+            "advantages": np.where(is_sampled, sign, 0.0),
+        }))  # fmt: skip
+        num_tokens += len(ids)
+    columns: dict[str, Any] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    lengths = np.array([len(row["token_ids"]) for row in rows], np.int32)
+    return Batch(sequence_lengths=lengths, step=1, draw_ids=(), **columns)
+
+
+def _memory() -> int:
+    return process_memory_bytes(os.getpid())
+
+
+def _hand_over(
+    run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, world: World
+) -> tuple[float, float]:
+    started = time.perf_counter()
+    published = publish_version(run_dir.weights, 1, learner, canary_sequences(batch, 4))
+    published_at = time.perf_counter()
+    shape = read_shape(run_dir.model)
+    folder = run_dir.version(published.version)
+    with inference_threads(engine.num_threads):
+        weights = load_published(folder, 1, shape, world.device, torch.float32, run_dir.model)
+        prove(Decoder(shape, weights, min(shape.max_positions, 128)), folder, 1, tolerance=1.0)
+    return published_at - started, time.perf_counter() - published_at
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("mettle.trainer.plan", sys.argv[1:], plan_run))

@@ -1,0 +1,41 @@
+"""A model that cannot fit is refused by the headers of its files."""
+
+import json
+
+import pytest
+
+from mettle.errors import UserError
+from mettle.runs import fit
+from mettle.runs.config import RunConfig
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A run on a model of 1,000 bfloat16 numbers."""
+    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": [10, 100], "data_offsets": [0, 2000]}})
+    data = len(header).to_bytes(8, "little") + header.encode() + bytes(2000)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    (tmp_path / "config.json").write_text("{}")
+
+    def make(**changes):
+        return RunConfig.model_validate(
+            {"model": {"path": tmp_path, **changes}, "orchestrator": {"envs": [{"id": "reverse-text"}]}}
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(("lora", "least"), [(None, 4 * 4000 + 2 * 4000), ({"rank": 2}, len("x" * 2000) + 2 * 4000)])
+def test_it_is_weighed_with_what_is_trained(config, monkeypatch, lora, least):
+    monkeypatch.setattr(fit, "available_memory_bytes", lambda: least + 200)
+    fit.check_fit(config(lora=lora))
+    monkeypatch.setattr(fit, "available_memory_bytes", lambda: least - 1)
+    with pytest.raises(UserError, match="does not fit: training takes at least"):
+        fit.check_fit(config(lora=lora))
+
+
+def test_a_torn_file_is_named(config, tmp_path):
+    made = config()
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"model.safetensors cannot be read as safetensors"):
+        fit.check_fit(made)
