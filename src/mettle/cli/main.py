@@ -30,6 +30,8 @@ NOUNS = {
     "rl": Lazy("mettle.cli.rl:rl", "Train a model with reinforcement learning: run, resume, watch, stop."),
     "eval": Lazy("mettle.cli.eval:evaluations", "Measure a model on an environment, and look at the results."),
     "env": Lazy("mettle.cli.env:env", "Make, list, install and check environments."),
+    "sft": Lazy("mettle.cli.sft:sft", "Fine-tune a model on a file of chats, or of prompts and completions."),
+    "adapter": Lazy("mettle.cli.adapter:adapter", "List, take out and merge the adapters that runs have trained."),
     "data": Lazy("mettle.cli.data:data", "Look at a dataset; make training data of rollouts."),
     "gepa": Lazy("mettle.cli.gepa:gepa", "Optimise a system prompt by reflection on scored rollouts."),
     "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),

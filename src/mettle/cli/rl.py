@@ -56,6 +56,23 @@ def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json
         return _end(launch.run(loaded, directory, is_quiet=is_json), is_json=is_json)
 
 
+@rl.command()
+@click.argument("env")
+@click.option(
+    "--model", required=True, type=click.Path(path_type=Path), help="Model directory in the Hugging Face layout."
+)
+@click.option("--to", "path", type=click.Path(path_type=Path), help="The file.  [default: ENV-MODEL.toml]")
+@click.option("--full", "is_full", is_flag=True, help="Train all weights instead of adapters.")
+def init(env: str, model: Path, path: Path | None, is_full: bool) -> None:
+    """Write a config that trains your own model on an environment."""
+    from mettle.runs.first_config import write_first_config
+
+    name = env.split("/")[-1].split("@")[0]
+    path = write_first_config(env, model, path or Path(f"{name}-{model.resolve().name}.toml"), is_full=is_full)
+    click.echo(f"wrote {path}")
+    print_next(f"mettle rl plan {path}")
+
+
 @rl.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @json_option

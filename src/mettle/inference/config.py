@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from mettle.config.options import Option
 from mettle.processes.host import usable_cores
+
+
+class RemoteServers(BaseModel):
+    """Other inference servers of ours, which this one stands in front of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    """Where they answer, each with /v1 at its end; requests are spread over them."""
+
+    admin_key_env: str = "METTLE_REMOTE_ADMIN_KEY"
+    """The environment variable that holds their admin key; weights are handed to them with it."""
+
+    api_key_env: str = "METTLE_REMOTE_API_KEY"
+    """The environment variable that holds the key of their model routes, if they have one."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
+                raise ValueError(f"{url!r} is no address of an inference server, as in http://127.0.0.1:8000/v1")
+        return urls
 
 
 class InferenceConfig(BaseModel):
@@ -21,6 +44,16 @@ class InferenceConfig(BaseModel):
 
     served_model_name: Annotated[str, Option("--name")] = "policy"
     """The name that requests put in `model`, and that /v1/models lists."""
+
+    engine: Literal["embedded", "remote"] = "embedded"
+    """What samples: the embedded engine, or other inference servers of ours (`remote`)."""
+
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Engines behind this server, each a process of its own; requests are spread over them, and an update of weights
+    counts when all of them serve it."""
+
+    remote: RemoteServers | None = None
+    """The servers of engine `remote`."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -90,6 +123,14 @@ class InferenceConfig(BaseModel):
 
     log_level: str = "INFO"
     """Least severe level that is logged to standard error."""
+
+    @model_validator(mode="after")
+    def _engine_has_what_it_needs(self) -> Self:
+        if (self.engine == "remote") != (self.remote is not None):
+            raise ValueError("engine 'remote' and the table 'remote' (with urls) go together: give both or neither")
+        if self.engine == "remote" and self.replicas > 1:
+            raise ValueError("replicas is for engines that this server starts; name every remote server in remote.urls")
+        return self
 
     @property
     def threads(self) -> int:

@@ -23,6 +23,7 @@ from mettle.errors import MettleError, UserError
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.protocol import EngineStatus
+from mettle.inference.launch import open_engine
 from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.log import setup_logging
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = bind(config.host, config.port)
         keys = Keys.from_environment()
         with Heartbeat.of_run("inference", unit="steps") as heart:
-            return asyncio.run(serve(config, renderer, listener, arguments.ready_file, keys, heart))
+            logs = arguments.log_file.parent if arguments.log_file else None
+            return asyncio.run(serve(config, renderer, listener, arguments.ready_file, keys, heart, logs))
     except MettleError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -75,6 +77,7 @@ async def serve(
     ready_file: Path | None,
     keys: Keys,
     heart: Heartbeat,
+    logs: Path | None = None,
 ) -> int:
     """Serve until a signal or the engine's end."""
     loop = asyncio.get_running_loop()
@@ -89,14 +92,13 @@ async def serve(
 
     with on_signals(stop):
         # torch comes in here, so that a wrong config is told at once and nothing else of this process needs it.
-        from mettle.inference.engine.embedded import start_engine
-
         engine = await asyncio.to_thread(
-            start_engine,
+            open_engine,
             config,
             eos_token_ids=renderer.stop_token_ids,
             decode_text=renderer.visible_text,
             on_death=die,
+            logs=logs,
         )
         service = ModelService(Bridge(engine), renderer, config.served_model_name)
         server = InferenceServer(service, listener, config.allowed_hosts, keys)

@@ -26,6 +26,7 @@ from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.protocol import (
     Choice,
     EngineBusy,
+    EngineLost,
     EngineStatus,
     EngineStopped,
     Generation,
@@ -39,16 +40,21 @@ from mettle.inference.engine.protocol import (
     WeightUpdate,
 )
 from mettle.inference.engine.sequences import RunningRequest
+from mettle.processes.child import explain_exit
+from mettle.processes.managed import ManagedProcess
 
 POLL_S: Final = 0.5
 MAX_SILENCES: Final = 2
 ABORT_WAIT_S: Final = 10.0
 CONNECT_S: Final = 10.0
+END_S: Final = 5.0
 _NO_LOGPROB: Final = -9999.0
 
 
 class RemoteEngine:
     """The engine of the server at `base_url`, which ends in /v1. Made by asking it where it stands.
+
+    `process` is that server, where it was started for this engine: it ends with it.
 
     Raises: UserError when the server refuses the keys; ProviderError when nothing answers.
     """
@@ -59,9 +65,10 @@ class RemoteEngine:
         *,
         admin_key: str,
         api_key: str = "",
-        max_outstanding: int | None = None,
+        process: ManagedProcess | None = None,
         on_death: Callable[[MettleError], None] | None = None,
     ) -> None:
+        self._process = process
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key or admin_key}"} if api_key or admin_key else {}
         self._client = ServerClient(lambda: self.base_url, admin_key)
@@ -69,7 +76,7 @@ class RemoteEngine:
         self._on_death = on_death
         self._is_alive = True
         self._is_closing = False
-        self._calls = Conversations("remote-engine", self._converse, max_outstanding)
+        self._calls = Conversations("remote-engine", self._converse)
         try:
             self._status = self._calls.call(self._client.status())
         except BaseException as error:
@@ -83,7 +90,7 @@ class RemoteEngine:
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request. A queue that is full over there is told to the listener, as EngineBusy."""
         check_request(request, self._limits, self._status.vocab_size)
-        if not self._is_alive:
+        if not self._is_alive or self._exit_code() is not None:
             raise EngineStopped(self._lost())
         self._calls.take(request, listener)
 
@@ -126,12 +133,15 @@ class RemoteEngine:
         """What the server said last, with the requests that went through here counted as of now."""
         known, ours = self._status, self._calls.num_outstanding
         waiting = max(known.num_waiting, ours - known.num_running)
-        return dataclasses.replace(known, num_waiting=waiting, is_alive=self._is_alive and not self._is_closing)
+        is_alive = self._is_alive and not self._is_closing and self._exit_code() is None
+        return dataclasses.replace(known, num_waiting=waiting, is_alive=is_alive)
 
     def close(self) -> None:
-        """Abort what is left. The server goes on: who started it ends it."""
+        """Abort what is left. A server that was started for this engine ends, any other goes on."""
         self._is_closing = True
         self._calls.close(self._let_go)
+        if self._process is not None:
+            self._process.end(grace_s=END_S)
 
     def _ask(self, what: Callable[[], Any]) -> Any:
         try:
@@ -139,7 +149,13 @@ class RemoteEngine:
         except ProviderError as error:
             raise EngineStopped(f"{self._lost()}: {error}") from error
 
+    def _exit_code(self) -> int | None:
+        return None if self._process is None else self._process.exit_code()
+
     def _lost(self) -> str:
+        code = self._exit_code()
+        if self._process is not None and code is not None:
+            return explain_exit(self._process.spec.name, code, self._process.last_line())
         return f"the engine at {self.base_url} does not answer"
 
     async def _let_go(self) -> None:
@@ -149,22 +165,19 @@ class RemoteEngine:
 
     async def _watch(self) -> None:
         num_silent = 0
-        while True:
+        while self._is_alive:
             await asyncio.sleep(POLL_S)
             try:
-                status = await self._client.status()
-            except ProviderError as error:
-                num_silent += 1
-                if num_silent < MAX_SILENCES and self._is_alive:
-                    continue
-                if self._is_alive:
-                    self._is_alive = False
-                    if self._on_death is not None:
-                        self._on_death(ServiceError(f"{self._lost()}: {error}"))
-            else:
+                self._status = await self._client.status()
                 num_silent = 0
-                self._status = status
-                self._is_alive = status.is_alive
+                self._is_alive = self._status.is_alive
+            except ProviderError:
+                num_silent += 1
+                self._is_alive = num_silent < MAX_SILENCES and self._exit_code() is None
+        error = EngineLost(self._lost())
+        self._calls.end(error)
+        if self._on_death is not None:
+            self._on_death(error)
 
     async def _converse(self, running: RunningRequest) -> None:
         body = wire_request(running.request)
@@ -174,7 +187,7 @@ class RemoteEngine:
             else:
                 await self._whole(running, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ServiceError(f"{self._lost()}: {type(error).__name__}: {error}") from error
+            raise EngineLost(f"{self._lost()}: {type(error).__name__}: {error}") from error
 
     async def _whole(self, running: RunningRequest, body: dict[str, Any]) -> None:
         alias = body["request_id"] = f"remote-{uuid.uuid4().hex}"
@@ -199,7 +212,7 @@ class RemoteEngine:
             async for data in server_events(response):
                 self._hear(running, data)
         if not running.is_settled:
-            raise ServiceError(f"{self._lost()}: the stream ended early")
+            raise EngineLost(f"{self._lost()}: the stream ended early")
 
     def _hear(self, running: RunningRequest, data: str) -> None:
         if data == "[DONE]":
@@ -244,6 +257,7 @@ class RemoteEngine:
 def wire_request(request: GenerationRequest) -> dict[str, Any]:
     """The body of `/v1/generate` that asks for exactly this."""
     body: dict[str, Any] = dataclasses.asdict(request.params)
+    body["logit_bias"] = {str(token_id): bias for token_id, bias in request.params.logit_bias} or None
     body |= {
         "prompt_ids": list(request.prompt_ids),
         "n": request.n,

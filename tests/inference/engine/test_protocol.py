@@ -34,6 +34,7 @@ from mettle.inference.engine.protocol import (
     WeightsRejected,
 )
 from mettle.inference.remote import RemoteEngine
+from mettle.inference.replicated import ReplicatedEngine, Serving
 from mettle.records.sampling import SamplingParams
 
 WAIT_S = 100.0
@@ -129,7 +130,14 @@ def remote(stack: ExitStack, folder: Path, model: PreTrainedModel, renderer: Ren
     return Bench(RemoteEngine(base_url, admin_key=KEYS.admin, api_key=KEYS.api), model)
 
 
-ENGINES: dict[str, Build] = {"embedded": embedded, "mock": mock, "remote": remote}
+def replicated(_: ExitStack, folder: Path, model: PreTrainedModel, renderer: Renderer) -> Bench:
+    def start(serving: Serving) -> SamplingEngine:
+        return embedded_engine(folder, renderer)
+
+    return Bench(ReplicatedEngine([start, start], Serving(None, 0)), model)
+
+
+ENGINES: dict[str, Build] = {"embedded": embedded, "mock": mock, "remote": remote, "replicated": replicated}
 
 
 @pytest.fixture(params=list(ENGINES))
@@ -308,26 +316,36 @@ def test_new_weights_come_under_what_runs_and_each_token_says_which(
     bench: Bench, other_model: PreTrainedModel, tmp_path: Path
 ) -> None:
     bench.needs_model()
-    asked = [bench.ask(max_tokens=200, ignore_eos=True, has_token_events=True, enough=4, seed=i) for i in range(4)]
-    for heard in asked:
-        assert heard.has_enough.wait(WAIT_S)
-    update = bench.engine.update_weights(bench.publish(other_model, tmp_path, 1), 1)
-    assert (update.version, bench.engine.status().version) == (1, 1)
-    assert update.canary is not None
-    assert update.canary.max_abs_diff < 1e-4
-    for heard in asked:
-        [choice] = heard.answer().choices
-        assert len(choice.token_ids) == 200
-        assert choice.versions == sorted(choice.versions)
-        assert choice.versions[0] == 0
-        old = choice.versions.count(0)
-        # Before the switch the tokens are exactly the old model's; after it, the new one's over the old keys.
-        expected = picked_logprobs(bench.model, [*PROMPT, *choice.token_ids[:old]])[len(PROMPT) - 1 :]
-        assert torch.allclose(torch.tensor(choice.logprobs[:old]), expected, atol=TOLERANCE)
-    assert any(1 in heard.answer().choices[0].versions for heard in asked)
-    [fresh] = bench.greedy().choices
-    assert set(fresh.versions) == {1}
-    assert fresh.token_ids == reference_logprobs(other_model, [*PROMPT, *fresh.token_ids]).argmax(-1)[2:].tolist()
+    models = [bench.model, other_model]
+    has_mixed = False
+    for version in range(1, 9):  # on a busy host a request may be over before the update begins
+        old_model, new_model = models[(version + 1) % 2], models[version % 2]
+        folder = bench.publish(new_model, tmp_path, version)
+        asked = [bench.ask(max_tokens=240, ignore_eos=True, has_token_events=True, enough=2, seed=i) for i in range(4)]
+        for heard in asked:
+            assert heard.has_enough.wait(WAIT_S)
+        update = bench.engine.update_weights(folder, version)
+        assert (update.version, bench.engine.status().version) == (version, version)
+        assert update.canary is not None
+        assert update.canary.max_abs_diff < 1e-4
+        for heard in asked:
+            [choice] = heard.answer().choices
+            assert (len(choice.token_ids), choice.versions) == (240, sorted(choice.versions))
+            old = choice.versions.count(version - 1)
+            assert old + choice.versions.count(version) == 240
+            has_mixed = has_mixed or 0 < old < 240
+            # Before the switch a token is exactly the old model's; after it, the new one's over the old keys.
+            expected = picked_logprobs(old_model, [*PROMPT, *choice.token_ids[:old]])[len(PROMPT) - 1 :]
+            assert torch.allclose(torch.tensor(choice.logprobs[:old]), expected, atol=TOLERANCE)
+            if old < 240:
+                after = picked_logprobs(old_model, [*PROMPT, *choice.token_ids[: old + 1]])[-1]
+                assert abs(float(after) - choice.logprobs[old]) > TOLERANCE, "the switch was earlier than it says"
+        [fresh] = bench.greedy().choices
+        assert set(fresh.versions) == {version}
+        assert fresh.token_ids == reference_logprobs(new_model, [*PROMPT, *fresh.token_ids]).argmax(-1)[2:].tolist()
+        if has_mixed:
+            return
+    pytest.fail("no update came under a running request")
 
 
 def test_weights_that_fail_their_canary_are_refused_and_the_old_ones_stay(

@@ -6,11 +6,15 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
+from mettle.trainer.policy import model_config, write_tokenizer
+from mettle.trainer.service.store import Store
 from mettle.trainer.service.wire import messages
 from mettle.trainer.service.wire.tensors import json_tensor
 
-from .conftest import NAME, Refused, WireModel, datum, running
+from .conftest import MINI, NAME, Refused, WireModel, datum, running
 
 PROMPT = list(b"hello ")
 
@@ -87,11 +91,37 @@ async def test_a_snapshot_stays_as_it_was_while_training_goes_on(service):
 
 
 async def test_more_weights_than_places_take_turns(settings):
-    async with running(settings(max_samplers=1)) as service:
+    async with running(settings(max_adapters=1)) as service:
         model = await trained(service())
-        samplers = [await snapshot(model, 0), await base_sampler(model.wire)]
+        samplers = [await snapshot(model, 0), await snapshot(model, 1), await base_sampler(model.wire)]
         found = await asyncio.gather(*(sample(model.wire, each, n) for each in samplers for n in range(1, 4)))
-        assert len(found) == 6
+        assert len(found) == 9
+
+
+@pytest.fixture
+def untied_model(tmp_path):
+    """A base whose output head is its own, so that adapters may change it."""
+    config = model_config(MINI)
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        folder = tmp_path / "org" / "tiny"
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    write_tokenizer(folder, max_positions=1024)
+    return folder
+
+
+async def test_an_adapter_of_the_output_head_samples_with_a_copy_of_the_base(settings, untied_model):
+    async with running(settings(base_model=untied_model, max_samplers=1)) as service:
+        model = await trained(service())
+        samplers = [await snapshot(model, 0), await snapshot(model, 1)]
+        found = await asyncio.gather(*(sample(model.wire, each, n) for each in samplers for n in range(1, 4)))
+        assert len({str(each) for each in found}) == 1
+        plain = await model.wire.model(number=0, rank=8, train_unembed=False)
+        assert await sample(model.wire, await snapshot(plain)) != found[0]
+        ids = np.array(PROMPT + found[0]["sequences"][0]["tokens"])
+        scored = await sample(model.wire, samplers[0], 9, prompt=ids.tolist(), asked={"prompt_logprobs": True})
+        np.testing.assert_allclose(scored["prompt_logprobs"][-6:], found[0]["sequences"][0]["logprobs"], atol=2e-5)
 
 
 async def test_prompts_are_scored_as_they_were_asked_to_be(service):
@@ -183,6 +213,22 @@ async def test_a_flood_is_held_back_and_hurts_nobody_else(settings):
         for status, promise in answers:
             if status == 200:
                 assert (await flood.result(promise))["sequences"]
+
+
+async def test_neither_samples_nor_others_passes_wait_for_a_tenant_that_has_much_to_do(settings):
+    """Whoever asks for little is served while the one who asked for much has work left."""
+    config = settings(pass_tokens=512)
+    async with running(config) as service:
+        busy, other = await service("tml-busy").model(), await service("tml-ben").model()
+        sampler = await base_sampler(other.wire)
+        await sample(other.wire, sampler)
+        for _ in range(12):
+            await busy.send_pass([datum("hello world " * 40)] * 100)
+        assert await sample(other.wire, sampler, 2)
+        assert await other.run_pass([datum("hello world")])
+        store = Store(config.data / "service.db")
+        assert len(store.waiting()) >= 8
+        store.database.close()
 
 
 async def test_old_clients_are_not_told_of_kinds_that_they_do_not_know(service):

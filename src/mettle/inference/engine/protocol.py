@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from mettle.errors import MettleError
+from mettle.errors import MettleError, ServiceError
 from mettle.records.sampling import SamplingParams
 from mettle.records.versions import CanaryCheck
 
@@ -26,6 +26,10 @@ class EngineBusy(MettleError):
 
 class EngineStopped(MettleError):
     """The engine is shutting down, or failed and cannot go on."""
+
+
+class EngineLost(ServiceError):
+    """The engine died under a request, which is not to blame: another engine may take it."""
 
 
 class RequestRefused(MettleError):

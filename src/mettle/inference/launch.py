@@ -1,0 +1,116 @@
+"""The engine that a config asks for: in this process, in child processes, or on other servers.
+
+Parts: `open_engine`; `launch_replica` (a server of ours as a child, which ends with this process). torch is imported
+for an embedded engine alone, and only when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mettle.errors import MettleError, ServiceError, UserError
+from mettle.inference.config import InferenceConfig, RemoteServers
+from mettle.inference.engine.protocol import SamplingEngine
+from mettle.inference.engine.sequences import DecodeText
+from mettle.inference.remote import RemoteEngine
+from mettle.inference.replicated import ReplicatedEngine, Serving, StartReplica
+from mettle.processes.child import THREAD_ENVIRONMENT
+from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
+from mettle.web.keys import Keys
+
+START_TIMEOUT_S: Final = 300.0
+_REFUSED: Final = 2
+OnDeath = Callable[[MettleError], None]
+
+
+def open_engine(
+    config: InferenceConfig,
+    *,
+    eos_token_ids: tuple[int, ...] = (),
+    decode_text: DecodeText | None = None,
+    on_death: OnDeath | None = None,
+    logs: Path | None = None,
+) -> SamplingEngine:
+    """Start what the config asks for; `logs` is a folder for what child processes write.
+
+    Raises: UserError, ServiceError.
+    """
+    serving = Serving(config.weights, config.version)
+    if config.engine == "remote":
+        assert config.remote is not None, "the config was checked"
+        keys = _remote_keys(config.remote)
+        starts = [partial(_connect, url, keys) for url in config.remote.urls]
+    elif config.replicas > 1:
+        folder = logs or Path(tempfile.mkdtemp(prefix="mettle-replicas-"))
+        starts = [partial(launch_replica, config, folder, number) for number in range(config.replicas)]
+    else:
+        from mettle.inference.engine.embedded import start_engine
+
+        return start_engine(config, eos_token_ids=eos_token_ids, decode_text=decode_text, on_death=on_death)
+    return _several(starts, serving, on_death)
+
+
+def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: Serving) -> SamplingEngine:
+    """Start a server with the same model on a port of its own, closed to all but this process by its keys.
+
+    Raises: UserError when it refuses its settings, ServiceError when it does not come up.
+    """
+    name = f"inference-{number}"
+    settings: dict[str, object] = {
+        "replicas": 1,
+        "port": 0,
+        "host": "127.0.0.1",
+        "weights": serving.weights,
+        "version": serving.version,
+    }
+    # They share what one engine would have taken.
+    settings["num_threads"] = max(1, config.threads // config.replicas)
+    own = config.model_copy(update=settings)
+    config_file, ready_file = folder / f"{name}.json", folder / f"{name}.ready.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    config_file.write_text(own.model_dump_json())
+    keys = Keys.new()
+    arguments = ("--config", str(config_file), "--ready-file", str(ready_file))
+    spec = ProcessSpec(
+        name,
+        "mettle.inference",
+        (*arguments, "--log-file", str(folder / f"{name}.log")),
+        ready_file=ready_file,
+        ready_timeout_s=START_TIMEOUT_S,
+        environment={**{n: os.environ[n] for n in THREAD_ENVIRONMENT if n in os.environ}, **keys.environment()},
+    )
+    process = ManagedProcess(spec, folder / f"{name}.out")
+    try:
+        process.start()
+        endpoint = wait_ready(process)
+        return RemoteEngine(endpoint["base_url"], admin_key=keys.admin, api_key=keys.api, process=process)
+    except BaseException as error:
+        is_refused = process.exit_code() == _REFUSED
+        process.end()
+        if isinstance(error, ServiceError) and is_refused:
+            raise UserError(process.last_line()) from None
+        raise
+
+
+def _several(starts: Sequence[StartReplica], serving: Serving, on_death: OnDeath | None) -> SamplingEngine:
+    return ReplicatedEngine(starts, serving, on_death=on_death)
+
+
+def _connect(url: str, keys: Keys, serving: Serving) -> SamplingEngine:
+    engine = RemoteEngine(url, admin_key=keys.admin, api_key=keys.api)
+    if serving.weights is None and (found := engine.status().version) != serving.version:
+        engine.close()
+        raise UserError(f"the server at {url} serves version {found}, and this one is to begin with {serving.version}")
+    return engine
+
+
+def _remote_keys(remote: RemoteServers) -> Keys:
+    admin = os.environ.get(remote.admin_key_env, "")
+    if not admin:
+        raise UserError(f"{remote.admin_key_env} is not set: it holds the admin key of the servers in inference.remote")
+    return Keys(os.environ.get(remote.api_key_env, ""), admin)
