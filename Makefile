@@ -12,9 +12,10 @@ TORCH ?= torch==2.13.0+cpu
 # pyproject.toml allows.
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
-# How many processes the tests are spread over, a file at a time, those with slow tests first (`conftest.py`). Many wait for servers that they start, so that two do
-# well on two cores; with 0 all run in one process, which is what a debugger wants.
-WORKERS ?= 2
+# How many processes the tests are spread over, a file at a time, those with slow tests first (`conftest.py`): one more
+# than there are processors, since many wait for what they have started, and at most eight (1.3 GB each). With 0 all run
+# in one process, which is what a debugger wants.
+WORKERS ?= $(shell n=$$(( $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2) + 1 )); echo $$(( n > 8 ? 8 : n )))
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -37,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-dev test test-fast test-all check format docs lock dist release clean
+.PHONY: help quickstart install install-dev test tests test-fast test-all check lint types format docs lock dist release clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,7 +50,11 @@ install: $(VENV)/.installed ## Create .venv with Mettle and its environments
 
 install-dev: $(VENV)/.installed-dev ## The same with what is needed to work on Mettle
 
-test: install-dev check ## All checks and tests
+test: install-dev lint ## All checks and tests
+	@$(MAKE) --no-print-directory -j2 types tests
+
+# Types are one process's work for half a minute: the tests begin beside it.
+tests:
 	$(BIN)/python -m pytest -q -m "not gpu and not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: install-dev check ## The same and what is too long for every change: soaks, full matrices, container engines
@@ -58,11 +63,15 @@ test-all: install-dev check ## The same and what is too long for every change: s
 test-fast: install-dev ## Only the tests that are quick and start no other processes
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not e2e and not nightly" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: install-dev ## Format, lint, types, import directions
+check: install-dev lint types ## Format, lint, types, import directions
+
+lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: install-dev
+	$(BIN)/mypy
 
 format: install-dev ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix --exit-zero .

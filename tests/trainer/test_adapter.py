@@ -16,7 +16,7 @@ from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import merged_state, read_adapter
 from mettle.inference.engine.architecture import read_shape
 from mettle.inference.engine.decoder import Decoder
-from mettle.inference.engine.embedded import load_published, prove
+from mettle.inference.engine.published import load_published, prove
 from mettle.storage.weights import model_digest
 from mettle.trainer.adapter import Adapter, choose_modules, linear_modules
 from mettle.trainer.config import LoraConfig, OptimConfig

@@ -34,6 +34,24 @@ class RemoteServers(BaseModel):
         return urls
 
 
+class VllmSettings(BaseModel):
+    """How vLLM is started: it is no dependency of ours, and stands in an environment of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    python: Path
+    """The interpreter of the environment that vLLM is installed in."""
+
+    args: tuple[str, ...] = ()
+    """Further arguments of its server, as in `--enforce-eager`; they come after ours, so they count."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of its server."""
+
+    start_timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds in which it must have loaded and compiled the model."""
+
+
 class InferenceConfig(BaseModel):
     """One server with one model."""
 
@@ -45,8 +63,8 @@ class InferenceConfig(BaseModel):
     served_model_name: Annotated[str, Option("--name")] = "policy"
     """The name that requests put in `model`, and that /v1/models lists."""
 
-    engine: Literal["embedded", "remote"] = "embedded"
-    """What samples: the embedded engine, or other inference servers of ours (`remote`)."""
+    engine: Literal["embedded", "vllm", "remote"] = "embedded"
+    """What samples: the embedded engine, vLLM as a child process, or other inference servers of ours (`remote`)."""
 
     replicas: int = Field(default=1, ge=1, le=64)
     """Engines behind this server, each a process of its own; requests are spread over them, and an update of weights
@@ -54,6 +72,9 @@ class InferenceConfig(BaseModel):
 
     remote: RemoteServers | None = None
     """The servers of engine `remote`."""
+
+    vllm: VllmSettings | None = None
+    """How engine `vllm` is started."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -80,6 +101,11 @@ class InferenceConfig(BaseModel):
 
     kv_cache_share: float = Field(default=0.25, gt=0, le=1)
     """Part of the memory that is free at the start which keys and values may take, if `kv_cache_bytes` is not given."""
+
+    reuse_sampled: bool = False
+    """Whether a later prompt may read the keys and values of tokens that were sampled, so that a turn computes its new
+    tokens alone. They differ in the last bits from those of a prompt, and may be gone by then, so that results are no
+    longer the same to the last bit in any company; without it a turn computes the answer before it once more."""
 
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the model allows, at most 4,096."""
@@ -123,9 +149,19 @@ class InferenceConfig(BaseModel):
     def _engine_has_what_it_needs(self) -> Self:
         if (self.engine == "remote") != (self.remote is not None):
             raise ValueError("engine 'remote' and the table 'remote' (with urls) go together: give both or neither")
+        if (self.engine == "vllm") != (self.vllm is not None):
+            raise ValueError("engine 'vllm' and the table 'vllm' (with python) go together: give both or neither")
+        if self.engine == "vllm":
+            self._vllm_honours_all()
         if self.engine == "remote" and self.replicas > 1:
             raise ValueError("replicas is for engines that this server starts; name every remote server in remote.urls")
         return self
+
+    def _vllm_honours_all(self) -> None:
+        for name in ("kv_cache_bytes", "max_prefill_tokens", "num_threads"):
+            field = type(self).model_fields.get(name)
+            if field is not None and getattr(self, name) != field.default:
+                raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")
 
     @property
     def threads(self) -> int:

@@ -6,12 +6,13 @@ for an embedded engine alone, and only when it starts.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.inference.config import InferenceConfig, RemoteServers
@@ -25,6 +26,7 @@ from mettle.web.keys import Keys
 
 START_TIMEOUT_S: Final = 300.0
 _REFUSED: Final = 2
+_DEFAULT_MODEL_LEN: Final = 4096
 OnDeath = Callable[[MettleError], None]
 
 
@@ -45,6 +47,8 @@ def open_engine(
         assert config.remote is not None, "the config was checked"
         keys = _remote_keys(config.remote)
         starts = [partial(_connect, url, keys) for url in config.remote.urls]
+    elif config.engine == "vllm" and config.replicas == 1:
+        return _vllm(config, eos_token_ids, decode_text, on_death, logs)
     elif config.replicas > 1:
         folder = logs or Path(tempfile.mkdtemp(prefix="mettle-replicas-"))
         starts = [partial(launch_replica, config, folder, number) for number in range(config.replicas)]
@@ -53,6 +57,40 @@ def open_engine(
 
         return start_engine(config, eos_token_ids=eos_token_ids, decode_text=decode_text, on_death=on_death)
     return _several(starts, serving, on_death)
+
+
+def _vllm(
+    config: InferenceConfig,
+    eos_token_ids: tuple[int, ...],
+    decode_text: DecodeText | None,
+    on_death: OnDeath | None,
+    logs: Path | None,
+) -> SamplingEngine:
+    from mettle.inference.vllm.engine import VllmEngine
+
+    settings = read_model_settings(config.model)
+    positions = int(settings.get("max_position_embeddings") or _DEFAULT_MODEL_LEN)
+    wanted = config.max_model_len or min(positions, _DEFAULT_MODEL_LEN)
+    return VllmEngine(
+        config,
+        max_model_len=wanted,
+        vocab_size=int(settings["vocab_size"]),
+        eos_token_ids=eos_token_ids,
+        decode_text=decode_text,
+        on_death=on_death,
+        log=logs / "vllm.out" if logs else None,
+    )
+
+
+def read_model_settings(model: Path) -> dict[str, Any]:
+    """The model's config.json. Raises: UserError when it cannot be read, or says no vocabulary."""
+    try:
+        found = json.loads((model / "config.json").read_text())
+        settings: dict[str, Any] = {**found, **found.get("text_config", {})}
+        int(settings["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"no model in {model}: config.json: {type(error).__name__}: {error}") from error
+    return settings
 
 
 def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: Serving) -> SamplingEngine:

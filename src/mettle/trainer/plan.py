@@ -22,9 +22,9 @@ from mettle.errors import ServiceError
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.architecture import read_shape
 from mettle.inference.engine.decoder import Decoder
-from mettle.inference.engine.embedded import load_published, prove
 from mettle.inference.engine.local import run_requests
 from mettle.inference.engine.protocol import GenerationRequest
+from mettle.inference.engine.published import load_published, prove
 from mettle.inference.engine.weights import inference_threads, read_state
 from mettle.processes.child import process_memory_bytes
 from mettle.records.sampling import SamplingParams
@@ -122,7 +122,7 @@ def plan_run(run_dir: RunDir) -> None:
             prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
             largest, publish_s, update_s, trainer_bytes, before + 2 * engine_bytes,
         )  # fmt: skip
-    is_overlapped = config.num_threads + engine.num_threads <= len(os.sched_getaffinity(0))
+    is_overlapped = config.num_threads + engine.threads <= len(os.sched_getaffinity(0))
     plan = predict(seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped)
     write_json(run_dir.path / "plan.json", asdict(plan))
 
@@ -139,7 +139,7 @@ def _roll_out(
         ),
         world.device,
     )  # fmt: skip
-    with inference_threads(engine.num_threads):
+    with inference_threads(engine.threads):
         slots = min(engine.max_slots, settings["batch_size"])
         transport = probe.transport(read_state(run_dir.model), seed=0, max_slots=slots)
         reading = probe.roll_out(transport, seed=0)
@@ -163,7 +163,7 @@ def _decode(transport: EngineTransport, number: int, engine: InferenceConfig) ->
         share = math.ceil(number / len(prompts))
         requests = [GenerationRequest(f"{length}-{i}", prompt, params, share) for i, prompt in enumerate(prompts)]
         started = time.perf_counter()
-        with inference_threads(engine.num_threads):
+        with inference_threads(engine.threads):
             run_requests(transport.scheduler, requests)
         took.append(time.perf_counter() - started)
     token_s = max(1e-6, (took[2] - took[1]) / (DECODED[1] - DECODED[0]))
@@ -206,7 +206,7 @@ def _hand_over(
     published_at = time.perf_counter()
     shape = read_shape(run_dir.model)
     folder = run_dir.version(published.version)
-    with inference_threads(engine.num_threads):
+    with inference_threads(engine.threads):
         weights = load_published(folder, 1, shape, world.device, torch.float32, run_dir.model)
         prove(Decoder(shape, weights, min(shape.max_positions, 128)), folder, 1, tolerance=1.0)
     return published_at - started, time.perf_counter() - published_at

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,13 +16,23 @@ from typing import Any
 
 import pytest
 import torch
-from policies import END, picked_logprobs, publish, reference_logprobs
+from policies import (
+    END,
+    make_model,
+    picked_logprobs,
+    publish,
+    reference_logprobs,
+    save_adapter,
+    save_policy,
+    tiny_config,
+    with_adapter,
+)
 from served import KEYS, served
 from transformers import PreTrainedModel
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError
-from mettle.inference.config import InferenceConfig
+from mettle.inference.config import InferenceConfig, VllmSettings
 from mettle.inference.engine.embedded import EmbeddedEngine, start_engine
 from mettle.inference.engine.mock import MockEngine
 from mettle.inference.engine.protocol import (
@@ -33,8 +45,10 @@ from mettle.inference.engine.protocol import (
     TokenEvent,
     WeightsRejected,
 )
+from mettle.inference.launch import open_engine
 from mettle.inference.remote import RemoteEngine
 from mettle.inference.replicated import ReplicatedEngine, Serving
+from mettle.processes.child import import_path
 from mettle.records.sampling import SamplingParams
 
 WAIT_S = 100.0
@@ -73,6 +87,11 @@ class Heard:
         assert self.has_ended.wait(WAIT_S), "the request did not end"
         assert len(self.ends) == 1
         return self.ends[0]
+
+    def failure(self) -> MettleError:
+        found = self.outcome()
+        assert isinstance(found, MettleError), found
+        return found
 
     def answer(self) -> Generation:
         found = self.outcome()
@@ -137,13 +156,85 @@ def replicated(_: ExitStack, folder: Path, model: PreTrainedModel, renderer: Ren
     return Bench(ReplicatedEngine([start, start], Serving(None, 0)), model)
 
 
+def vllm_engine(folder: Path, renderer: Renderer, settings: VllmSettings, logs: Path) -> SamplingEngine:
+    config = InferenceConfig(
+        model=folder, engine="vllm", vllm=settings, device="cpu", max_slots=8, max_queue=8, max_model_len=256, seed=0
+    )
+    return open_engine(config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text, logs=logs)
+
+
+SHARED = ("vllm", "vllm-stand-in")
+"""Engines that start too slowly to be started for each test: they get their first weights back after each."""
+STAND_IN = Path(__file__).parents[1] / "vllm" / "stand_in"
+REAL_ARGS = ("--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "16")
+VLLM_ENV = "METTLE_TEST_VLLM"
+"""The interpreter of an environment that has the real package (docs/how-to/serve-with-vllm.md says how to make it)."""
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return make_model(tiny_config(head_dim=32))  # vLLM's attention on CPUs has no kernel for less
+
+
+@pytest.fixture(scope="module")
+def other_model() -> PreTrainedModel:
+    return make_model(tiny_config(head_dim=32), seed=1)
+
+
+@pytest.fixture(scope="module")
+def policy_folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(model, tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def started(
+    policy_folder: Path, renderer: Renderer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], SamplingEngine]]:
+    """Starts a shared engine at its first use."""
+    running: dict[str, SamplingEngine] = {}
+
+    def start(name: str) -> SamplingEngine:
+        if name not in running:
+            if name == "vllm":
+                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=REAL_ARGS)
+            else:
+                path = os.pathsep.join([str(STAND_IN), import_path()])
+                settings = VllmSettings(
+                    python=Path(sys.executable), args=("--enable-lora",), environment={"PYTHONPATH": path}
+                )
+            running[name] = vllm_engine(policy_folder, renderer, settings, tmp_path_factory.mktemp(name))
+        return running[name]
+
+    yield start
+    for engine in running.values():
+        engine.close()
+
+
 ENGINES: dict[str, Build] = {"embedded": embedded, "mock": mock, "remote": remote, "replicated": replicated}
 
 
-@pytest.fixture(params=list(ENGINES))
+@pytest.fixture(
+    params=[
+        *ENGINES,
+        "vllm-stand-in",
+        pytest.param(
+            "vllm",
+            marks=[
+                pytest.mark.nightly,
+                pytest.mark.skipif(not os.environ.get(VLLM_ENV), reason=f"{VLLM_ENV} names no interpreter"),
+            ],
+        ),
+    ]
+)
 def bench(
-    request: pytest.FixtureRequest, policy_folder: Path, model: PreTrainedModel, renderer: Renderer
+    request: pytest.FixtureRequest, policy_folder: Path, model: PreTrainedModel, renderer: Renderer, tmp_path: Path
 ) -> Iterator[Bench]:
+    if request.param in SHARED:
+        engine = request.getfixturevalue("started")(request.param)
+        yield Bench(engine, model)
+        if engine.status().is_alive and engine.status().version != 0:
+            engine.update_weights(publish(model, tmp_path, 0), 0)
+        return
     with ExitStack() as stack:
         made = ENGINES[request.param](stack, policy_folder, model, renderer)
         stack.callback(made.engine.close)
@@ -369,6 +460,25 @@ def test_a_folder_that_is_no_publication_is_refused(bench: Bench, other_model: P
     with pytest.raises(WeightsRejected, match="2"):
         bench.engine.update_weights(publish(other_model, tmp_path, 2), 1)
     assert bench.engine.status().version == 0
+
+
+def test_an_adapter_samples_under_its_own_version_and_the_base_stays(bench: Bench, tmp_path: Path) -> None:
+    bench.needs_model()
+    before = bench.greedy().choices[0].token_ids
+    folder = save_adapter(bench.model, tmp_path / "adapter")
+    update = bench.engine.load_adapter("mine", folder)
+    [served] = bench.engine.status().adapters
+    assert (served.name, served.rank, served.newest) == ("mine", 4, update.version)
+    [choice] = bench.greedy(adapter="mine").choices
+    merged = with_adapter(bench.model, folder)
+    reference = reference_logprobs(merged, [*PROMPT, *choice.token_ids])[len(PROMPT) - 1 :]
+    assert choice.token_ids == reference.argmax(-1).tolist()
+    assert choice.versions == [update.version] * 8
+    assert torch.allclose(torch.tensor(choice.logprobs), reference.amax(-1), atol=TOLERANCE)
+    assert bench.greedy().choices[0].token_ids == before
+    bench.engine.unload_adapter("mine")
+    with pytest.raises(RequestRefused):  # at once, or to the listener from the other side of a wire
+        raise bench.ask(adapter="mine", max_tokens=2).failure()
 
 
 def test_a_full_queue_says_so(bench: Bench) -> None:

@@ -28,6 +28,7 @@ class Kill:
 EACH_ONCE = (
     Kill("inference", rolling_out),
     Kill("orchestrator", shipped(4)),
+    Kill("hub", published(4)),
     Kill("trainer", published(6)),
     Kill("supervisor", published(STEPS - 2)),
 )
@@ -44,7 +45,7 @@ MATRIX = {
 
 
 def test_each_process_killed_once_costs_no_task_and_trains_none_twice(tmp_path):
-    survive(tmp_path, EACH_ONCE)
+    survive(tmp_path, EACH_ONCE, "--deployment.hub", "true")
 
 
 @pytest.mark.nightly
@@ -54,12 +55,15 @@ def test_a_killed_process_costs_no_task_and_trains_none_twice(tmp_path, name):
     survive(tmp_path, tuple(Kill(victim, point) for point in MATRIX[name]))
 
 
-def survive(folder: Path, kills: tuple[Kill, ...]) -> None:
+def survive(folder: Path, kills: tuple[Kill, ...], *overrides: str) -> None:
     """Play the kills out on one run, and check what it has at its end."""
-    run = Run(folder, "--orchestrator.env_workers", "1")
+    run = Run(folder, "--orchestrator.env_workers", "1", *overrides)
     try:
         for kill in kills:
             run.wait_for(kill.point)
+            if kill.victim == "hub":
+                kill_page(run)
+                continue
             run.kill(kill.victim)
             time.sleep(0.3)
         assert run.end() == 0, run.said()
@@ -76,6 +80,24 @@ def survive(folder: Path, kills: tuple[Kill, ...]) -> None:
             assert max(batch.trainings for batch in ledger.batches()) > 1, "no step was replayed: the test saw nothing"
     finally:
         ledger.close()
+
+
+def page_of(run: Run) -> dict[str, int]:
+    """Where the page is served, and by which process; nothing while it is not."""
+    try:
+        found: dict[str, int] = json.loads(run.run_dir.endpoint("hub").read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def kill_page(run: Run) -> None:
+    """The page comes back where it was, and the run goes on meanwhile."""
+    run.wait_for(lambda _: bool(page_of(run)))
+    before = page_of(run)
+    run.kill("hub")
+    run.wait_for(lambda _: page_of(run).get("pid", before["pid"]) != before["pid"])
+    assert page_of(run)["port"] == before["port"]
 
 
 WARM_CONFIG = """
@@ -99,6 +121,7 @@ def warming_up(ledger: Ledger) -> bool:
     return len(ledger.journal.metric("sft/loss")) >= 5
 
 
+@pytest.mark.nightly  # in one process: `test_a_warm_up_that_was_killed_continues_as_if_nothing_had_been`
 def test_a_killed_warm_up_starts_over_and_a_killed_page_comes_back_where_it_was(tmp_path):
     run = Run(tmp_path, steps=3, text=WARM_CONFIG)
     try:

@@ -151,6 +151,19 @@ async def test_models_that_make_room_come_back_as_they_were(settings, monkeypatc
     assert found == [[each] * 3 for each in expected]
 
 
+async def test_a_damaged_state_fails_its_own_model_alone(settings):
+    async with running(settings()) as service:
+        model, other = await service().model(), await service("tml-ben").model()
+        await one_step(model, 0)
+    (snapshot,) = (settings().data / "states").glob("*/optimizer.safetensors")
+    snapshot.write_bytes(b"damaged")
+    async with running(settings()) as service:
+        with pytest.raises(Refused, match="cannot be read") as refused:
+            await WireModel(service(), model.model_id, model.last).run_pass(DATA)
+        assert refused.value.category == "server"
+        assert await WireModel(service("tml-ben"), other.model_id, other.last).run_pass(DATA)
+
+
 async def test_names_are_taken_once_unless_they_may_be_overwritten(settings):
     async with running(settings()) as service:
         model = await service().model()

@@ -6,12 +6,15 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
+from mettle.trainer.policy import model_config, write_tokenizer
 from mettle.trainer.service.store import Store
 from mettle.trainer.service.wire import messages
 from mettle.trainer.service.wire.tensors import json_tensor
 
-from .conftest import NAME, Refused, WireModel, datum, running
+from .conftest import MINI, NAME, Refused, WireModel, datum, running
 
 PROMPT = list(b"hello ")
 
@@ -88,11 +91,37 @@ async def test_a_snapshot_stays_as_it_was_while_training_goes_on(service):
 
 
 async def test_more_weights_than_places_take_turns(settings):
-    async with running(settings(max_samplers=1)) as service:
+    async with running(settings(max_adapters=1)) as service:
         model = await trained(service())
-        samplers = [await snapshot(model, 0), await base_sampler(model.wire)]
+        samplers = [await snapshot(model, 0), await snapshot(model, 1), await base_sampler(model.wire)]
         found = await asyncio.gather(*(sample(model.wire, each, n) for each in samplers for n in range(1, 4)))
-        assert len(found) == 6
+        assert len(found) == 9
+
+
+@pytest.fixture
+def untied_model(tmp_path):
+    """A base whose output head is its own, so that adapters may change it."""
+    config = model_config(MINI)
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        folder = tmp_path / "org" / "tiny"
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    write_tokenizer(folder, max_positions=1024)
+    return folder
+
+
+async def test_an_adapter_of_the_output_head_samples_with_a_copy_of_the_base(settings, untied_model):
+    async with running(settings(base_model=untied_model, max_samplers=1)) as service:
+        model = await trained(service())
+        samplers = [await snapshot(model, 0), await snapshot(model, 1)]
+        found = await asyncio.gather(*(sample(model.wire, each, n) for each in samplers for n in range(1, 4)))
+        assert len({str(each) for each in found}) == 1
+        plain = await model.wire.model(number=0, rank=8, train_unembed=False)
+        assert await sample(model.wire, await snapshot(plain)) != found[0]
+        ids = np.array(PROMPT + found[0]["sequences"][0]["tokens"])
+        scored = await sample(model.wire, samplers[0], 9, prompt=ids.tolist(), asked={"prompt_logprobs": True})
+        np.testing.assert_allclose(scored["prompt_logprobs"][-6:], found[0]["sequences"][0]["logprobs"], atol=2e-5)
 
 
 async def test_prompts_are_scored_as_they_were_asked_to_be(service):

@@ -113,7 +113,16 @@ async def test_an_evaluation_without_readable_metadata_is_listed_with_the_reason
         assert at.text.splitlines()[0].endswith("?"), "it is not opened"
 
 
-@pytest.mark.parametrize("odd", [7, "x", [1, [2]], {"a": {"b": []}}, 1e400, -1, True])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(7, [1, [2]], {"a": {"b": []}}, 1e400),
+        *(pytest.param("x", marks=NIGHTLY), pytest.param(-1, marks=NIGHTLY), pytest.param(True, marks=NIGHTLY)),
+    ],
+)
 async def test_metadata_of_any_kind_are_listed_and_opened_or_refused(browse, write, make_row, odd):
     names = (
         "avg_reward",

@@ -326,6 +326,7 @@ def start_engine(
         config.kv_cache_share,
         config.max_adapters,
         config.max_adapter_versions,
+        config.reuse_sampled,
     )
     scheduler = Scheduler(
         decoder,

@@ -48,8 +48,11 @@ class TrainServeConfig(BaseModel):
     max_rank: int = Field(default=256, ge=1)
     """Largest LoRA rank."""
 
+    max_adapters: int = Field(default=64, ge=1)
+    """Adapters to sample with that are in memory at a time, beside one copy of the base."""
+
     max_samplers: int = Field(default=4, ge=1)
-    """Weights to sample with that are in memory at a time; each is a copy of the model."""
+    """Merged copies of the base in memory at a time: for adapters that change the output head or experts."""
 
     max_sequences: int = Field(default=64, ge=1)
     """Sequences that are sampled at a time with the same weights."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mettle.errors import UserError
+from mettle.errors import ServiceError, StorageError, UserError
 from mettle.inference.engine.adapter_files import read_adapter
 from mettle.storage.weights import model_digest
 from mettle.trainer.adapter import Adapter
@@ -85,10 +85,13 @@ class LoraCore:
         return Tenant.of_adapter(name, Adapter.create(self.policy.network, config, spec.seed % 2**63))
 
     def load(self, name: str, folder: Path, *, has_optimizer: bool) -> Tenant:
-        """A model from its files. Raises: UserError."""
+        """A model from its files. Raises: UserError, and ServiceError when they are damaged."""
         if has_optimizer and not (folder / OPTIMISER_FILE).exists():
             raise UserError("these weights have no optimiser state; load them without, or those of save_state")
-        return load_tenant(folder, name, self.policy, base_digest=self.base_digest, has_optimiser=has_optimizer)
+        try:
+            return load_tenant(folder, name, self.policy, base_digest=self.base_digest, has_optimiser=has_optimizer)
+        except StorageError as error:  # files of one model are damaged: no reason to try again
+            raise ServiceError(str(error)) from error
 
     def save(self, tenant: Tenant, folder: Path, *, has_optimizer: bool) -> None:
         """Write a model's files into a folder that is there."""

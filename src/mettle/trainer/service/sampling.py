@@ -22,7 +22,7 @@ from mettle.records.sampling import SamplingParams
 from mettle.trainer.service.bodies import DrawBody, SampleBody, read_body_of
 from mettle.trainer.service.fairness import DeficitRoundRobin, Wish
 from mettle.trainer.service.records import Operation, Outcome
-from mettle.trainer.service.samplers import SamplerPool
+from mettle.trainer.service.samplers import SamplerPool, SamplingWeights
 from mettle.trainer.service.scoring import PromptScores
 from mettle.trainer.service.store import Store
 from mettle.trainer.service.wire.answers import SampleAnswer, SampledText
@@ -114,16 +114,17 @@ class SampleRunner:
             body.topk_prompt_logprobs or body.target_prompt_logprobs is not None or body.prompt_alt_tokens_k
         )
         params = _params(body.sampling_params)
-        async with self._pool.using(folder) as bridge:
+        async with self._pool.using(folder) as weights:
             request = GenerationRequest(
                 operation.request_id, prompt, params, body.num_samples,
                 prompt_logprobs=bool(body.prompt_logprobs), top_logprobs=body.topk_sample_logprobs,
+                adapter=weights.adapter,
             )  # fmt: skip
-            generation = await _generate(bridge, request)
+            generation = await _generate(weights.bridge, request)
             is_own = params.temperature in (0.0, 1.0) and params.is_the_policys
             texts = []
             for choice in generation.choices:
-                own = None if is_own else await _own_logprobs(bridge, operation, prompt, choice)
+                own = None if is_own else await _own_logprobs(weights, operation, prompt, choice)
                 texts.append(_text(choice, own, has_alternatives=bool(body.topk_sample_logprobs)))
         logprobs = None
         if generation.prompt_logprobs is not None:
@@ -143,13 +144,15 @@ async def _generate(bridge: Bridge, request: GenerationRequest) -> Generation:
             await asyncio.sleep(_BUSY_S)
 
 
-async def _own_logprobs(bridge: Bridge, operation: Operation, prompt: Sequence[int], choice: Choice) -> list[float]:
+async def _own_logprobs(
+    weights: SamplingWeights, operation: Operation, prompt: Sequence[int], choice: Choice
+) -> list[float]:
     """The policy's own log-probabilities of what was drawn from another distribution."""
     scored = GenerationRequest(
         f"{operation.request_id}/scored/{choice.index}", [*prompt, *choice.token_ids], SamplingParams(max_tokens=0),
-        prompt_logprobs=True,
+        prompt_logprobs=True, adapter=weights.adapter,
     )  # fmt: skip
-    generation = await _generate(bridge, scored)
+    generation = await _generate(weights.bridge, scored)
     assert generation.prompt_logprobs is not None, "they were asked for"
     return [p for p in generation.prompt_logprobs[len(prompt) :] if p is not None]
 

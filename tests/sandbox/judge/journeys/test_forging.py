@@ -46,7 +46,7 @@ async def test_traces_that_are_wiped_are_seen_all_the_same(pool: SandboxPool) ->
 
 
 async def test_a_daemon_that_holds_the_output_delays_nothing(pool: SandboxPool) -> None:
-    code = "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(30)\n"
+    code = "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(300)\n"
     result = (await pool.judge(code, [StdioTest("", "1")])).tests[0]
     assert result.has_passed
-    assert result.wall_s < 10
+    assert result.wall_s < 200, "far below what the daemon sleeps, whatever the host does beside"

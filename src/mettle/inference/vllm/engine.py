@@ -1,0 +1,433 @@
+"""vLLM as an engine: what `SamplingEngine` promises, kept over its server's routes.
+
+Ends are decided here, by the same rules as the embedded engine's (`engine.sequences`): which tokens stop, stop strings,
+the longest length. An update pauses vLLM, reads the weights in place, and lets it go on; the tokens that come then are
+held until prompt log-probabilities have reproduced the canary, and if they do not, the old weights are read back and
+the requests that ran are failed. Prefixes are cached under the version that computed them. Where vLLM has to recompute
+keys and values because memory ran out (preemption), it does so under the new weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mettle.errors import MettleError, ServiceError, StorageError, UserError
+from mettle.inference.config import InferenceConfig
+from mettle.inference.conversations import Conversations
+from mettle.inference.engine.limits import Limits, check_request
+from mettle.inference.engine.protocol import (
+    EngineLost,
+    EngineStatus,
+    GenerationRequest,
+    PauseMode,
+    RequestRefused,
+    SamplingEngine,
+    TokenListener,
+    WeightsRejected,
+    WeightUpdate,
+)
+from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
+from mettle.inference.engine.served_adapters import ChosenAdapter, ServedAdapters
+from mettle.inference.vllm.launch import SERVED_NAME, VllmServer
+from mettle.inference.vllm.spoken import SpokenChoice, alternatives, by_choice
+from mettle.inference.vllm.wire import VllmWire, sampling_body
+from mettle.records.versions import CanaryCheck
+from mettle.storage.weights import ADAPTER_CONFIG, Canary, read_canary, read_version
+
+logger = logging.getLogger(__name__)
+
+MAX_SEEDS: Final = 2**63
+
+
+class VllmEngine:
+    """One vLLM server, started with it and ended with it. Returns once it answers.
+
+    Raises: UserError for settings that vLLM cannot keep, ServiceError when it does not start.
+    """
+
+    def __init__(
+        self,
+        config: InferenceConfig,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+        decode_text: DecodeText | None = None,
+        on_death: Callable[[MettleError], None] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self._config, self._log = config, log
+        self._limits = Limits(config.max_slots, max_model_len)
+        self._vocab_size = vocab_size
+        self._eos, self._decode_text, self._on_death = eos_token_ids, decode_text, on_death
+        self._version, self._folder = config.version, config.weights or config.model
+        self._loaded = config.version
+        self._open = asyncio.Event()  # cleared while weights are exchanged: what is sent then has no version
+        self._open.set()
+        self._adapters = ServedAdapters[str](config.max_adapters)
+        self._unproven: int | None = None
+        self._proven = asyncio.Event()
+        self._proven.set()
+        self._updating = asyncio.Lock()
+        self._spoken: set[SpokenChoice] = set()
+        self._talks: set[asyncio.Task[Any]] = set()
+        self._refused: set[asyncio.Task[Any]] = set()
+        self._is_paused = self._is_dead = self._is_closing = False
+        self._num_tokens = self._num_prompt_tokens = self._num_requests = 0
+        self._num_updates = self._num_rejected = self._num_aborted = 0
+        self._calls = Conversations("vllm-engine", self._converse, config.max_slots + config.max_queue)
+        try:
+            self._calls.call(self._start())
+        except BaseException:
+            self._calls.close(self._farewell)
+            raise
+        self._calls.spawn(self._watch())
+
+    def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
+        """Take a request; one that asks for what vLLM is not asked to do here is refused."""
+        check_request(request, self._limits, self._vocab_size)
+        params = request.params
+        if params.stop and self._decode_text is None:
+            raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")
+        if params.has_penalty or params.logit_bias:
+            raise RequestRefused("penalties and logit_bias are not passed on to vLLM by this server", "logit_bias")
+        self._adapters.check(request)
+        self._calls.take(request, listener)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; vLLM ends it when its stream is closed."""
+        self._calls.abort(request_id)
+
+    def update_weights(self, folder: Path, version: int) -> WeightUpdate:
+        """Read, exchange, prove. One update at a time."""
+        try:
+            update = self._calls.call(self._update(folder.resolve(), version))
+        except WeightsRejected as error:
+            self._num_rejected += 1
+            logger.warning("refused weights", extra={"version": version, "reason": str(error)})
+            raise
+        self._num_updates += 1
+        return update
+
+    def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
+        """Have vLLM serve the adapter under a name for each version: a request goes on with the one it began with."""
+        return self._calls.call(self._load_adapter(name, folder.resolve(), version))
+
+    def unload_adapter(self, name: str) -> None:
+        """Take no more requests for it."""
+        self._calls.call(self._unload(name))
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop sampling."""
+        self._calls.call(self._wire.pause(mode))
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._calls.call(self._wire.resume())
+        self._is_paused = False
+
+    def status(self) -> EngineStatus:
+        """What went through here."""
+        outstanding = self._calls.num_outstanding
+        running = min(len(self._spoken), outstanding)
+        return EngineStatus(
+            version=self._version,
+            num_running=running,
+            num_waiting=outstanding - running,
+            is_paused=self._is_paused,
+            is_alive=not (self._is_dead or self._is_closing),
+            max_slots=self._limits.max_slots,
+            max_model_len=self._limits.max_model_len,
+            vocab_size=self._vocab_size,
+            total_prompt_tokens=self._num_prompt_tokens,
+            total_sampled_tokens=self._num_tokens,
+            total_requests=self._num_requests,
+            total_steps=self._num_tokens,  # progress, as far as it is seen from here
+            total_updates=self._num_updates,
+            total_rejected_updates=self._num_rejected,
+            adapters=self._adapters.statuses(),
+        )
+
+    def close(self) -> None:
+        """Abort what is left and end the server."""
+        self._is_closing = True
+        self._calls.close(self._farewell)
+
+    async def _start(self) -> None:
+        # In the loop's thread, which lives as long as the engine: the child is tied to it.
+        self._server = VllmServer(self._config, self._limits.max_model_len, self._log)
+        self._wire = VllmWire(self._server.socket)
+        await self._server.ready(self._wire.answers)
+        if self._config.weights is not None:
+            try:
+                await self._exchange(self._config.weights.resolve(), self._version)
+                await self._prove(read_canary(self._config.weights), self._version)
+            except (MettleError, OSError, KeyError, ValueError) as error:
+                raise UserError(f"{self._config.weights} cannot be started from: {error}") from error
+
+    async def _farewell(self) -> None:
+        if hasattr(self, "_wire"):
+            await self._wire.close()
+        if hasattr(self, "_server"):
+            await asyncio.to_thread(self._server.end)
+
+    async def _watch(self) -> None:
+        error = EngineLost(await self._server.died())
+        self._is_dead = True
+        self._calls.end(error)
+        if self._on_death is not None:
+            self._on_death(error)
+
+    async def _converse(self, running: RunningRequest) -> None:
+        request = running.request
+        self._num_requests += 1
+        self._num_prompt_tokens += len(request.prompt_ids)
+        chosen = self._adapters.choose(request)
+        if request.prompt_logprobs:
+            model = SERVED_NAME if chosen is None else chosen.weights
+            running.prompt_logprobs = await self._wire.score(request.prompt_ids, model)
+        if request.params.max_tokens == 0:
+            for choice in running.choices:
+                running.end_choice(choice, "length")
+        else:
+            sequences = self._sequences(running)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for part, seed in _parts(request, sequences):
+                        group.create_task(self._speak(running, part, seed, chosen))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # one request, one reason
+        running.finish()
+
+    def _sequences(self, running: RunningRequest) -> list[RunningSequence]:
+        params, prompt = running.request.params, running.request.prompt_ids
+        room = self._limits.max_model_len - len(prompt)
+        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self._eos))
+        return [RunningSequence(running, choice, longest, stops, None, self._decode_text) for choice in running.choices]
+
+    async def _speak(
+        self,
+        running: RunningRequest,
+        part: list[RunningSequence],
+        seed: int | None,
+        chosen: ChosenAdapter[str] | None,
+    ) -> None:
+        """Some choices of a request, as one request of vLLM's."""
+        await self._open.wait()
+        request, name = running.request, f"mettle{uuid.uuid4().hex}"
+        room = self._limits.max_model_len - len(request.prompt_ids)
+        longest = room if request.params.max_tokens is None else min(request.params.max_tokens, room)
+        body = {
+            "request_id": name,
+            "model": SERVED_NAME if chosen is None else chosen.weights,
+            "token_ids": list(request.prompt_ids),
+            "stream": True,
+            "cache_salt": f"v{self._loaded}",
+            "sampling_params": sampling_body(
+                request.params, max_tokens=longest, stop_token_ids=sorted(part[0].stop_token_ids), n=len(part),
+                seed=seed, top=request.top_logprobs,
+            ),
+        }  # fmt: skip
+        version = self._loaded if chosen is None else chosen.unit[1]
+        is_base = chosen is None
+        spoken = [SpokenChoice(sequence, name, index, version, is_base=is_base) for index, sequence in enumerate(part)]
+        task = asyncio.current_task()
+        assert task is not None, "a request is spoken in a task"
+        self._spoken.update(spoken)
+        self._talks.add(task)
+        try:
+            async with aclosing(self._wire.stream(body)) as chunks:
+                async for chunk in chunks:
+                    self._hear(chunk, spoken, request.top_logprobs)
+                    if all(choice.sequence.has_ended for choice in spoken):
+                        return  # closing the stream ends what vLLM goes on with
+            await self._proven.wait()
+            if not all(choice.sequence.has_ended for choice in spoken):
+                raise EngineLost("vLLM ended a stream early")
+        except asyncio.CancelledError:
+            if task not in self._refused:
+                raise
+            raise EngineLost("sampled under weights that were refused; ask again") from None
+        finally:
+            self._spoken.difference_update(spoken)
+            self._talks.discard(task)
+            self._refused.discard(task)
+
+    def _hear(self, chunk: dict[str, Any], spoken: list[SpokenChoice], num_top: int) -> None:
+        for found in chunk["choices"]:
+            choice = spoken[found["index"]]
+            for entry in (found.get("logprobs") or {}).get("content") or ():
+                self._num_tokens += 1
+                choice.hear(entry["token_id"], entry["logprob"], alternatives(entry, num_top), self._unproven)
+            if found.get("finish_reason") not in (None, "stop", "length"):
+                raise EngineLost(f"vLLM ended a request by itself: {found['finish_reason']}")
+
+    async def _update(self, folder: Path, version: int) -> WeightUpdate:
+        async with self._updating:
+            canary = _published(folder, version)
+            started = time.perf_counter()
+            self._unproven = version
+            self._proven.clear()
+            try:
+                await self._exchange(folder, version)
+                swapped = time.perf_counter()
+                check = await self._prove(canary, version)
+            except ServiceError as error:
+                if isinstance(error, EngineLost):
+                    raise
+                await self._go_back()
+                raise WeightsRejected(f"version {version} is not served: {error}") from error
+            except WeightsRejected:
+                await self._go_back()
+                raise
+            else:
+                self._version, self._folder = version, folder
+            finally:
+                self._unproven = None
+                for choice in list(self._spoken):
+                    choice.release()
+                self._proven.set()
+            ended = time.perf_counter()
+            return WeightUpdate(version, (ended - swapped) * 1e3, (swapped - started) * 1e3, check)
+
+    async def _exchange(self, folder: Path, version: int) -> None:
+        self._open.clear()
+        try:
+            await self._wire.pause("keep")
+            counts = by_choice(await self._wire.reload(folder, version))
+            for choice in self._spoken:
+                choice.switch(version, counts)
+            self._loaded = version
+            await self._wire.resume()
+        finally:
+            self._open.set()
+
+    async def _prove(self, canary: Canary | None, version: int) -> CanaryCheck | None:
+        try:
+            return await self._check(canary, version)
+        finally:
+            if self._is_paused:  # the canary had to be sampled past a pause that somebody asked for
+                await self._wire.pause("keep")
+
+    async def _load_adapter(self, name: str, folder: Path, version: int | None) -> WeightUpdate:
+        async with self._updating:
+            started = time.perf_counter()
+            rank, number, canary = _adapter(folder, version)
+            number = self._adapters.next_version(name) if number is None else number
+            self._adapters.check_room(name)
+            model = f"{name}@v{number}"
+            try:
+                await self._wire.load_adapter(model, folder)
+                check = await self._check(canary, number, model)
+            except WeightsRejected:
+                await self._wire.unload_adapter(model)
+                raise
+            except (RequestRefused, ServiceError) as error:
+                if isinstance(error, EngineLost):
+                    raise
+                hint = "" if "--enable-lora" in self._vllm_args else " (`--enable-lora` is not in vllm.args)"
+                raise WeightsRejected(f"adapter {name!r} is not served: {error}{hint}") from error
+            before = self._adapters.units()
+            self._adapters.put(name, folder, rank, number, model)
+            for old, dropped in before - self._adapters.units():
+                await self._wire.unload_adapter(f"{old}@v{dropped}")
+            return WeightUpdate(number, (time.perf_counter() - started) * 1e3, 0.0, check)
+
+    async def _unload(self, name: str) -> None:
+        models = [f"{name}@v{number}" for found, number in self._adapters.units() if found == name]
+        self._adapters.remove(name)
+        for model in models:
+            await self._wire.unload_adapter(model)
+
+    @property
+    def _vllm_args(self) -> tuple[str, ...]:
+        return () if self._config.vllm is None else self._config.vllm.args
+
+    async def _check(self, canary: Canary | None, version: int, model: str = SERVED_NAME) -> CanaryCheck | None:
+        if canary is None:
+            return None
+        differences = []
+        for row, length in enumerate(canary.lengths):
+            scored = await self._wire.score(canary.token_ids[row, :length].tolist(), model)
+            ours = np.array(scored[1:], dtype=np.float64)
+            differences.append(np.abs(ours - canary.logprobs[row, 1:length].astype(np.float64)))
+        apart = np.concatenate(differences) if differences else np.zeros(0)
+        if not len(apart):
+            raise WeightsRejected(f"the canary of version {version} holds no tokens to compare")
+        check = CanaryCheck(version, float(apart.mean()), float(apart.max()), len(apart))
+        if not check.mean_abs_diff <= self._config.canary_tolerance:
+            message = (
+                f"version {version} is not served: vLLM's log-probabilities differ from the trainer's by "
+                f"{check.mean_abs_diff:.3g} in the mean, more than the {self._config.canary_tolerance:g} allowed"
+            )
+            raise WeightsRejected(message, check)
+        return check
+
+    async def _go_back(self) -> None:
+        """Read the old weights back. What ran has tokens of the refused ones in its keys and values: it is failed."""
+        for choice in self._spoken:
+            choice.held.clear()
+        self._refused.update(self._talks)
+        for task in self._talks:
+            task.cancel()
+        await self._exchange(self._folder, self._version)
+
+
+def _published(folder: Path, version: int) -> Canary | None:
+    try:
+        published = read_version(folder)
+        if published.kind != "full":
+            raise WeightsRejected(f"{folder} holds {published.kind!r} weights; this engine takes full ones")
+        if published.version != version:
+            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+        return read_canary(folder)
+    except (StorageError, OSError, KeyError, ValueError) as error:
+        raise WeightsRejected(f"version {version} is not served: {error}") from error
+
+
+def _adapter(folder: Path, version: int | None) -> tuple[int, int | None, Canary | None]:
+    """Rank, number (if the folder says one) and canary of an adapter's folder. Raises: WeightsRejected."""
+    try:
+        rank = int(json.loads((folder / ADAPTER_CONFIG).read_text())["r"])
+        if not (folder / "manifest.json").exists():
+            if version is not None:
+                raise WeightsRejected(f"{folder} is no published version, and v{version} was asked for")
+            return rank, None, None
+        published = read_version(folder)
+        if version not in (None, published.version):
+            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+        return rank, published.version, read_canary(folder)
+    except (StorageError, OSError, KeyError, ValueError, TypeError) as error:
+        raise WeightsRejected(f"no adapter in {folder}: {type(error).__name__}: {error}") from error
+
+
+def _parts(
+    request: GenerationRequest, sequences: list[RunningSequence]
+) -> list[tuple[list[RunningSequence], int | None]]:
+    """Choices that vLLM is asked for together: all of them, or each alone where each has a seed."""
+    if request.seeds:
+        return [([sequence], _derived(seed, 0)) for sequence, seed in zip(sequences, request.seeds, strict=True)]
+    if request.params.seed is not None:
+        return [([sequence], _derived(request.params.seed, i)) for i, sequence in enumerate(sequences)]
+    return [(sequences, None)]
+
+
+def _derived(seed: int, index: int) -> int:
+    """A seed of vLLM's own range for choice `index`."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:8], "big") % MAX_SEEDS
+
+
+_KEEPS_THE_PROTOCOL: type[SamplingEngine] = VllmEngine
