@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 import torch
-from policies import END, make_model, picked_logprobs, publish, reference_logprobs, save_policy, tiny_config
+from policies import (
+    END,
+    make_model,
+    picked_logprobs,
+    publish,
+    reference_logprobs,
+    save_adapter,
+    save_policy,
+    tiny_config,
+    with_adapter,
+)
 from served import KEYS, served
 from transformers import PreTrainedModel
 
@@ -77,6 +87,11 @@ class Heard:
         assert self.has_ended.wait(WAIT_S), "the request did not end"
         assert len(self.ends) == 1
         return self.ends[0]
+
+    def failure(self) -> MettleError:
+        found = self.outcome()
+        assert isinstance(found, MettleError), found
+        return found
 
     def answer(self) -> Generation:
         found = self.outcome()
@@ -151,6 +166,7 @@ def vllm_engine(folder: Path, renderer: Renderer, settings: VllmSettings, logs: 
 SHARED = ("vllm", "vllm-stand-in")
 """Engines that start too slowly to be started for each test: they get their first weights back after each."""
 STAND_IN = Path(__file__).parents[1] / "vllm" / "stand_in"
+REAL_ARGS = ("--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "16")
 VLLM_ENV = "METTLE_TEST_VLLM"
 """The interpreter of an environment that has the real package (docs/how-to/serve-with-vllm.md says how to make it)."""
 
@@ -180,10 +196,12 @@ def started(
     def start(name: str) -> SamplingEngine:
         if name not in running:
             if name == "vllm":
-                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=("--enforce-eager",))
+                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=REAL_ARGS)
             else:
                 path = os.pathsep.join([str(STAND_IN), import_path()])
-                settings = VllmSettings(python=Path(sys.executable), environment={"PYTHONPATH": path})
+                settings = VllmSettings(
+                    python=Path(sys.executable), args=("--enable-lora",), environment={"PYTHONPATH": path}
+                )
             running[name] = vllm_engine(policy_folder, renderer, settings, tmp_path_factory.mktemp(name))
         return running[name]
 
@@ -442,6 +460,25 @@ def test_a_folder_that_is_no_publication_is_refused(bench: Bench, other_model: P
     with pytest.raises(WeightsRejected, match="2"):
         bench.engine.update_weights(publish(other_model, tmp_path, 2), 1)
     assert bench.engine.status().version == 0
+
+
+def test_an_adapter_samples_under_its_own_version_and_the_base_stays(bench: Bench, tmp_path: Path) -> None:
+    bench.needs_model()
+    before = bench.greedy().choices[0].token_ids
+    folder = save_adapter(bench.model, tmp_path / "adapter")
+    update = bench.engine.load_adapter("mine", folder)
+    [served] = bench.engine.status().adapters
+    assert (served.name, served.rank, served.newest) == ("mine", 4, update.version)
+    [choice] = bench.greedy(adapter="mine").choices
+    merged = with_adapter(bench.model, folder)
+    reference = reference_logprobs(merged, [*PROMPT, *choice.token_ids])[len(PROMPT) - 1 :]
+    assert choice.token_ids == reference.argmax(-1).tolist()
+    assert choice.versions == [update.version] * 8
+    assert torch.allclose(torch.tensor(choice.logprobs), reference.amax(-1), atol=TOLERANCE)
+    assert bench.greedy().choices[0].token_ids == before
+    bench.engine.unload_adapter("mine")
+    with pytest.raises(RequestRefused):  # at once, or to the listener from the other side of a wire
+        raise bench.ask(adapter="mine", max_tokens=2).failure()
 
 
 def test_a_full_queue_says_so(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 import uuid
@@ -37,11 +38,12 @@ from mettle.inference.engine.protocol import (
     WeightUpdate,
 )
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
+from mettle.inference.engine.served_adapters import ChosenAdapter, ServedAdapters
 from mettle.inference.vllm.launch import SERVED_NAME, VllmServer
 from mettle.inference.vllm.spoken import SpokenChoice, alternatives, by_choice
 from mettle.inference.vllm.wire import VllmWire, sampling_body
 from mettle.records.versions import CanaryCheck
-from mettle.storage.weights import Canary, read_canary, read_version
+from mettle.storage.weights import ADAPTER_CONFIG, Canary, read_canary, read_version
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class VllmEngine:
         self._loaded = config.version
         self._open = asyncio.Event()  # cleared while weights are exchanged: what is sent then has no version
         self._open.set()
+        self._adapters = ServedAdapters[str](config.max_adapters)
         self._unproven: int | None = None
         self._proven = asyncio.Event()
         self._proven.set()
@@ -99,8 +102,7 @@ class VllmEngine:
             raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")
         if params.has_penalty or params.logit_bias:
             raise RequestRefused("penalties and logit_bias are not passed on to vLLM by this server", "logit_bias")
-        if request.adapter:
-            raise RequestRefused("adapters are not served with engine 'vllm'", "model", "model_not_found")
+        self._adapters.check(request)
         self._calls.take(request, listener)
 
     def abort(self, request_id: str) -> None:
@@ -119,11 +121,12 @@ class VllmEngine:
         return update
 
     def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
-        """Refused: see `submit`."""
-        raise WeightsRejected("adapters are not served with engine 'vllm'; serve them with engine 'embedded'")
+        """Have vLLM serve the adapter under a name for each version: a request goes on with the one it began with."""
+        return self._calls.call(self._load_adapter(name, folder.resolve(), version))
 
     def unload_adapter(self, name: str) -> None:
-        """There is none."""
+        """Take no more requests for it."""
+        self._calls.call(self._unload(name))
 
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
@@ -154,6 +157,7 @@ class VllmEngine:
             total_steps=self._num_tokens,  # progress, as far as it is seen from here
             total_updates=self._num_updates,
             total_rejected_updates=self._num_rejected,
+            adapters=self._adapters.statuses(),
         )
 
     def close(self) -> None:
@@ -190,8 +194,10 @@ class VllmEngine:
         request = running.request
         self._num_requests += 1
         self._num_prompt_tokens += len(request.prompt_ids)
+        chosen = self._adapters.choose(request)
         if request.prompt_logprobs:
-            running.prompt_logprobs = await self._wire.score(request.prompt_ids)
+            model = SERVED_NAME if chosen is None else chosen.weights
+            running.prompt_logprobs = await self._wire.score(request.prompt_ids, model)
         if request.params.max_tokens == 0:
             for choice in running.choices:
                 running.end_choice(choice, "length")
@@ -200,7 +206,7 @@ class VllmEngine:
             try:
                 async with asyncio.TaskGroup() as group:
                     for part, seed in _parts(request, sequences):
-                        group.create_task(self._speak(running, part, seed))
+                        group.create_task(self._speak(running, part, seed, chosen))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # one request, one reason
         running.finish()
@@ -212,7 +218,13 @@ class VllmEngine:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self._eos))
         return [RunningSequence(running, choice, longest, stops, None, self._decode_text) for choice in running.choices]
 
-    async def _speak(self, running: RunningRequest, part: list[RunningSequence], seed: int | None) -> None:
+    async def _speak(
+        self,
+        running: RunningRequest,
+        part: list[RunningSequence],
+        seed: int | None,
+        chosen: ChosenAdapter[str] | None,
+    ) -> None:
         """Some choices of a request, as one request of vLLM's."""
         await self._open.wait()
         request, name = running.request, f"mettle{uuid.uuid4().hex}"
@@ -220,7 +232,7 @@ class VllmEngine:
         longest = room if request.params.max_tokens is None else min(request.params.max_tokens, room)
         body = {
             "request_id": name,
-            "model": SERVED_NAME,
+            "model": SERVED_NAME if chosen is None else chosen.weights,
             "token_ids": list(request.prompt_ids),
             "stream": True,
             "cache_salt": f"v{self._loaded}",
@@ -229,7 +241,9 @@ class VllmEngine:
                 seed=seed, top=request.top_logprobs,
             ),
         }  # fmt: skip
-        spoken = [SpokenChoice(sequence, name, index, self._loaded) for index, sequence in enumerate(part)]
+        version = self._loaded if chosen is None else chosen.unit[1]
+        is_base = chosen is None
+        spoken = [SpokenChoice(sequence, name, index, version, is_base=is_base) for index, sequence in enumerate(part)]
         task = asyncio.current_task()
         assert task is not None, "a request is spoken in a task"
         self._spoken.update(spoken)
@@ -308,12 +322,46 @@ class VllmEngine:
             if self._is_paused:  # the canary had to be sampled past a pause that somebody asked for
                 await self._wire.pause("keep")
 
-    async def _check(self, canary: Canary | None, version: int) -> CanaryCheck | None:
+    async def _load_adapter(self, name: str, folder: Path, version: int | None) -> WeightUpdate:
+        async with self._updating:
+            started = time.perf_counter()
+            rank, number, canary = _adapter(folder, version)
+            number = self._adapters.next_version(name) if number is None else number
+            self._adapters.check_room(name)
+            model = f"{name}@v{number}"
+            try:
+                await self._wire.load_adapter(model, folder)
+                check = await self._check(canary, number, model)
+            except WeightsRejected:
+                await self._wire.unload_adapter(model)
+                raise
+            except (RequestRefused, ServiceError) as error:
+                if isinstance(error, EngineLost):
+                    raise
+                hint = "" if "--enable-lora" in self._vllm_args else " (`--enable-lora` is not in vllm.args)"
+                raise WeightsRejected(f"adapter {name!r} is not served: {error}{hint}") from error
+            before = self._adapters.units()
+            self._adapters.put(name, folder, rank, number, model)
+            for old, dropped in before - self._adapters.units():
+                await self._wire.unload_adapter(f"{old}@v{dropped}")
+            return WeightUpdate(number, (time.perf_counter() - started) * 1e3, 0.0, check)
+
+    async def _unload(self, name: str) -> None:
+        models = [f"{name}@v{number}" for found, number in self._adapters.units() if found == name]
+        self._adapters.remove(name)
+        for model in models:
+            await self._wire.unload_adapter(model)
+
+    @property
+    def _vllm_args(self) -> tuple[str, ...]:
+        return () if self._config.vllm is None else self._config.vllm.args
+
+    async def _check(self, canary: Canary | None, version: int, model: str = SERVED_NAME) -> CanaryCheck | None:
         if canary is None:
             return None
         differences = []
         for row, length in enumerate(canary.lengths):
-            scored = await self._wire.score(canary.token_ids[row, :length].tolist())
+            scored = await self._wire.score(canary.token_ids[row, :length].tolist(), model)
             ours = np.array(scored[1:], dtype=np.float64)
             differences.append(np.abs(ours - canary.logprobs[row, 1:length].astype(np.float64)))
         apart = np.concatenate(differences) if differences else np.zeros(0)
@@ -348,6 +396,22 @@ def _published(folder: Path, version: int) -> Canary | None:
         return read_canary(folder)
     except (StorageError, OSError, KeyError, ValueError) as error:
         raise WeightsRejected(f"version {version} is not served: {error}") from error
+
+
+def _adapter(folder: Path, version: int | None) -> tuple[int, int | None, Canary | None]:
+    """Rank, number (if the folder says one) and canary of an adapter's folder. Raises: WeightsRejected."""
+    try:
+        rank = int(json.loads((folder / ADAPTER_CONFIG).read_text())["r"])
+        if not (folder / "manifest.json").exists():
+            if version is not None:
+                raise WeightsRejected(f"{folder} is no published version, and v{version} was asked for")
+            return rank, None, None
+        published = read_version(folder)
+        if version not in (None, published.version):
+            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
+        return rank, published.version, read_canary(folder)
+    except (StorageError, OSError, KeyError, ValueError, TypeError) as error:
+        raise WeightsRejected(f"no adapter in {folder}: {type(error).__name__}: {error}") from error
 
 
 def _parts(

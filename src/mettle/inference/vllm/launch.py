@@ -107,7 +107,7 @@ def command(config: InferenceConfig, socket: Path, max_model_len: int) -> list[s
         "--model", str(config.model), "--served-model-name", SERVED_NAME, "--uds", str(socket),
         "--dtype", config.dtype, "--max-model-len", str(max_model_len), "--max-num-seqs", str(config.max_slots),
         "--worker-extension-cls", f"{WORKER_MODULE}.MettleWorker",
-        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20",
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--enable-scale-out",
     ]  # fmt: skip
     seed = [] if config.seed is None else ["--seed", str(config.seed)]
     return [*made, *seed, *config.vllm.args]

@@ -27,14 +27,16 @@ class HeldToken(NamedTuple):
 class SpokenChoice:
     """One choice of the request `name`, at `index` there; its first tokens are of `version`."""
 
-    def __init__(self, sequence: RunningSequence, name: str, index: int, version: int) -> None:
-        self.sequence, self.name, self.index = sequence, name, index
+    def __init__(self, sequence: RunningSequence, name: str, index: int, version: int, *, is_base: bool = True) -> None:
+        self.sequence, self.name, self.index, self._is_base = sequence, name, index, is_base
         self.num_heard = 0
         self.held: list[HeldToken] = []
         self._starts = [(0, version)]
 
     def switch(self, version: int, counts: dict[tuple[str, int], int]) -> None:
         """Other weights came in when the requests known to the worker had `counts` tokens."""
+        if not self._is_base:
+            return  # its versions are its adapter's
         count = counts.get((self.name, self.index))
         if count is not None:
             self._starts.append((count, version))
@@ -47,7 +49,7 @@ class SpokenChoice:
         version = next(version for start, version in reversed(self._starts) if start <= self.num_heard)
         self.num_heard += 1
         token = HeldToken(token_id, logprob, version, top)
-        if self.held or version == unproven:
+        if self.held or (version == unproven and self._is_base):
             self.held.append(token)
         else:
             self._tell(token)

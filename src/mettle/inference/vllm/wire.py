@@ -63,12 +63,12 @@ class VllmWire:
         except _LOST as error:
             raise EngineLost(f"vLLM does not answer: {type(error).__name__}: {error}") from error
 
-    async def score(self, prompt_ids: Sequence[int]) -> list[float | None]:
+    async def score(self, prompt_ids: Sequence[int], model: str = SERVED_NAME) -> list[float | None]:
         """Log-probabilities of a prompt's tokens at temperature 1, computed anew and not from a cache."""
         if len(prompt_ids) < 2:
             return [None] * len(prompt_ids)
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        body = {"model": SERVED_NAME, "token_ids": list(prompt_ids), "sampling_params": sampling}
+        body = {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
         answer = await self._ask("POST", "/inference/v1/generate", {**body, "cache_salt": uuid.uuid4().hex})
         found = answer["prompt_logprobs"]
         return [None, *(float(found[i][str(prompt_ids[i])]["logprob"]) for i in range(1, len(prompt_ids)))]

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.embedded import EmbeddedEngine, start_engine
-from mettle.inference.engine.protocol import Generation, GenerationRequest, TokenEvent
+from mettle.inference.engine.protocol import Generation, GenerationRequest, TokenEvent, WeightsRejected
 from mettle.inference.engine.weights import fuse, read_state
 from mettle.records.sampling import SamplingParams
 from mettle.web.streams import sse
@@ -33,8 +33,8 @@ from mettle.web.streams import sse
 class Server:
     """The routes. `counts` are the tokens that each running choice has, written in the engine's thread."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: EmbeddedEngine, *, has_lora: bool) -> None:
+        self.engine, self.has_lora = engine, has_lora
         self.bridge = Bridge(engine)
         self.counts: dict[str, int] = {}
         self.version = "default"
@@ -69,6 +69,20 @@ class Server:
 
         return engine._call(exchange)
 
+    async def load_adapter(self, request: Request) -> Response:
+        body = await request.json()
+        if not self.has_lora:
+            return JSONResponse({"error": {"message": "LoRA is not enabled"}}, status_code=400)
+        try:
+            await asyncio.to_thread(self.engine.load_adapter, body["lora_name"], Path(body["lora_path"]))
+        except WeightsRejected as error:
+            return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+        return Response("Success: LoRA adapter added successfully.")
+
+    async def unload_adapter(self, request: Request) -> Response:
+        await asyncio.to_thread(self.engine.unload_adapter, (await request.json())["lora_name"])
+        return Response("Success: LoRA adapter removed successfully.")
+
     async def set_version(self, request: Request) -> Response:
         self.version = (await request.json())["new_version"]
         return JSONResponse({"success": True, "new_version": self.version})
@@ -76,7 +90,8 @@ class Server:
     async def generate(self, request: Request) -> Response:
         body = await request.json()
         sampling = body["sampling_params"]
-        if body["model"] != "policy":
+        adapter = "" if body["model"] == "policy" else body["model"]
+        if adapter and adapter not in {found.name for found in self.engine.status().adapters}:
             return JSONResponse({"error": {"message": f"no model {body['model']}", "code": 404}}, status_code=404)
         asked = GenerationRequest(
             request_id=f"generate-tokens-{body.get('request_id', id(body))}-1a2b3c4d",
@@ -90,6 +105,7 @@ class Server:
             prompt_logprobs=sampling.get("prompt_logprobs") is not None,
             top_logprobs=sampling.get("logprobs") or 0,
             has_token_events=bool(body.get("stream")),
+            adapter=adapter,
         )  # fmt: skip
         if not body.get("stream"):
             return JSONResponse(_whole(asked, await self.bridge.generate(asked)))
@@ -163,13 +179,15 @@ async def serve(arguments: argparse.Namespace) -> None:
         model=arguments.model, max_slots=arguments.max_num_seqs, max_queue=1000,
         max_model_len=arguments.max_model_len, seed=arguments.seed,
     )  # fmt: skip
-    server = Server(start_engine(config))
+    server = Server(start_engine(config), has_lora=arguments.enable_lora)
     routes = [
         Route("/health", server.health),
         Route("/pause", server.pause, methods=["POST"]),
         Route("/resume", server.resume, methods=["POST"]),
         Route("/collective_rpc", server.rpc, methods=["POST"]),
         Route("/update_weight_version", server.set_version, methods=["POST"]),
+        Route("/v1/load_lora_adapter", server.load_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", server.unload_adapter, methods=["POST"]),
         Route("/inference/v1/generate", server.generate, methods=["POST"]),
     ]
     await uvicorn.Server(uvicorn.Config(Starlette(routes=routes), uds=str(arguments.uds), log_level="warning")).serve()
@@ -183,6 +201,8 @@ def main() -> None:
         parser.add_argument(name, type=int)
     for name in ("--served-model-name", "--dtype", "--worker-extension-cls", "--logprobs-mode"):
         parser.add_argument(name, required=True)
+    for name in ("--enable-scale-out", "--enable-lora"):
+        parser.add_argument(name, action="store_true")
     arguments = parser.parse_args()
     assert threading.current_thread() is threading.main_thread()
     asyncio.run(serve(arguments))

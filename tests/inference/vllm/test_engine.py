@@ -1,0 +1,153 @@
+"""vLLM as a child: what it is refused with, how its death is told, and that it never outlives us. See `stand_in`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mettle.clients.renderer import Renderer
+from mettle.errors import MettleError, ServiceError, UserError
+from mettle.inference.config import InferenceConfig, VllmSettings
+from mettle.inference.engine.protocol import EngineLost, Generation, GenerationRequest, RequestRefused, WeightsRejected
+from mettle.inference.launch import open_engine
+from mettle.inference.vllm.engine import VllmEngine
+from mettle.processes.child import import_path, process_state
+from mettle.records.sampling import SamplingParams
+
+WAIT_S = 100.0
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parent / "stand_in"), import_path()])
+
+
+def config_of(model: Path, **changes: Any) -> InferenceConfig:
+    settings = VllmSettings(python=Path(sys.executable), environment={"PYTHONPATH": PYTHONPATH})
+    return InferenceConfig(model=model, **{"engine": "vllm", "vllm": settings, "max_slots": 4, **changes})
+
+
+class Outcome:
+    """A listener that waits for the end."""
+
+    def __init__(self) -> None:
+        self.found: Generation | MettleError | None = None
+        self.has_begun, self.has_ended = threading.Event(), threading.Event()
+
+    def on_token(self, event: Any) -> None:
+        self.has_begun.set()
+
+    def on_finish(self, generation: Generation) -> None:
+        self.found = generation
+        self.has_ended.set()
+
+    def on_failure(self, error: MettleError) -> None:
+        self.found = error
+        self.has_ended.set()
+
+
+@pytest.fixture
+def deaths() -> list[MettleError]:
+    return []
+
+
+@pytest.fixture
+def engine(policy_folder: Path, renderer: Renderer, tmp_path: Path, deaths: list[MettleError]) -> Iterator[VllmEngine]:
+    made = open_engine(
+        config_of(policy_folder), eos_token_ids=renderer.stop_token_ids, on_death=deaths.append, logs=tmp_path
+    )
+    assert isinstance(made, VllmEngine)
+    yield made
+    made.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_child_that_dies_is_the_engine_s_death_with_its_last_lines(
+    engine: VllmEngine, deaths: list[MettleError], tmp_path: Path
+) -> None:
+    outcome = Outcome()
+    params = SamplingParams(max_tokens=250, ignore_eos=True)
+    engine.submit(GenerationRequest("r", (1, 2), params, has_token_events=True), outcome)
+    assert outcome.has_begun.wait(WAIT_S)
+    with (tmp_path / "vllm.out").open("a") as log:
+        log.write("out of memory, said the child\n")
+    os.kill(engine._server.pid, signal.SIGKILL)
+    until(lambda: bool(deaths))
+    assert "ended by SIGKILL" in str(deaths[0])
+    assert "out of memory, said the child" in str(deaths[0])
+    assert outcome.has_ended.wait(WAIT_S)
+    assert isinstance(outcome.found, EngineLost | Generation)
+    assert not engine.status().is_alive
+
+
+def test_what_it_cannot_honour_is_refused_in_one_line(engine: VllmEngine, tmp_path: Path) -> None:
+    for params in (SamplingParams(presence_penalty=1.0), SamplingParams(logit_bias=((1, 2.0),))):
+        with pytest.raises(RequestRefused, match="not passed on"):
+            engine.submit(GenerationRequest("r", (1,), params), Outcome())
+    with pytest.raises(RequestRefused, match="stop strings"):
+        engine.submit(GenerationRequest("r", (1,), SamplingParams(stop=("x",))), Outcome())
+    (tmp_path / "adapter_config.json").write_text('{"r": 4}')
+    with pytest.raises(WeightsRejected, match="--enable-lora"):
+        engine.load_adapter("mine", tmp_path)
+
+
+def test_an_interpreter_that_is_not_there_is_the_user_s_mistake(policy_folder: Path, tmp_path: Path) -> None:
+    wrong = config_of(policy_folder, vllm=VllmSettings(python=tmp_path / "python"))
+    with pytest.raises(UserError, match="no such file"):
+        open_engine(wrong)
+
+
+def test_a_child_that_ends_at_once_says_why(policy_folder: Path) -> None:
+    settings = VllmSettings(
+        python=Path(sys.executable), args=("--no-such-flag",), environment={"PYTHONPATH": PYTHONPATH}
+    )
+    with pytest.raises(ServiceError, match="unrecognized arguments: --no-such-flag"):
+        open_engine(config_of(policy_folder, vllm=settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"vllm": None}, "go together"),
+        ({"engine": "embedded"}, "go together"),
+        ({"max_prefill_tokens": 100}, "max_prefill_tokens is the embedded engine's"),
+        ({"engine": "remote", "vllm": None}, "go together"),
+        ({"engine": "remote", "vllm": None, "remote": {"urls": ["127.0.0.1"]}}, "no address"),
+        ({"engine": "remote", "vllm": None, "replicas": 2, "remote": {"urls": ["http://h/v1"]}}, "replicas is for"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_told_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        config_of(tmp_path, **changes)
+
+
+@pytest.mark.e2e
+def test_it_does_not_outlive_a_server_that_is_killed(policy_folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "inference.json"
+    config.write_text(config_of(policy_folder).model_dump_json())
+    ready = tmp_path / "ready.json"
+    command = [sys.executable, "-m", "mettle.inference", "--config", str(config), "--ready-file", str(ready)]
+    server = subprocess.Popen(command)
+    try:
+        until(lambda: ready.exists() or server.poll() is not None)
+        children = Path(f"/proc/{server.pid}/task").glob("*/children")
+        pids = [int(pid) for path in children for pid in path.read_text().split()]
+        assert pids
+    finally:
+        server.kill()
+        server.wait()
+    until(lambda: not any(process_state(pid) for pid in pids))
