@@ -15,7 +15,6 @@ from typing import Final
 
 from mettle.storage.files import folder_aside
 
-
 _OWN_NAME: Final = re.compile(r"\.?[0-9a-f]{32}(\.|$)")
 """A name that `write` gives, or one of its scratch folders."""
 
