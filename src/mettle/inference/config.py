@@ -102,6 +102,11 @@ class InferenceConfig(BaseModel):
     kv_cache_share: float = Field(default=0.25, gt=0, le=1)
     """Part of the memory that is free at the start which keys and values may take, if `kv_cache_bytes` is not given."""
 
+    reuse_sampled: bool = False
+    """Whether a later prompt may read the keys and values of tokens that were sampled, so that a turn computes its new
+    tokens alone. They differ in the last bits from those of a prompt, and may be gone by then, so that results are no
+    longer the same to the last bit in any company; without it a turn computes the answer before it once more."""
+
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the model allows, at most 4,096."""
 

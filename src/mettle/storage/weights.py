@@ -56,22 +56,25 @@ class AdapterNotes:
 def publish_weights(
     root: Path,
     version: int,
-    save: Callable[[Path], None],
+    save: Callable[[Path], str | None],
     canary: Canary | None = None,
     *,
     adapter: AdapterNotes | None = None,
 ) -> WeightVersion:
-    """Publish one version: `save(path)` writes the weight file at `path`, and the folder appears complete."""
+    """Publish one version: `save(path)` writes the weight file at `path`, and the folder appears complete.
+
+    Where `save` says the file's sha256, it is not read for it.
+    """
     final = root / f"v{version}"
     kind = "full" if adapter is None else "lora"
     with folder_aside(final) as scratch:
         path = scratch / _FILE_OF_KIND[kind]
-        save(path)
+        digest = save(path)
         if canary is not None:
             np.savez(
                 scratch / "canary.npz", token_ids=canary.token_ids, lengths=canary.lengths, logprobs=canary.logprobs
             )
-        published = WeightVersion(version, str(final), sha256_file(path), kind)
+        published = WeightVersion(version, str(final), digest or sha256_file(path), kind)
         manifest = {**asdict(published), "published_at": time.time()}
         if adapter is not None:
             write_json(scratch / ADAPTER_CONFIG, adapter.config)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mettle.errors import StorageError
@@ -25,7 +24,8 @@ from mettle.trainer.adapter import linear_modules, peft_config
 from mettle.trainer.layout import Index, Layout, bare_targets
 from mettle.trainer.learner import Learner
 from mettle.trainer.model import Policy, full_state
-from mettle.trainer.tenant_files import METADATA, adapter_tensors
+from mettle.trainer.tenant_files import adapter_tensors
+from mettle.trainer.weight_writer import write_weights
 from mettle.trainer.world import World
 
 CANARY_TOKENS = 64
@@ -45,9 +45,9 @@ def publish_version(root: Path, version: int, learner: Learner, sequences: list[
         return world.share(None)
     final = root / f"v{version}"
 
-    def save(path: Path) -> None:
+    def save(path: Path) -> str:
         with storage_errors(path, "writing weights"):
-            save_file(state, path, metadata=METADATA)
+            return write_weights(state, path)
 
     published = _same_already(final, save) if final.exists() else None
     return world.share(published or publish_weights(root, version, save, canary, adapter=_notes(learner)))
@@ -103,13 +103,12 @@ def _scoring_layout(token_ids: Index, rows: Index, columns: Index) -> Layout:
     return Layout("padded", token_ids, positions, None, sources, targets, np.arange(len(sources)))
 
 
-def _same_already(final: Path, save: Callable[[Path], None]) -> WeightVersion | None:
+def _same_already(final: Path, save: Callable[[Path], str]) -> WeightVersion | None:
     try:
         there = read_version(final)
     except StorageError:
         return None
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.check.") as scratch:
         path = Path(scratch) / "weights"
-        save(path)
-        is_same = sha256_file(path) == there.digest == sha256_file(weight_file(there))
+        is_same = save(path) == there.digest == sha256_file(weight_file(there))
     return there if is_same else None
