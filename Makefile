@@ -15,7 +15,7 @@ ARGS ?=
 # How many processes the tests are spread over, a file at a time, those with slow tests first (`conftest.py`): one more
 # than there are processors, since many wait for what they have started, and at most eight (1.3 GB each). With 0 all run
 # in one process, which is what a debugger wants.
-WORKERS ?= $(shell n=$$(( $$(nproc 2>/dev/null || echo 2) + 1 )); echo $$(( n > 8 ? 8 : n )))
+WORKERS ?= $(shell n=$$(( $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2) + 1 )); echo $$(( n > 8 ? 8 : n )))
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,9 +106,12 @@ def publish_adapter(
     """Publish the adapter in a folder, with a canary of the model in `base` under it that is off by `canary_offset`."""
     notes = AdapterNotes(json.loads((folder / "adapter_config.json").read_text()), model_digest(base))
     canary = canary_of(with_adapter(model, folder), version, canary_offset)
-    source = folder / "adapter_model.safetensors"
-    published = publish_weights(root, version, lambda path: shutil.copy(source, path), canary, adapter=notes)
-    return Path(published.path)
+    factors = (folder / "adapter_model.safetensors").read_bytes()
+
+    def save(path: Path) -> None:
+        path.write_bytes(factors)
+
+    return Path(publish_weights(root, version, save, canary, adapter=notes).path)
 
 
 def canary_of(model: PreTrainedModel, seed: int, offset: float) -> Canary:

@@ -24,7 +24,11 @@ def make_scheduler(
     shape = shape_from_config(model.config.to_dict())
     decoder = Decoder(shape, fuse(shape, model.state_dict(), CPU, dtype), max_model_len)
     limits = Limits(
-        max_slots, max_model_len, more.pop("max_prefill_tokens", 8192), kv_cache_bytes=more.pop("kv_cache_bytes", None)
+        max_slots,
+        max_model_len,
+        more.pop("max_prefill_tokens", 8192),
+        kv_cache_bytes=more.pop("kv_cache_bytes", None),
+        is_reusing_sampled=more.pop("is_reusing_sampled", False),
     )
     return Scheduler(decoder, limits, **{"seed": 0, **more})
 

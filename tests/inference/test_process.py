@@ -111,9 +111,9 @@ def test_a_missing_model_is_told_in_one_line(tmp_path: Path, capsys: pytest.Capt
 def test_a_model_that_is_not_served_is_told_in_one_line(
     policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((policy_folder / name).read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "num_hidden_layers": 1}))
     config = tmp_path / "inference.json"
     config.write_text(json.dumps({"model": str(tmp_path)}))
     assert "mamba" in failing(capsys, config)

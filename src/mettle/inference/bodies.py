@@ -64,7 +64,7 @@ class SamplingBody(RouteBody):
 
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, allow_inf_nan=False)
     logit_bias: dict[int, Bias] | None = None
     length_penalty: Annotated[Any, _must_be(1)] = None
     min_tokens: Annotated[Any, _must_be(0)] = None

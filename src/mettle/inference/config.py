@@ -48,7 +48,7 @@ class VllmSettings(BaseModel):
     environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of its server."""
 
-    start_timeout_s: float = Field(default=900.0, gt=0)
+    start_timeout_s: float = Field(default=500.0, gt=0)
     """Seconds in which it must have loaded and compiled the model."""
 
 
@@ -101,6 +101,11 @@ class InferenceConfig(BaseModel):
 
     kv_cache_share: float = Field(default=0.25, gt=0, le=1)
     """Part of the memory that is free at the start which keys and values may take, if `kv_cache_bytes` is not given."""
+
+    reuse_sampled: bool = False
+    """Whether a later prompt may read the keys and values of tokens that were sampled, so that a turn computes its new
+    tokens alone. They differ in the last bits from those of a prompt, and may be gone by then, so that results are no
+    longer the same to the last bit in any company; without it a turn computes the answer before it once more."""
 
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the model allows, at most 4,096."""
@@ -157,6 +162,11 @@ class InferenceConfig(BaseModel):
             field = type(self).model_fields.get(name)
             if field is not None and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Seconds in which the server has to answer; vLLM loads and compiles for minutes."""
+        return 120.0 if self.vllm is None else self.vllm.start_timeout_s + 60.0
 
     @property
     def threads(self) -> int:

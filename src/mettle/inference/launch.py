@@ -106,8 +106,8 @@ def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: 
         "weights": serving.weights,
         "version": serving.version,
     }
-    # They share what one engine would have taken.
-    settings["num_threads"] = max(1, config.threads // config.replicas)
+    if config.engine == "embedded":  # they share what one engine would have taken
+        settings["num_threads"] = max(1, config.threads // config.replicas)
     own = config.model_copy(update=settings)
     config_file, ready_file = folder / f"{name}.json", folder / f"{name}.ready.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: 
         "mettle.inference",
         (*arguments, "--log-file", str(folder / f"{name}.log")),
         ready_file=ready_file,
-        ready_timeout_s=START_TIMEOUT_S,
+        ready_timeout_s=max(START_TIMEOUT_S, config.start_timeout_s),
         environment={**{n: os.environ[n] for n in THREAD_ENVIRONMENT if n in os.environ}, **keys.environment()},
     )
     process = ManagedProcess(spec, folder / f"{name}.out")

@@ -65,7 +65,9 @@ def _models(service: ModelService) -> list[dict[str, Any]]:
         "owned_by": "mettle",
         "max_model_len": status.max_model_len,
     }
-    models: list[dict[str, Any]] = [{"id": service.model_name, **shared, "policy_version": status.version}]
+    models: list[dict[str, Any]] = [
+        {"id": service.model_name, **shared, "policy_version": status.version, "forward_of": status.forward_of}
+    ]
     for adapter in status.adapters:
         about = {"root": adapter.path, "parent": service.model_name, "versions": list(adapter.versions)}
         models.append({"id": adapter.name, **shared, "policy_version": adapter.newest, **about})

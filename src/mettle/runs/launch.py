@@ -145,7 +145,7 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     specs += [
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,
-            after=prepared, environment=keys,
+            after=prepared, environment=keys, ready_timeout_s=config.inference.start_timeout_s,
         ),
         _trainer_spec(path, config, prepared),
         ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment=keys),

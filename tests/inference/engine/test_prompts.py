@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policies import make_model, tiny_config
+from policies import make_model, picked_logprobs, tiny_config
 from schedulers import CPU, Heard, ask, make_scheduler, sampled
 
 from mettle.inference.engine.decoder import Decoder
@@ -98,6 +99,31 @@ def test_a_turn_computes_only_what_no_prompt_held_before(long_model: Any, monkey
     assert computed == [90 + 130 * turn - start for turn, start in enumerate(starts)]
     assert scheduler.totals.prefix_hit_tokens == sum(starts)
     assert scheduler.totals.prompt_tokens == sum(90 + 130 * turn for turn in range(5))
+
+
+def test_where_sampled_tokens_are_reused_a_turn_computes_its_new_ones_alone(long_model: Any) -> None:
+    scheduler = make_scheduler(long_model, max_model_len=1000, is_reusing_sampled=True)
+    prompt: list[int] = []
+    for turn in range(5):
+        before, known = scheduler.totals.prefix_hit_tokens, len(prompt)
+        prompt += tokens(turn, 90)
+        (answer,) = run_requests(scheduler, [ask(str(turn), prompt, max_tokens=41, seed=1, ignore_eos=True)])
+        # All but the answer's last token have keys and values, in full pages of 32.
+        assert scheduler.totals.prefix_hit_tokens - before == max(0, known - 1) // 32 * 32
+        expected = picked_logprobs(long_model, [*prompt, *answer.choices[0].token_ids])[len(prompt) - 1 :]
+        assert torch.allclose(expected, torch.tensor(answer.choices[0].logprobs), atol=1e-4)
+        prompt += answer.choices[0].token_ids
+
+
+def test_what_two_versions_sampled_is_not_reused(long_model: Any) -> None:
+    scheduler = make_scheduler(long_model, is_reusing_sampled=True)
+    scheduler.add(ask("a", tokens(1, 40), max_tokens=60, ignore_eos=True), Heard())
+    for _ in range(9):
+        scheduler.step()
+    scheduler.swap(scheduler.decoder, 1)
+    while scheduler.step():
+        pass
+    assert len(scheduler.memory.prefixes) == 0
 
 
 def test_no_version_reads_what_another_computed() -> None:

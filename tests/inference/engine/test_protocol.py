@@ -166,7 +166,12 @@ def vllm_engine(folder: Path, renderer: Renderer, settings: VllmSettings, logs: 
 SHARED = ("vllm", "vllm-stand-in")
 """Engines that start too slowly to be started for each test: they get their first weights back after each."""
 STAND_IN = Path(__file__).parents[1] / "vllm" / "stand_in"
-REAL_ARGS = ("--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "16")
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+REAL_ARGS = (
+    *("--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "16"),
+    # Without it the head is wrapped too, and its products fail on prompt log-probabilities in a batch (CPU, 0.32).
+    *("--lora-target-modules", *LORA_MODULES),
+)
 VLLM_ENV = "METTLE_TEST_VLLM"
 """The interpreter of an environment that has the real package (docs/how-to/serve-with-vllm.md says how to make it)."""
 

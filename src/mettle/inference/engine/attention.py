@@ -50,8 +50,7 @@ class PromptAttention:
         self._shape = shape
         self._kv = kv_NLKTE
         self._start, self._end = start, end
-        firsts = range(start, end, BLOCK)
-        self._masks = {window: [self._mask(first, window) for first in firsts] for window in shape.windows}
+        self._masks = {window: self._mask(window) for window in shape.windows}
 
     def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
         shape, num_kv, start, end = self._shape, self._shape.num_kv_heads, self._start, self._end
@@ -61,20 +60,23 @@ class PromptAttention:
         kv[:, :, start:end] = heads[:, shape.num_heads :]
         query = F.pad(heads[:, : shape.num_heads], (0, 0, 0, whole_blocks(length) - length))
         parts = []
-        for number, mask in enumerate(self._masks[shape.layers[layer].window]):
-            first = number * BLOCK
+        mask = self._masks[shape.layers[layer].window]
+        for first in range(0, length, BLOCK):
             stop = start + first + BLOCK
             # [N, H, BLOCK, E] as [N, K, G * BLOCK, E]: queries of one kv head share its keys without a copy.
             block = query[:, :, first : first + BLOCK].reshape(num_prompts, num_kv, -1, shape.head_size)
             key, value = kv[:, :num_kv, :stop], kv[:, num_kv:, :stop]
-            found = F.scaled_dot_product_attention(block, key, value, attn_mask=mask, scale=shape.attention_scale)
+            found = F.scaled_dot_product_attention(
+                block, key, value, attn_mask=mask[:, -stop:], scale=shape.attention_scale
+            )
             parts.append(found.view(num_prompts, shape.num_heads, BLOCK, shape.head_size))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return attended[:, :, :length].transpose(1, 2).reshape(num_prompts * length, -1)
 
-    def _mask(self, first: int, window: int | None) -> Tensor:
-        places = torch.arange(first + BLOCK, device=self._kv.device)
-        mask_PT = _seen(places, places[first:], window).to(self._kv.dtype)
+    def _mask(self, window: int | None) -> Tensor:
+        # [G * BLOCK, T] of the last block; an earlier one has the same seen from its own end.
+        places = torch.arange(whole_blocks(self._end), device=self._kv.device)
+        mask_PT = _seen(places, places[-BLOCK:], window).to(self._kv.dtype)
         return mask_PT.repeat(self._shape.num_heads // self._shape.num_kv_heads, 1)
 
 

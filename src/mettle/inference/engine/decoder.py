@@ -9,7 +9,7 @@ Invariant, on a CPU: what a row gets does not depend on the other rows, to the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.layers import Rotation, finish, project, with_rows
 from mettle.inference.engine.rotary import rope_tables
-from mettle.inference.engine.weights import FusedWeights
+from mettle.inference.engine.weights import FusedWeights, fuse, num_parameters_of
 
 
 class Decoder:
@@ -33,6 +33,23 @@ class Decoder:
         self.dtype = weights.embedding.dtype
         ropes = {layer.rope for layer in shape.layers if layer.rope is not None}
         self._tables = {rope: self._table(rope, whole_blocks(max_length)) for rope in ropes}
+
+    @property
+    def forward_of(self) -> str:
+        """Whose forward pass it is."""
+        return "mettle"
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model, tied ones once."""
+        return num_parameters_of(self.weights)
+
+    def with_state(self, state: Mapping[str, Tensor]) -> Decoder:
+        """A decoder of the same model with the weights of a Hugging Face state dict, which are copied.
+
+        Raises: UserError when they do not fit.
+        """
+        return self.with_weights(fuse(self.shape, state, self.device, self.dtype))
 
     def with_weights(self, weights: FusedWeights) -> Decoder:
         """A decoder of the same shape with other weights; it shares nothing that either would change."""

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.inference.config import InferenceConfig
-from mettle.inference.engine.architecture import ModelShape, read_shape
+from mettle.inference.engine.architecture import read_config
 from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.decoders import make_decoder
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import (
     EngineBusy,
@@ -37,7 +39,7 @@ from mettle.inference.engine.protocol import (
 from mettle.inference.engine.published import load_adapter, load_published, prove
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import CountedListener, DecodeText
-from mettle.inference.engine.weights import fuse, inference_threads, read_state, tokens_of_a_step
+from mettle.inference.engine.weights import inference_threads, read_state, tokens_of_a_step
 from mettle.records.versions import CanaryCheck
 
 logger = logging.getLogger(__name__)
@@ -200,6 +202,7 @@ class EmbeddedEngine:
             total_prefix_hit_tokens=totals.prefix_hit_tokens,
             total_preempted=totals.preempted,
             adapters=scheduler.adapters.statuses(),
+            forward_of=scheduler.decoder.forward_of,
         )
 
     def close(self) -> None:
@@ -211,8 +214,7 @@ class EmbeddedEngine:
     def _prepare(self, folder: Path, version: int) -> tuple[Decoder, CanaryCheck | None]:
         current = self._scheduler.decoder
         with inference_threads(self._num_threads):
-            weights = load_published(folder, version, current.shape, current.device, current.dtype, self._base)
-            decoder = current.with_weights(weights)
+            decoder = load_published(folder, version, self._base, current.with_state)
             return decoder, prove(decoder, folder, version, self._canary_tolerance)
 
     def _run(self) -> None:
@@ -310,20 +312,21 @@ def start_engine(
     """
     device = _device(config.device)
     dtype = _DTYPES[config.dtype]
-    shape = read_shape(config.model)
-    wanted = config.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
-    if wanted > shape.max_positions:
-        raise UserError(f"max_model_len is {wanted}, the model has {shape.max_positions} positions")
     with inference_threads(config.threads):
-        decoder = _first_decoder(config, shape, wanted, device, dtype)
+        decoder = _first_decoder(config, device, dtype)
+    positions = decoder.shape.max_positions
+    wanted = config.max_model_len or min(positions, _DEFAULT_MODEL_LEN)
+    if wanted > positions:
+        raise UserError(f"max_model_len is {wanted}, the model has {positions} positions")
     limits = Limits(
         config.max_slots,
         wanted,
-        config.max_prefill_tokens or tokens_of_a_step(decoder.weights),
+        config.max_prefill_tokens or tokens_of_a_step(decoder.num_parameters),
         config.kv_cache_bytes,
         config.kv_cache_share,
         config.max_adapters,
         config.max_adapter_versions,
+        config.reuse_sampled,
     )
     scheduler = Scheduler(
         decoder,
@@ -356,14 +359,19 @@ def _log_memory(scheduler: Scheduler) -> None:
     logger.info("memory for keys and values", extra=about)
 
 
-def _first_decoder(
-    config: InferenceConfig, shape: ModelShape, max_length: int, device: torch.device, dtype: torch.dtype
-) -> Decoder:
+def _first_decoder(config: InferenceConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+    about = read_config(config.model)
+
+    def make(state: Mapping[str, Tensor]) -> Decoder:
+        try:
+            return make_decoder(about, state, device, dtype, config.max_model_len or _DEFAULT_MODEL_LEN)
+        except UserError as error:
+            raise UserError(f"{config.model}: {error}") from error
+
     if config.weights is None:
-        return Decoder(shape, fuse(shape, read_state(config.model), device, dtype), max_length)
+        return make(read_state(config.model))
     try:
-        weights = load_published(config.weights, config.version, shape, device, dtype, config.model)
-        decoder = Decoder(shape, weights, max_length)
+        decoder = load_published(config.weights, config.version, config.model, make)
         prove(decoder, config.weights, config.version, config.canary_tolerance)
     except WeightsRejected as error:
         raise UserError(f"{config.weights} cannot be started from: {error}") from error

@@ -23,6 +23,7 @@ class Limits:
     kv_cache_share: float = 0.25
     max_adapters: int = 16
     max_adapter_versions: int = 4
+    is_reusing_sampled: bool = False
 
 
 def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -> None:

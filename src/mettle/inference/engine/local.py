@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from mettle.errors import MettleError
-from mettle.inference.engine.architecture import shape_from_config
-from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.decoders import make_decoder
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import Generation, GenerationRequest, TokenEvent
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import DecodeText
-from mettle.inference.engine.weights import fuse
 from mettle.records.sampling import SamplingParams
 
 
@@ -44,11 +42,12 @@ def generate_batch(
     prompt i's choices repeatable whatever else is sampled; `seed` only the batch as a whole.
     Raises: UserError when the model is not one the engine serves; RequestRefused when a prompt does not fit.
     """
-    shape = shape_from_config(config)
     longest = max((len(prompt) for prompt in prompts), default=1)
+    needed = None if params.max_tokens is None else longest + max(params.max_tokens, 1)
+    decoder = make_decoder(config, state, torch.device(device), torch.float32, needed)
+    shape = decoder.shape
     room = shape.max_positions - longest if params.max_tokens is None else params.max_tokens
     limits = Limits(max(max_slots, n), min(shape.max_positions, longest + max(room, 1)))
-    decoder = Decoder(shape, fuse(shape, state, torch.device(device), torch.float32), limits.max_model_len)
     scheduler = Scheduler(
         decoder, limits, version=version, eos_token_ids=eos_token_ids, decode_text=decode_text, seed=seed
     )

@@ -183,6 +183,7 @@ class EngineStatus:
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
     adapters: tuple[AdapterStatus, ...] = ()
+    forward_of: str = "mettle"
 
 
 class SamplingEngine(Protocol):

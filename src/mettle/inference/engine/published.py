@@ -6,19 +6,19 @@ log-probabilities wherever these came along; else it is `WeightsRejected`, in on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
 from mettle.errors import StorageError, UserError
 from mettle.inference.engine.adapter_files import merged_state, read_adapter
 from mettle.inference.engine.adapters import AdapterWeights, fit_adapter
-from mettle.inference.engine.architecture import ModelShape
 from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.protocol import WeightsRejected
-from mettle.inference.engine.weights import FusedWeights, fuse, read_state
+from mettle.inference.engine.weights import read_state
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
 
@@ -31,10 +31,11 @@ class PublishedAdapter(NamedTuple):
 
 
 def load_published(
-    folder: Path, version: int, shape: ModelShape, device: torch.device, dtype: torch.dtype, base: Path | None = None
-) -> FusedWeights:
-    """The weights of a published version; those of an adapter are added to the weights of the model in `base`.
+    folder: Path, version: int, base: Path | None, make: Callable[[Mapping[str, Tensor]], Decoder]
+) -> Decoder:
+    """A decoder with the weights of a published version, which `make` makes of a state dict.
 
+    The weights of an adapter are added to those of the model in `base`.
     Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
     """
     try:
@@ -47,8 +48,8 @@ def load_published(
             assert base is not None
             if base_digest_of(folder) != model_digest(base):
                 raise WeightsRejected(f"{folder} holds an adapter of another base than {base}")
-            return fuse(shape, merged_state(read_state(base), read_adapter(folder)), device, dtype)
-        return fuse(shape, read_state(folder), device, dtype)
+            return make(merged_state(read_state(base), read_adapter(folder)))
+        return make(read_state(folder))
     except (StorageError, UserError, KeyError, ValueError) as error:
         raise WeightsRejected(f"version {version} is not served: {error}") from error
 
@@ -62,6 +63,9 @@ def load_adapter(
     `next_version`.
     Raises: WeightsRejected when it is no adapter, is of another base, or is more than plain LoRA.
     """
+    if decoder.forward_of != "mettle":
+        kind = decoder.shape.model_type
+        raise WeightsRejected(f"no adapters are served of {kind!r}, which goes through transformers' own forward")
     what = "the adapter" if version is None else f"version {version} of the adapter"
     try:
         number = next_version

@@ -226,6 +226,7 @@ class Scheduler:
             logits_MV = logits_NV[torch.tensor([place_of[id(row)] for row in fresh], device=self._device)]
             self._give(fresh, self._sampler.sample(logits_MV, SamplingPlan(fresh, self._device)))
         for row in rows:
+            row.is_pure = batch.is_pure
             if row.is_replaying:
                 row.step_on()
         staying = [row for row in rows if not row.has_ended]
@@ -330,10 +331,21 @@ class Scheduler:
         ended = [row for row in rows if row.has_ended]
         if not ended:
             return
+        if self.limits.is_reusing_sampled:
+            self._keep(ended)
         self._free_ended()
         owners = {id(row.owner): row.owner for row in ended if row.owner.num_open == 0}
         for owner in owners.values():  # last, so that who hears of the end finds the slots free
             self._finish(owner)
+
+    def _keep(self, ended: Sequence[RunningSequence]) -> None:
+        # What one version computed and sampled, for prompts that begin with it.
+        for row in ended:
+            unit, found = row.owner.unit(self.version), self._slots.find(row)
+            if found is not None and row.is_pure and set(row.choice.versions) == {unit[1]} and not row.has_failed:
+                length = row.length - 1  # the newest token has no keys yet
+                kv_LKTE = found[0].take(found[1], length)[0]
+                self.memory.prefixes.insert(unit, [*row.prompt_ids, *row.sampled_ids][:length], kv_LKTE)
 
     def _free_ended(self) -> None:
         self._slots.drop_ended()

@@ -124,6 +124,7 @@ class RunningSequence:
         "_noise",
         "_stop_window",
         "choice",
+        "is_pure",
         "is_replaying",
         "length",
         "num_top_logprobs",
@@ -147,6 +148,7 @@ class RunningSequence:
         self.stop_token_ids = stop_token_ids
         self.length = len(owner.request.prompt_ids)
         self.is_replaying = False
+        self.is_pure = False  # its prompt was computed with the weights of one version
         self._max_tokens = max_tokens
         self._decode = decode if self.params.stop else None
         longest = max((len(s) for s in self.params.stop), default=0)
@@ -156,6 +158,11 @@ class RunningSequence:
     def has_ended(self) -> bool:
         """True when no more tokens are wanted."""
         return self.choice.finish_reason is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """True when it was not ended by what it sampled."""
+        return self.choice.finish_reason == "abort"
 
     @property
     def noise(self) -> np.random.Generator | None:

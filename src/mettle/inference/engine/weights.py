@@ -228,13 +228,17 @@ class _Source:
             raise UserError(f"{len(self._left)} tensors have no place in a {self._model} model, {some} among them")
 
 
-def tokens_of_a_step(weights: FusedWeights) -> int:
+def num_parameters_of(weights: FusedWeights) -> int:
+    """All numbers in a model's weights, tied ones once."""
+    tensors = {id(tensor): tensor for tensor in _tensors(weights)}
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def tokens_of_a_step(num_parameters: int) -> int:
     """How many tokens of prompts go into one step by default: those of about two seconds of a CPU core.
 
     Less would read large weights too often for too few rows; more would keep an abort and what runs waiting.
     """
-    tensors = {id(tensor): tensor for tensor in _tensors(weights)}
-    num_parameters = sum(tensor.numel() for tensor in tensors.values())
     return min(8192, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
 
 

@@ -6,12 +6,17 @@ over from a crash and is removed at the start.
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 from mettle.storage.files import folder_aside
+
+_OWN_NAME: Final = re.compile(r"\.?[0-9a-f]{32}(\.|$)")
+"""A name that `write` gives, or one of its scratch folders."""
 
 
 class WeightFolders:
@@ -41,8 +46,8 @@ class WeightFolders:
             shutil.rmtree(self.path(name), ignore_errors=True)
 
     def sweep(self, kept: Iterable[str]) -> None:
-        """Remove whatever is not kept."""
+        """Remove what is not kept, of folders with names of ours: the directory may hold what is somebody else's."""
         wanted = set(kept)
         for folder in self.root.iterdir():
-            if folder.name not in wanted:
+            if folder.name not in wanted and _OWN_NAME.match(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
