@@ -21,6 +21,7 @@ from mettle.runs.fit import check_fit
 from mettle.runs.preflight import GIB, available_memory_bytes
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.wording import duration
 
 
 def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
@@ -56,10 +57,15 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
     return [
         f"rollout    {seen['prompt_tokens']:.0f} tokens in, {seen['completion_tokens']:.0f} out,"
         f" reward {seen['reward']:.3f} (of two)",
-        f"sampling   {found['sample_s']:.1f} s a batch, {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
-        f"training   {found['train_s']:.1f} s a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
+        f"sampling   {_seconds(found['sample_s'])} a batch, {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
+        f"training   {_seconds(found['train_s'])} a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
         f" micro batches of at most {seen['max_tokens']:,} tokens",
-        f"weights    published in {found['publish_s']:.1f} s, loaded by the engine in {found['update_s']:.1f} s",
-        f"step       {found['step_s']:.1f} s; {found['max_steps']} steps about {found['run_s'] / 60:.0f} min",
+        f"weights    published in {_seconds(found['publish_s'])}, loaded by the engine in {_seconds(found['update_s'])}",
+        f"step       {_seconds(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",
         f"memory     {memory}",
     ]
+
+
+def _seconds(seconds: float) -> str:
+    """Two digits, for a small model's are hundredths."""
+    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
