@@ -57,15 +57,12 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
     return [
         f"rollout    {seen['prompt_tokens']:.0f} tokens in, {seen['completion_tokens']:.0f} out,"
         f" reward {seen['reward']:.3f} (of two)",
-        f"sampling   {_seconds(found['sample_s'])} a batch, {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
-        f"training   {_seconds(found['train_s'])} a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
+        f"sampling   {duration(found['sample_s'])} a batch,"
+        f" {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
+        f"training   {duration(found['train_s'])} a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
         f" micro batches of at most {seen['max_tokens']:,} tokens",
-        f"weights    published in {_seconds(found['publish_s'])}, loaded by the engine in {_seconds(found['update_s'])}",
-        f"step       {_seconds(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",
+        f"weights    published in {duration(found['publish_s'])},"
+        f" loaded by the engine in {duration(found['update_s'])}",
+        f"step       {duration(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",
         f"memory     {memory}",
     ]
-
-
-def _seconds(seconds: float) -> str:
-    """Two digits, for a small model's are hundredths."""
-    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
