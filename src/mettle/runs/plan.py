@@ -21,6 +21,7 @@ from mettle.runs.fit import check_fit
 from mettle.runs.preflight import GIB, available_memory_bytes
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.wording import duration
 
 
 def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
@@ -56,10 +57,12 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
     return [
         f"rollout    {seen['prompt_tokens']:.0f} tokens in, {seen['completion_tokens']:.0f} out,"
         f" reward {seen['reward']:.3f} (of two)",
-        f"sampling   {found['sample_s']:.1f} s a batch, {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
-        f"training   {found['train_s']:.1f} s a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
+        f"sampling   {duration(found['sample_s'])} a batch,"
+        f" {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
+        f"training   {duration(found['train_s'])} a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
         f" micro batches of at most {seen['max_tokens']:,} tokens",
-        f"weights    published in {found['publish_s']:.1f} s, loaded by the engine in {found['update_s']:.1f} s",
-        f"step       {found['step_s']:.1f} s; {found['max_steps']} steps about {found['run_s'] / 60:.0f} min",
+        f"weights    published in {duration(found['publish_s'])},"
+        f" loaded by the engine in {duration(found['update_s'])}",
+        f"step       {duration(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",
         f"memory     {memory}",
     ]

@@ -16,11 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from mettle.errors import ServiceError
 from mettle.inference.config import InferenceConfig
-from mettle.inference.engine.architecture import read_shape
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import run_requests
 from mettle.inference.engine.protocol import GenerationRequest
@@ -41,8 +39,11 @@ from mettle.trainer.process import guarded, setup_torch
 from mettle.trainer.publish import canary_sequences, publish_version
 from mettle.trainer.world import World, join_world
 
-DECODED = (2, 6)
-"""Tokens that the run's sequences are decoded for; a token's price is what the longer takes more."""
+SHORT = 2
+"""Tokens that the run's sequences are decoded for; a token's price is what `MORE` of them take beyond that."""
+MORE = (4, 16, 64, 256)
+CLEAR_S = 0.25
+"""A difference below this is noise, and more tokens are decoded: a small model takes a millisecond a token."""
 WARM_S = 10.0
 """A micro step that took less is taken again and the second one counts."""
 OTHER_PROCESSES_BYTES = 320 * 2**20
@@ -117,7 +118,7 @@ def plan_run(run_dir: RunDir) -> None:
             micro_s = learner.train(batch, 2)["time/step_s"]
         per_token = activation_bytes_per_token(learner.policy, world)
         trainer_bytes = _memory() - engine_bytes + int(per_token * min(len(batch.token_ids), largest))
-        publish_s, update_s = _hand_over(run_dir, learner, batch, engine, world)
+        publish_s, update_s = _hand_over(run_dir, learner, batch, engine, transport.scheduler.decoder)
         seen = Measured(
             prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
             largest, publish_s, update_s, trainer_bytes, before + 2 * engine_bytes,
@@ -157,17 +158,26 @@ def _mean_lengths(transport: EngineTransport) -> tuple[float, float]:
 def _decode(transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:
     """(seconds for the prompts of `number` sequences, seconds for one more token of each)."""
     prompts = [list(request.prompt_ids) for request, _ in transport.answered[:2]]
-    took = []
-    for length in (1, *DECODED):  # the first one warms up
+    room = transport.scheduler.limits.max_model_len - max(len(prompt) for prompt in prompts)
+
+    def decode(length: int) -> float:
         params = SamplingParams(max_tokens=length, temperature=1.0, ignore_eos=True)
         share = math.ceil(number / len(prompts))
         requests = [GenerationRequest(f"{length}-{i}", prompt, params, share) for i, prompt in enumerate(prompts)]
         started = time.perf_counter()
         with inference_threads(engine.threads):
             run_requests(transport.scheduler, requests)
-        took.append(time.perf_counter() - started)
-    token_s = max(1e-6, (took[2] - took[1]) / (DECODED[1] - DECODED[0]))
-    return max(0.0, took[1] - DECODED[0] * token_s), token_s
+        return time.perf_counter() - started
+
+    decode(1)  # the first one warms up
+    short_s, token_s = decode(SHORT), 1e-6
+    for more in (length for length in MORE if length == MORE[0] or SHORT + length <= room):
+        beyond_s = decode(SHORT + more) - short_s
+        token_s = max(token_s, beyond_s / more)
+        if beyond_s >= CLEAR_S:
+            token_s = beyond_s / more
+            break
+    return max(0.0, short_s - SHORT * token_s), token_s
 
 
 def _batch(transport: EngineTransport, batch_size: int, max_tokens: int) -> Batch:
@@ -199,16 +209,14 @@ def _memory() -> int:
 
 
 def _hand_over(
-    run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, world: World
+    run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, served: Decoder
 ) -> tuple[float, float]:
     started = time.perf_counter()
     published = publish_version(run_dir.weights, 1, learner, canary_sequences(batch, 4))
     published_at = time.perf_counter()
-    shape = read_shape(run_dir.model)
     folder = run_dir.version(published.version)
     with inference_threads(engine.threads):
-        weights = load_published(folder, 1, shape, world.device, torch.float32, run_dir.model)
-        prove(Decoder(shape, weights, min(shape.max_positions, 128)), folder, 1, tolerance=1.0)
+        prove(load_published(folder, 1, run_dir.model, served.with_state), folder, 1, tolerance=1.0)
     return published_at - started, time.perf_counter() - published_at
 
 

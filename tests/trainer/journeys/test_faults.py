@@ -100,11 +100,11 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(make_r
     clip = loop.Learner.train.__globals__["clip_gradients"]
     norms = []
 
-    def poisoned(module, max_norm):
-        norms.append(clip(module, max_norm))
+    def poisoned(parameters, max_norm):
+        norms.append(clip(parameters, max_norm))
         if len(norms) == 2:
-            next(module.parameters()).grad.fill_(float("nan"))
-            return clip(module, max_norm)
+            parameters[0].grad.fill_(float("nan"))
+            return clip(parameters, max_norm)
         return norms[-1]
 
     monkeypatch.setitem(loop.Learner.train.__globals__, "clip_gradients", poisoned)
