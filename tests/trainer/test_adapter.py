@@ -17,6 +17,7 @@ from mettle.inference.engine.adapter_files import merged_state, read_adapter
 from mettle.inference.engine.architecture import read_shape
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.published import load_published, prove
+from mettle.inference.engine.weights import fuse
 from mettle.storage.weights import model_digest
 from mettle.trainer.adapter import Adapter, choose_modules, linear_modules
 from mettle.trainer.config import LoraConfig, OptimConfig
@@ -181,8 +182,11 @@ def test_an_engine_on_short_files_serves_what_was_trained(mini_model, tmp_path):
     train(learner, learner.tenant, range(3))
     publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3))
     shape, device = read_shape(model), torch.device("cpu")
-    weights = load_published(tmp_path / "weights" / "v3", 3, shape, device, torch.float32, model)
-    check = prove(Decoder(shape, weights, 64), tmp_path / "weights" / "v3", 3, 1e-3)
+    folder = tmp_path / "weights" / "v3"
+    decoder = load_published(
+        folder, 3, model, lambda state: Decoder(shape, fuse(shape, state, device, torch.float32), 64)
+    )
+    check = prove(decoder, folder, 3, 1e-3)
     assert check.max_abs_diff < 2e-5
 
 
