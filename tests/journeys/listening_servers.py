@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,10 @@ from mettle.sandbox.service.routes import prime_gateway
 from mettle.sandbox.service.server import listening
 from mettle.sandbox.service.state import Pass
 from mettle.sandbox.service.tokens import add_token, digest
+from mettle.trainer.policy import write_policy
+from mettle.trainer.presets import PolicyConfig
+from mettle.trainer.service import server as training
+from mettle.trainer.service.config import TrainServeConfig
 from mettle.web.app import Row
 from mettle.web.keys import Keys
 from mettle.web.server import HttpServer, bind
@@ -58,10 +62,15 @@ class Target:
     is_websocket: bool = False
     more: dict[str, str] = field(default_factory=dict)
     words: frozenset[str] = frozenset()
+    header: str = "Authorization"
 
     @property
     def opens(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.secret}"} if self.secret else {}
+        return self.with_secret(self.secret) if self.secret else {}
+
+    def with_secret(self, secret: str) -> dict[str, str]:
+        bare = self.header != "Authorization"
+        return {self.header.replace("-", "_"): secret if bare else f"Bearer {secret}"}
 
 
 @dataclass(frozen=True)
@@ -201,11 +210,28 @@ async def proxy_routes(tmp_path: Path) -> AsyncIterator[list[Target]]:
     await proxy.close()
 
 
+@contextlib.asynccontextmanager
+async def training_routes(tmp_path: Path) -> AsyncIterator[list[Target]]:
+    """With one key that is known."""
+    shape = PolicyConfig(num_layers=1, hidden_size=32, mlp_size=32, num_heads=1, num_kv_heads=1, head_dim=32)
+    (tmp_path / "keys").write_text("tml-the-key ann\n")
+    base = write_policy(tmp_path / "org" / "tiny", shape)
+    config = TrainServeConfig(base_model=base, data=tmp_path / "data", keys=tmp_path / "keys", port=0, device="cpu")
+    async with training.serving(config) as url:
+        port = int(url.rpartition(":")[2])
+        open_paths = ("/healthz", "/telemetry", "/files/")
+        targets = targets_of(
+            training.ROUTES, port, lambda row: "" if any(word in row[1] for word in open_paths) else "tml-the-key"
+        )
+        yield [replace(target, header="X-API-Key") for target in targets]
+
+
 SERVERS = {
     "inference/server.py": inference_routes,
     "sandbox/service/server.py": sandbox_routes,
     "hub/server.py": hub_routes,
     "envs/proxy/server.py": proxy_routes,
+    "trainer/service/server.py": training_routes,
 }
 INSIDE_MACHINES = {
     "envs/python_worker.py": "asks for a secret: tests/envs/test_python_worker.py",

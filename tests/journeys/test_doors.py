@@ -61,7 +61,8 @@ async def _is_closed(target: Target, method: str) -> None:
     for origin in ("https://evil.example", "null"):
         assert (await ask(target, method, **target.opens, Origin=origin)).status == 403, told
     if target.secret:
-        for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": target.secret}):
+        wrong = "tml-wrong" if target.secret.startswith("tml-") else "wrong"
+        for given in ({}, target.with_secret(wrong), {"Authorization": target.secret}):
             assert (await ask(target, method, **given)).status == 401, told
     if not target.is_websocket and (method != "GET" or not target.path.startswith("/v1/models")):
         assert (await ask(target, method, **target.opens, Content_Length=HUGE)).status == 413, told
