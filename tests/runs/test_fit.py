@@ -27,9 +27,9 @@ def config(tmp_path):
 
 @pytest.mark.parametrize(("lora", "least"), [(None, 4 * 4000 + 2 * 4000), ({"rank": 2}, len("x" * 2000) + 2 * 4000)])
 def test_it_is_weighed_with_what_is_trained(config, monkeypatch, lora, least):
-    monkeypatch.setattr(fit, "available_memory_bytes", lambda: least + 200)
+    monkeypatch.setattr(fit, "free_memory_bytes", lambda: least + 200)
     fit.check_fit(config(lora=lora))
-    monkeypatch.setattr(fit, "available_memory_bytes", lambda: least - 1)
+    monkeypatch.setattr(fit, "free_memory_bytes", lambda: least - 1)
     with pytest.raises(UserError, match="does not fit: training takes at least"):
         fit.check_fit(config(lora=lora))
 

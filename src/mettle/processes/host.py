@@ -20,12 +20,17 @@ _NO_LIMIT: Final = 1 << 60
 
 def total_memory_mb() -> int | None:
     """The memory of the host, or of the container that this is."""
-    return _least("MemTotal", [limit for limit, _ in _group_limits()])
+    return _mebibytes(_least("MemTotal", [limit for limit, _ in _group_limits()]))
+
+
+def free_memory_bytes() -> int | None:
+    """What can be taken anew without anything being ended for it."""
+    return _least("MemAvailable", [max(0, limit - used) for limit, used in _group_limits()])
 
 
 def free_memory_mb() -> int | None:
-    """What can be taken anew without anything being ended for it."""
-    return _least("MemAvailable", [max(0, limit - used) for limit, used in _group_limits()])
+    """The same in MiB."""
+    return _mebibytes(free_memory_bytes())
 
 
 def usable_cores() -> int:
@@ -44,7 +49,11 @@ def _least(name: str, limits: list[int]) -> int | None:
     except OSError:
         found = None
     figures = [*limits, *([int(found[1]) << 10] if found else [])]
-    return min(figures) >> 20 if figures else None
+    return min(figures, default=None)
+
+
+def _mebibytes(number: int | None) -> int | None:
+    return None if number is None else number >> 20
 
 
 def _group_limits() -> Iterator[tuple[int, int]]:

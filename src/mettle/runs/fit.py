@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 
 from mettle.errors import UserError
+from mettle.processes.host import free_memory_bytes
 from mettle.runs.config import RunConfig
-from mettle.runs.preflight import GIB, available_memory_bytes
+from mettle.runs.preflight import GIB
 
 FLOAT_BYTES = 4
 
@@ -20,7 +21,7 @@ def check_fit(config: RunConfig) -> None:
     files = list(config.model.path.glob("*.safetensors"))
     on_disk = sum(file.stat().st_size for file in files)
     wide = sum(map(_float32_bytes, files))
-    available = available_memory_bytes()
+    available = free_memory_bytes()
     trained = on_disk if config.trainer.lora is not None else 4 * wide
     least = trained + 2 * wide
     if available is not None and config.trainer.device != "cuda" and least > available:

@@ -15,10 +15,11 @@ from typing import Any
 
 from mettle.config import Loaded
 from mettle.errors import ServiceError, UserError
+from mettle.processes.host import free_memory_bytes
 from mettle.runs.config import RunConfig
 from mettle.runs.create import write_configs
 from mettle.runs.fit import check_fit
-from mettle.runs.preflight import GIB, available_memory_bytes
+from mettle.runs.preflight import GIB
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.wording import duration
@@ -41,7 +42,7 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("mettle.trainer.plan: ")
             raise (UserError if done.returncode == UserError.exit_code else ServiceError)(last)
         found: dict[str, Any] = json.loads((run_dir.path / "plan.json").read_text())
-    return found | {"available_bytes": available_memory_bytes(), "max_steps": loaded.config.max_steps}
+    return found | {"available_bytes": free_memory_bytes(), "max_steps": loaded.config.max_steps}
 
 
 def plan_lines(found: dict[str, Any]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import resource
 import shlex
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from mettle.extras import CHECKOUT, install_line, missing_by_extra, missing_requirements
+from mettle.processes.host import free_memory_bytes
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -88,7 +88,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    available = available_memory_bytes()
+    available = free_memory_bytes()
     if available is None:
         return Finding(
             "memory", "warn", "cannot be told on this system", f"a run wants {MIN_MEMORY_BYTES / GIB:.0f} GiB"
@@ -325,31 +325,10 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 }
 
 
-def available_memory_bytes() -> int | None:
-    """Memory that can still be had: the system's, or what the container's limit leaves."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    available = int(found[1]) * 1024 if found else None
-    left = _cgroup_memory_left()
-    return left if available is None else available if left is None else min(available, left)
-
-
 def _pip_command(missing: Mapping[str, Sequence[str]]) -> str:
     """The exact command that installs what is missing."""
     wanted = dict.fromkeys(requirement for requirements in missing.values() for requirement in requirements)
     return shlex.join([sys.executable, "-m", "pip", "install", *wanted])
-
-
-def _cgroup_memory_left() -> int | None:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(0, int(limit) - used)
 
 
 def _cpu_quota() -> float | None:
