@@ -34,7 +34,7 @@ from mettle.trainer.checkpoint import load_learner, newest_complete, save_learne
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
-from mettle.trainer.model import Policy, load_policy
+from mettle.trainer.model import Policy, load_policy, shard_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
 from mettle.trainer.tenant import Tenant
 from mettle.trainer.world import World
@@ -247,7 +247,7 @@ def make_learner(
     Raises: UserError when the model cannot be loaded, or the adapters that are asked for do not fit it.
     """
     lora = config.lora
-    policy = load_policy(model, world, dtype=getattr(torch, config.dtype), is_frozen=lora is not None)
+    policy = load_policy(model, world, dtype=getattr(torch, config.dtype), is_frozen=lora is not None, is_whole=True)
     policy.checkpoint_activations(config.activation_checkpointing)
     tenant, digest = None, ""
     if lora is not None:
@@ -257,6 +257,7 @@ def make_learner(
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
+    shard_policy(policy, world)
     return Learner(policy, recipe, world, tenant=tenant, base_digest=digest, on_progress=on_progress)
 
 

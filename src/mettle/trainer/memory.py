@@ -25,7 +25,10 @@ GIB = 2**30
 
 
 def fit_micro_batch(config: MicroBatchConfig, policy: Policy, world: World) -> MicroBatchConfig:
-    """The config with `max_tokens` lowered to what `activation_gib` allows; a longer sequence still goes alone."""
+    """The config with `max_tokens` lowered to what `activation_gib` allows; a longer sequence still goes alone.
+
+    The policy is whole still: sharded weights have no storage of their own to be told from what is kept.
+    """
     if config.activation_gib is None:
         return config
     per_token = activation_bytes_per_token(policy, world)

@@ -162,8 +162,10 @@ def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
     return ((keys == 0) | (keys == queries)).tril()[:, None]
 
 
-def load_policy(folder: Path, world: World, *, dtype: torch.dtype, is_frozen: bool = False) -> Policy:
-    """The policy in a Hugging Face model directory, sharded when there are several ranks.
+def load_policy(
+    folder: Path, world: World, *, dtype: torch.dtype, is_frozen: bool = False, is_whole: bool = False
+) -> Policy:
+    """The policy in a Hugging Face model directory, sharded among several ranks unless it is to be `is_whole`.
 
     Weights are float32. A base under adapters, which `is_frozen`, keeps the type of its files where `dtype` is that: it
     is mapped then and not copied, so that the processes of a host share it. Never are its weights rounded, for an
@@ -182,12 +184,16 @@ def load_policy(folder: Path, world: World, *, dtype: torch.dtype, is_frozen: bo
     policy = Policy(network.to(world.device), dtype)
     policy.train()
     policy.requires_grad_(not is_frozen)
-    if world.size > 1:
-        _shard(policy, dtype)
+    if not is_whole:
+        shard_policy(policy, world)
     return policy
 
 
-def _shard(policy: Policy, dtype: torch.dtype) -> None:
+def shard_policy(policy: Policy, world: World) -> None:
+    """Divide the weights among the ranks; one rank keeps them all. Done once, before there is an optimiser."""
+    if world.size == 1:
+        return
+    dtype = policy.dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
     for layer in _blocks(policy):

@@ -52,7 +52,11 @@ def test_an_option_means_one_thing_wherever_it_is_taken():
         assert set(found[name]) <= meant, dict(found[name])
     assert all(meant.startswith("num") for meant in found["-n"]), "-n is how many"
     assert set(found["-n"]) >= {"num_examples", "num_tasks", "num_train", "num_rows"}
-    assert {path.rpartition(" ")[0] for path in found["--dir"]["directory"]} <= {"mettle", "mettle rl"}
+    assert {path.rpartition(" ")[0] for path in found["--dir"]["directory"]} <= {
+        "mettle",
+        "mettle rl",
+        "mettle adapter",
+    }
 
 
 def test_examples_name_environments_that_exist():

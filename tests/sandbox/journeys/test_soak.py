@@ -88,7 +88,8 @@ async def soak(
 async def test_what_a_load_leaks_is_named_and_nothing_else(leak: Leak, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = await soak(leak.resource_count, monkeypatch, leak)
     growing = {name for name, one in verdicts.items() if one.is_growing}
-    assert growing >= COUNTS | {"memory of the owner, MB", "memory of all, MB"}
+    # Not that of all: it divides shared pages, and the pages of a test process are shared with what others have left.
+    assert growing >= COUNTS | {"memory of the owner, MB"}
     assert not growing & STEADY
     assert any(line.startswith("cgroups") and line.endswith("GROWS") for line in table(list(verdicts.values())))
 
