@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
+from textual.worker import WorkerCancelled
 
 from mettle.tui.app import EvaluationBrowser
 
@@ -118,7 +119,10 @@ class Browsing:
     async def settle(self) -> None:
         """Wait until nothing is being read and everything is drawn: two looks in a row show the same."""
         await self.pilot.pause()
-        await self.app.workers.wait_for_complete()
+        while any(not worker.is_finished for worker in self.app.workers):
+            with suppress(WorkerCancelled):  # by one that reads newer things in its place
+                await self.app.workers.wait_for_complete()
+            await self.pilot.pause()
         seen = ""
         while seen != self.text:
             seen = self.text
