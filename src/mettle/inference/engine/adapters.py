@@ -22,6 +22,7 @@ from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import AdapterFile, LowRankPair
 from mettle.inference.engine.architecture import ModelShape
 
+
 class NotByRow(UserError):
     """An adapter of modules that no single row can have changed; merged into its base it could be served."""
 

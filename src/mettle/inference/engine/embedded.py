@@ -1,9 +1,10 @@
 """The embedded engine: a scheduler, and the one thread that steps it.
 
 Other threads put commands into an inbox; the engine's thread takes them between two steps, so nothing below needs a
-lock. An update is read, fused and proven in the caller's thread beside the weights in use, and only the exchange of a few
-references waits for the end of a step. An update that is an adapter of the base costs an adapter's memory, not a
-model's: it is added to its rows, and the one before it goes with the exchange. Invariant: a version is served only after its canary was reproduced.
+lock. An update is read, fused and proven in the caller's thread beside the weights in use, and only the exchange of a
+few references waits for the end of a step. An update that is an adapter of the base costs an adapter's memory, not a
+model's: it is added to its rows, and the one before it goes with the exchange. Invariant: a version is served only
+after its canary was reproduced.
 """
 
 from __future__ import annotations
