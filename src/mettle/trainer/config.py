@@ -17,9 +17,13 @@ from mettle.errors import UserError
 from mettle.trainer.losses import LOSSES, PolicyLoss, make_loss
 from mettle.trainer.losses.cispo import CispoLoss
 from mettle.trainer.losses.default import DefaultLoss
+from mettle.trainer.losses.dro import DroLoss
 from mettle.trainer.losses.gspo import GspoLoss
+from mettle.trainer.losses.importance_sampling import ImportanceSamplingLoss
 from mettle.trainer.losses.ipo import IpoLoss
+from mettle.trainer.losses.masked_is import MaskedIsLoss
 from mettle.trainer.losses.ppo_clip import PpoClipLoss
+from mettle.trainer.losses.truncated_is import TruncatedIsLoss
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -92,6 +96,10 @@ LossConfig = Annotated[
     | Annotated[PpoClipLoss, Tag("ppo_clip")]
     | Annotated[GspoLoss, Tag("gspo")]
     | Annotated[CispoLoss, Tag("cispo")]
+    | Annotated[TruncatedIsLoss, Tag("truncated_is")]
+    | Annotated[MaskedIsLoss, Tag("masked_is")]
+    | Annotated[ImportanceSamplingLoss, Tag("importance_sampling")]
+    | Annotated[DroLoss, Tag("dro")]
     | Annotated[PluginLoss, Tag("plugin")],
     Discriminator(_loss_tag),
 ]
