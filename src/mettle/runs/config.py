@@ -136,4 +136,10 @@ class RunConfig(BaseModel):
                 f" orchestrator.max_staleness {self.orchestrator.max_staleness}:"
                 " a version is kept while its tokens may still train"
             )
+        ranks, replicas = self.deployment.num_trainer_ranks, self.trainer.num_replicas
+        if ranks % replicas:
+            raise ValueError(
+                f"trainer.num_replicas {replicas} does not divide deployment.num_trainer_ranks {ranks}:"
+                " each replica has equally many ranks"
+            )
         return self
