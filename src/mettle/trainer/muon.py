@@ -77,7 +77,8 @@ def orthogonalised(matrix_MN: Tensor) -> Tensor:
     for _ in range(NUM_ROUNDS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if is_tall else x).to(matrix_MN.dtype)
+    result: Tensor = (x.mT if is_tall else x).to(matrix_MN.dtype)
+    return result
 
 
 def is_muon_matrix(name: str, parameter: nn.Parameter) -> bool:
