@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mettle.errors import ServiceError, UserError
-from mettle.inference.config import InferenceConfig
+from mettle.inference.config import LORA_RANKS, InferenceConfig
 from mettle.processes.child import ChildProcess, how_it_ended
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 SERVED_NAME: Final = "policy"
 WORKER_MODULE: Final = "mettle_vllm_worker"
 TAIL_LINES: Final = 12
+LORAS_IN_A_BATCH: Final = 4
+"""Versions of adapters that one step of vLLM's computes together; the requests of a further one wait."""
 _POLL_S: Final = 0.25
 _TELL_EVERY_S: Final = 15.0
 _ENVIRONMENT: Final = {
@@ -110,4 +112,19 @@ def command(config: InferenceConfig, socket: Path, max_model_len: int) -> list[s
         "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--enable-scale-out",
     ]  # fmt: skip
     seed = [] if config.seed is None else ["--seed", str(config.seed)]
-    return [*made, *seed, *config.vllm.args]
+    return [*made, *seed, *_lora_arguments(config), *config.vllm.args]
+
+
+def _lora_arguments(config: InferenceConfig) -> list[str]:
+    assert config.vllm is not None, "the config was checked"
+    if config.vllm.lora_rank is None:
+        return []
+    rank = next(rank for rank in LORA_RANKS if rank >= config.vllm.lora_rank)
+    # Beside those that requests may name there are the run's own newest version and those that still run.
+    kept = config.max_adapters * config.max_adapter_versions + LORAS_IN_A_BATCH
+    return [
+        "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(LORAS_IN_A_BATCH),
+        "--max-cpu-loras", str(kept),
+        # Else the head is wrapped too, and on CPUs prompt log-probabilities beside other requests end the process.
+        "--lora-target-modules", *config.vllm.lora_modules,
+    ]  # fmt: skip
