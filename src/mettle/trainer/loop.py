@@ -34,7 +34,7 @@ from mettle.trainer.checkpoint import load_learner, newest_complete, save_learne
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
-from mettle.trainer.mismatch.diagnosis import Comparison
+from mettle.trainer.mismatch.diagnosis import MismatchFound
 from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
 from mettle.trainer.model import Policy, load_policy, shard_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
@@ -223,7 +223,7 @@ class Trainer:
         weights: WeightVersion,
         metrics: dict[str, float],
         draw_ids: Sequence[int],
-        compared: Comparison | None,
+        compared: MismatchFound | None,
     ) -> None:
         with self.ledger.database.transaction():
             is_same = self.ledger.record_trained(step, weights, draw_ids)

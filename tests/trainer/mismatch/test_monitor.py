@@ -8,10 +8,10 @@ from tests.trainer.conftest import make_batch, make_group, make_learner
 
 from mettle.storage.batches import read_batch
 from mettle.trainer.config import MismatchConfig
-from mettle.trainer.mismatch.diagnosis import Comparison
+from mettle.trainer.mismatch.diagnosis import MismatchFound
 from mettle.trainer.mismatch.monitor import MismatchMonitor
 
-WELL = Comparison(1e-7, 1e-6, 8, 2, 0, "", "", {})
+WELL = MismatchFound(1e-7, 1e-6, 8, 2, 0, "", "", {})
 
 
 def events_of(ledger):

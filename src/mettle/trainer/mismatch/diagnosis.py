@@ -72,7 +72,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MismatchFound:
     """What a look found. `cause` is "" where engine and trainer agree, and "unknown" where nothing explains it.
 
     `mean_abs` and `max_abs` are over all compared tokens, `affected` counts sequences beyond the tolerance.
@@ -97,7 +97,7 @@ class Comparer:
         self._folders = folders
 
     @torch.no_grad()
-    def compare(self, sequences: Sequence[ComparedSequence], tolerance: float) -> Comparison | None:
+    def compare(self, sequences: Sequence[ComparedSequence], tolerance: float) -> MismatchFound | None:
         """Compare, and look for the cause where some sequence is beyond the tolerance; None if nothing compares."""
         found = [s for s in sequences if s.version == self._current or s.version in self._folders]
         found.sort(key=lambda s: (s.version, s.number))
@@ -111,7 +111,7 @@ class Comparer:
         if bad:
             worst = sorted(bad, key=lambda i: -means[i])[:MAX_PROBED]
             cause, detail = self._cause([found[i] for i in sorted(worst)], float(np.mean(means[worst])))
-        return Comparison(
+        return MismatchFound(
             float(size.mean()), float(size.max()), len(size), len(found), len(bad), cause, detail,
             cuts(found, differences),
         )  # fmt: skip

@@ -17,7 +17,7 @@ from mettle.records.tokens import Batch
 from mettle.storage.journal import Journal
 from mettle.trainer.config import MismatchConfig
 from mettle.trainer.learner import Learner
-from mettle.trainer.mismatch.diagnosis import Comparer, Comparison, readable_folders
+from mettle.trainer.mismatch.diagnosis import Comparer, MismatchFound, readable_folders
 from mettle.trainer.mismatch.tokens import choose
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class MismatchMonitor:
         self._seed = seed
         self._told = ""
 
-    def look(self, step: int, batch: Batch) -> Comparison | None:
+    def look(self, step: int, batch: Batch) -> MismatchFound | None:
         """Compare, where it is time and one rank holds all the weights."""
         interval = self._config.interval
         # The first steps are looked at, too: what is set up wrong is wrong from the start.
@@ -51,7 +51,7 @@ class MismatchMonitor:
             logger.warning("engine and trainer were not compared at step %d: %s", step, error)
             return None
 
-    def tell(self, journal: Journal, step: int, found: Comparison) -> None:
+    def tell(self, journal: Journal, step: int, found: MismatchFound) -> None:
         """Leave what was found for those who look at the run. Within a transaction of the caller's."""
         journal.set_fact(FACT, {"step": step, **dataclasses.asdict(found)})
         if found.cause == self._told:
@@ -65,7 +65,7 @@ class MismatchMonitor:
         self._told = found.cause
 
 
-def figures(found: Comparison) -> dict[str, float]:
+def figures(found: MismatchFound) -> dict[str, float]:
     """The metrics of a look."""
     return {
         "mismatch/same_weights_mean_abs": found.mean_abs,
@@ -74,7 +74,7 @@ def figures(found: Comparison) -> dict[str, float]:
     }
 
 
-def mismatch_text(step: int, found: Comparison) -> str:
+def mismatch_text(step: int, found: MismatchFound) -> str:
     """One line that names the cause."""
     return (
         f"step {step}: engine and trainer disagree on the same tokens by {found.mean_abs:.2g} nats on average "
