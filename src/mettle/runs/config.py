@@ -130,6 +130,16 @@ class RunConfig(BaseModel):
         return tree
 
     @model_validator(mode="after")
+    def _ranks_fit(self) -> RunConfig:
+        ranks, replicas = self.deployment.num_trainer_ranks, self.trainer.num_replicas
+        if ranks % replicas:
+            raise ValueError(
+                f"trainer.num_replicas {replicas} does not divide deployment.num_trainer_ranks {ranks}:"
+                " each replica has equally many ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> RunConfig:
         if self.trainer.keep_versions <= self.orchestrator.max_staleness:
             raise ValueError(

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mettle.errors import StorageError
+from mettle.errors import StorageError, UserError
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.batches import batch_path, read_batch
@@ -257,7 +257,9 @@ def make_learner(
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    shard_policy(policy, world)
+    if world.size % config.num_replicas:
+        raise UserError(f"{world.size} ranks can't hold num_replicas {config.num_replicas} equally: take a divisor")
+    shard_policy(policy, world, num_replicas=config.num_replicas)
     return Learner(policy, recipe, world, tenant=tenant, base_digest=digest, on_progress=on_progress)
 
 
