@@ -21,7 +21,7 @@ from mettle.storage.blobs import BlobStore
 
 
 @dataclass(slots=True)
-class Limits:
+class HubLimits:
     """How often one address, or one name, may try."""
 
     sign_in_by_address: RateLimit = field(default_factory=lambda: RateLimit(20, 20))
@@ -38,7 +38,7 @@ class Lab:
     database: HubDatabase
     blobs: BlobStore
     passwords: Passwords = field(default_factory=Passwords)
-    limits: Limits = field(default_factory=Limits)
+    limits: HubLimits = field(default_factory=HubLimits)
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
 

@@ -17,7 +17,7 @@ LINK_S: Final = 3 * 86400.0
 CHALLENGE_S: Final = 900.0
 
 
-class Session(NamedTuple):
+class BrowserSession(NamedTuple):
     """A browser that is signed in. `csrf` stands in each of its forms."""
 
     person_id: str
@@ -46,13 +46,13 @@ def open_session(c: Connection, person_id: str) -> str:
     return secret
 
 
-def find_session(c: Connection, secret: str) -> Session | None:
+def find_session(c: Connection, secret: str) -> BrowserSession | None:
     """The session of a cookie."""
     table = tables.sessions.c
     row = c.execute(
         select(table.person_id, table.csrf).where(table.digest == digest_of(secret), table.expires_at > time.time())
     ).first()
-    return None if row is None else Session(*row)
+    return None if row is None else BrowserSession(*row)
 
 
 def close_session(c: Connection, secret: str) -> None:

@@ -29,7 +29,7 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TeamMember:
     """Somebody in a team."""
 
     id: str
@@ -78,7 +78,7 @@ def teams_of(c: Connection, person_id: str) -> list[Team]:
     return [Team(*row) for row in c.execute(query)]
 
 
-def members_of(c: Connection, team_id: str) -> list[Member]:
+def members_of(c: Connection, team_id: str) -> list[TeamMember]:
     """Who is in a team, its admins first."""
     owners, places, people = tables.owners.c, tables.memberships.c, tables.people.c
     joined = tables.memberships.join(tables.owners, places.person_id == owners.id).join(
@@ -90,7 +90,7 @@ def members_of(c: Connection, team_id: str) -> list[Member]:
         .where(places.team_id == team_id)
         .order_by(places.role, owners.slug)
     )
-    return [Member(*row) for row in c.execute(query)]
+    return [TeamMember(*row) for row in c.execute(query)]
 
 
 def _keep_an_admin(c: Connection, team_id: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field
 from mettle.errors import UserError
 from mettle.hub.access import AccountReader, AccountWriter, Caller, LabHere, SignedIn
 from mettle.hub.accounts import audit, people, sessions, teams, tokens
-from mettle.hub.routes.json_bodies import RequestBody, body_of
+from mettle.hub.routes.json_bodies import HubRequest, body_of
 from mettle.web.doors import bearer
 from mettle.web.problems import HttpError
 
@@ -21,27 +21,27 @@ router = APIRouter(prefix="/api/v1", tags=["accounts"])
 TERMINAL_DAYS: Final = 365.0
 
 
-class ChallengeAsked(RequestBody):
+class ChallengeAsked(HubRequest):
     """`encryptionPublicKey`, in PEM, seals the token for the terminal; without it the token comes as it is."""
 
     encryptionPublicKey: str = ""
 
 
-class SlugAsked(RequestBody):
+class SlugAsked(HubRequest):
     slug: str
 
 
-class TeamAsked(RequestBody):
+class TeamAsked(HubRequest):
     slug: str
     name: str = ""
 
 
-class MemberAsked(RequestBody):
+class MemberAsked(HubRequest):
     user: str
     role: str = teams.MEMBER
 
 
-class TokenAsked(RequestBody):
+class TokenAsked(HubRequest):
     name: str
     scopes: list[str]
     days: float | None = Field(default=None, gt=0)
