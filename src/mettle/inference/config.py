@@ -167,7 +167,7 @@ class InferenceConfig(BaseModel):
         return self
 
     def _vllm_honours_all(self) -> None:
-        for name in ("kv_cache_bytes", "max_prefill_tokens", "num_threads"):
+        for name in ("max_prefill_tokens", "num_threads"):
             field = type(self).model_fields.get(name)
             if field is not None and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")

@@ -155,7 +155,10 @@ def test_it_does_not_outlive_a_server_that_is_killed(policy_folder: Path, tmp_pa
 
 def test_room_for_adapters_is_asked_for_in_the_sizes_that_vllm_has(tmp_path: Path) -> None:
     settings = VllmSettings(python=tmp_path, lora_rank=12, lora_modules=("q_proj",), args=("--max-loras", "9"))
-    made = command(config_of(tmp_path, vllm=settings, max_adapters=2, max_adapter_versions=3), tmp_path, 64)
+    made = command(
+        config_of(tmp_path, vllm=settings, max_adapters=2, max_adapter_versions=3, kv_cache_bytes=10**9), tmp_path, 64
+    )
+    assert made[made.index("--kv-cache-memory-bytes") + 1] == "1000000000"
     lora = made[made.index("--enable-lora") :]
     assert lora == [
         *("--enable-lora", "--max-lora-rank", "16", "--max-loras", "4", "--max-cpu-loras", "10"),

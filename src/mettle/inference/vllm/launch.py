@@ -33,6 +33,8 @@ _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    # GiB for keys and values, which builds for CPUs alone read: else they want most of the host's memory free.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 
 
@@ -48,13 +50,12 @@ class VllmServer:
         self.socket = self._folder / "http"
         shutil.copy(Path(__file__).with_name("worker.py"), self._folder / f"{WORKER_MODULE}.py")
         self._log = log or self._folder / "out"
-        kv = {"VLLM_CPU_KVCACHE_SPACE": "1"} if config.device == "cpu" else {}
         try:
             self._child = ChildProcess(
                 command(config, self.socket, max_model_len),
                 tie="thread",
                 output=self._log,
-                environment={**_ENVIRONMENT, **kv, "PYTHONPATH": str(self._folder), **config.vllm.environment},
+                environment={**_ENVIRONMENT, "PYTHONPATH": str(self._folder), **config.vllm.environment},
             )
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -112,7 +113,8 @@ def command(config: InferenceConfig, socket: Path, max_model_len: int) -> list[s
         "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--enable-scale-out",
     ]  # fmt: skip
     seed = [] if config.seed is None else ["--seed", str(config.seed)]
-    return [*made, *seed, *_lora_arguments(config), *config.vllm.args]
+    kv = [] if config.kv_cache_bytes is None else ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]
+    return [*made, *seed, *kv, *_lora_arguments(config), *config.vllm.args]
 
 
 def _lora_arguments(config: InferenceConfig) -> list[str]:
