@@ -81,6 +81,7 @@ async def health(request: Request) -> Response:
         "paused": status.is_paused,
         "kv_bytes": status.kv_bytes,
         "kv_budget_bytes": status.kv_budget_bytes,
+        "preempted": status.total_preempted,
     }
     return json_response(body, status=200 if is_ok else 503)
 
