@@ -12,7 +12,6 @@ import math
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import uvicorn
+from tests.serving import app_on_a_thread
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mettle.clients.byte_level import BYTE_OF_CHARACTER
@@ -34,7 +33,6 @@ from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
-from mettle.web.server import bind
 
 ENV = "reverse-text"
 SYSTEM = "Reverse the text. Answer with the reversed text and nothing else."
@@ -365,16 +363,8 @@ def live_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ru
     """A Hub on a port of its own over a run that the test carries on: its address and the run's writer."""
     folder = tmp_path_factory.mktemp("followed")
     writer = write_live(folder / "followed", steps=30, done=5, groups=2)
-    listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(folder), log_config=None, access_log=False, lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", writer
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    with app_on_a_thread(create_app(folder)) as url:
+        yield url, writer
 
 
 if __name__ == "__main__":
