@@ -39,8 +39,10 @@ SYSTEM = "Reverse the text. Answer with the reversed text and nothing else."
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>"]
 END, USER, ASSISTANT, SYSTEM_ID = 257, 259, 260, 258
 GROUPS, GROUP_SIZE = 8, 8
-BEAT_AHEAD_S = 3600.0
+BEAT_AHEAD_S = 86_400.0
 """A beat that nobody renews is written for later, so that its process counts as alive while the tests run."""
+LONG_WAIT_S = 86_400.0
+"""What nobody ends may be awaited so long: no page says otherwise because the tests before it took their time."""
 
 
 class Clock:
@@ -163,9 +165,9 @@ class RunWriter:
         for draw in draws[:12]:
             self.ledger.dispatch(draw.draw_id)
         self.clock.now = time.time()
-        self.wait("trainer", "batch", f"orchestrator ships step {next_step}", 600)
+        self.wait("trainer", "batch", f"orchestrator ships step {next_step}", LONG_WAIT_S)
         self.clock.now -= 2.4
-        self.wait("orchestrator", "rollouts", "12 groups in flight", 120)
+        self.wait("orchestrator", "rollouts", "12 groups in flight", LONG_WAIT_S)
 
     def wait(self, owner: str, edge: str, awaits: str, budget_s: float) -> None:
         """A wait that began at the writer's time, in the beat of its process."""
