@@ -71,7 +71,7 @@ class Measured:
         self.decoder = Decoder(shape, fuse(shape, model.state_dict(), torch.device("cpu"), torch.float32), LONGEST)
 
     def scheduler(self, slots: int = 256) -> Scheduler:
-        return Scheduler(self.decoder, Limits(slots, LONGEST, tokens_of_a_step(self.decoder.weights)), seed=0)
+        return Scheduler(self.decoder, Limits(slots, LONGEST, tokens_of_a_step(self.decoder.num_parameters)), seed=0)
 
     def prompt(self, length: int) -> list[int]:
         return torch.randint(0, self.vocab_size, (length,)).tolist()

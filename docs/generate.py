@@ -3,7 +3,8 @@
 Parts: `cli_page` (from the click commands), `config_page` (from the source of every room's config models, read
 and not imported), `hub_api_page` (from the Hub's OpenAPI document), `sandbox_api_page` (from the service's routes),
 `rules_markdown` (from the table of lint rules), `catalogue_markdown` (from the shipped environments and their quality
-cards), `sandbox_figures_page` (from what the benchmarks of sandboxes have kept).
+cards), `algorithms_page` (from the registries of algorithms and losses), `sandbox_figures_page` (from what the
+benchmarks of sandboxes have kept).
 `--check` writes nothing and exits with 1 when a page is not what the code says; `tests/test_docs.py` asks
 the same. Invariant: the pages depend on the code alone, not on the machine that writes them.
 """
@@ -28,6 +29,7 @@ from mettle.quality.markdown import rules_markdown
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs"))  # also where this file is loaded by its path
 
+from algorithms_reference import algorithms_page  # noqa: E402
 from sandbox_figures import sandbox_figures_page  # noqa: E402
 
 SOURCE = ROOT / "src" / "mettle"
@@ -83,6 +85,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "config.md": config_page(),
+        REFERENCE / "algorithms.md": algorithms_page(NOTE),
         REFERENCE / "hub-api.md": hub_api_page(),
         REFERENCE / "sandbox-api.md": sandbox_api_page(),
         REFERENCE / "sandbox-figures.md": sandbox_figures_page(ROOT / "benchmarks" / "results", FIGURES_NOTE),

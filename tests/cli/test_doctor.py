@@ -75,6 +75,39 @@ def test_torch_that_does_not_import_is_a_failure_with_its_reason(monkeypatch):
     assert "No module named 'no_such_torch'" in finding.detail
 
 
+@pytest.fixture
+def vllm_found(monkeypatch, tmp_path):
+    """The check's finding where the interpreter that has vLLM is this script."""
+
+    def look(script):
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        monkeypatch.setenv(preflight.VLLM_PYTHON, str(python))
+        return preflight.CHECKS["vllm"]()
+
+    return look
+
+
+def test_a_vllm_that_works_is_named_with_its_version_and_device(vllm_found):
+    answer = 'echo "a library greets"; echo \'{"version": "0.32.0", "device": "cpu"}\''
+    finding = vllm_found(answer)
+    assert (finding.level, finding.detail.startswith("0.32.0 on cpu, in ")) == ("ok", True)
+    old = vllm_found(answer.replace("0.32", "0.9"))
+    assert (old.level, old.advice) == ("warn", "Mettle takes vLLM from 0.32 on")
+
+
+def test_a_vllm_that_cannot_be_imported_says_why(vllm_found, monkeypatch, tmp_path):
+    finding = vllm_found("echo 'ImportError: libcudart.so.12 is missing' >&2; exit 1")
+    assert finding.level == "warn"
+    assert "libcudart.so.12 is missing" in finding.detail
+    assert "serve-with-vllm.md" in finding.advice
+    monkeypatch.setenv(preflight.VLLM_PYTHON, str(tmp_path / "elsewhere"))
+    assert "there is no such file" in preflight.CHECKS["vllm"]().detail
+    monkeypatch.delenv(preflight.VLLM_PYTHON)
+    assert preflight.CHECKS["vllm"]().level == "ok"  # nobody has to have it
+
+
 def test_packages_that_are_missing_are_named_by_extra(monkeypatch):
     wanted = ["click>=8", "no-such-package>=1", "torch>=2; extra == 'train'", 'no-such-either ; extra == "hub"']
     monkeypatch.setattr(preflight.importlib.metadata, "requires", lambda _: wanted)

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mettle.config import plugins
@@ -89,6 +90,7 @@ def advantages(name, values, env_id="e", **options):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())
+@settings(max_examples=30, deadline=None)
 @given(values=rewards)
 def test_errored_rollouts_do_not_train_and_do_not_shift_what_the_rest_get(name, values):
     survivors = [r for r in values if r is not None]
@@ -98,6 +100,7 @@ def test_errored_rollouts_do_not_train_and_do_not_shift_what_the_rest_get(name, 
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())
+@settings(max_examples=30, deadline=None)
 @given(values=rewards, seed=st.integers(0, 100))
 def test_a_permutation_of_the_rollouts_permutes_their_credit(name, values, seed):
     if make_algorithm(name, {}).state():
@@ -118,6 +121,7 @@ def test_equal_rewards_give_no_signal_where_rewards_are_compared(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())
+@settings(max_examples=30, deadline=None)
 @given(values=rewards)
 def test_an_algorithm_goes_on_where_it_was_saved(name, values):
     first, second = make_algorithm(name, {}), make_algorithm(name, {})
@@ -227,11 +231,292 @@ def test_what_the_environment_gave_stands():
         credited(own, group([rollout(1.0)]))
 
 
+# The NumPy twin of each, on groups of several turns: [rollouts] of lists by turn. `kept` are the rollouts that have a
+# reward, `r` [kept] those rewards.
+
+
+def compared(values, *, by_std=False):
+    """Values [n], NaN where there is none, less their mean."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        known = values[np.isfinite(values)]
+        if not len(known) or np.ptp(known) <= 1e-6:
+            return np.where(np.isfinite(values), 0.0, np.nan)
+        return (values - known.mean()) / (known.std() if by_std else 1.0)
+
+
+def by_rollout(found):
+    return lambda kept, r, **options: [
+        np.full(len(m.turns), a) for m, a in zip(kept, found(kept, r, **options), strict=True)
+    ]
+
+
+def lengths_of(kept):
+    return np.array([m.num_completion_tokens for m in kept], float)
+
+
+def grpo_twin(kept, r, scale_by_std=False, length_penalty=None):
+    if length_penalty:
+        tokens_in = np.array([sum(len(t.new_prompt_ids) for t in m.turns) for m in kept], float)
+        parts = {"output": lengths_of(kept), "input": tokens_in, "turns": np.array([len(m.turns) for m in kept], float)}
+        r = r - r.mean() * sum(w * parts[name] / max(1.0, parts[name].max()) for name, w in length_penalty.items())
+    return compared(r, by_std=scale_by_std)
+
+
+def opo_twin(kept, r):
+    weights = lengths_of(kept)
+    return np.zeros(len(r)) if np.ptp(r) <= 1e-6 else r - (weights * r).sum() / weights.sum()
+
+
+def dapo_twin(kept, r, max_tokens=None, buffer_tokens=None, overlong_penalty=1.0):
+    over = 0.0
+    if max_tokens:
+        over = np.clip((max_tokens - buffer_tokens - lengths_of(kept)) / buffer_tokens, -1, 0)
+    return np.zeros(len(r)) if np.ptp(r) <= 1e-6 else compared(r + overlong_penalty * over, by_std=True)
+
+
+def max_rl_twin(kept, r):
+    return compared(r) / r.mean() if r.mean() > 0 else np.zeros(len(r))
+
+
+def rae_twin(kept, r, decay=0.95):
+    baseline, found = 0.0, []
+    for value in r:
+        found.append(value - baseline)
+        baseline = decay * baseline + (1 - decay) * value
+    return found
+
+
+def global_twin(kept, r):  # of the first group that an algorithm sees
+    return compared(r) / (r.std() if r.std() > 1e-6 else 1.0)
+
+
+def hierarchical_twin(kept, r):
+    found = np.zeros(len(r))
+    for agent in {m.info["agent"] for m in kept}:
+        chosen = np.array([m.info["agent"] == agent for m in kept])
+        found[chosen] = compared(r[chosen])
+    return found
+
+
+def returns_of(member, discount):
+    rewards = [t.reward for t in member.turns]
+    if all(value is None for value in rewards):
+        rewards[-1] = member.reward
+    return [sum(discount ** (s - t) * (rewards[s] or 0.0) for s in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+def turns_twin(kept, table, *, by_std=False):
+    """Each turn against the same turn: [kept] lists, None where there is nothing to compare."""
+    width = max(map(len, table))
+    padded = np.array([[np.nan if v is None else v for v in row] + [np.nan] * (width - len(row)) for row in table])
+    found = np.array([compared(column, by_std=by_std) for column in padded.T]).T
+    return [np.nan_to_num(row[: len(m.turns)]) for row, m in zip(found, kept, strict=True)]
+
+
+def turn_grpo_twin(kept, r, turn_weight=1.0, outcome_weight=1.0, scale_by_std=False):
+    own = turns_twin(kept, [[t.reward for t in m.turns] for m in kept], by_std=scale_by_std)
+    return [outcome_weight * a + turn_weight * o for a, o in zip(compared(r, by_std=scale_by_std), own, strict=True)]
+
+
+def seen_before(member, t, *, and_said=False):
+    pieces = [ids for turn in member.turns[:t] for ids in (turn.new_prompt_ids, turn.completion_ids)]
+    pieces += [member.turns[t].new_prompt_ids, member.turns[t].completion_ids][: 1 + and_said]
+    return tuple(np.concatenate(pieces).tolist())
+
+
+def gigpo_twin(kept, r, discount=0.95, step_weight=1.0, anchor="context"):
+    places = [(i, t) for i, m in enumerate(kept) for t in range(len(m.turns))]
+    state = {
+        (i, t): seen_before(kept[i], t) if anchor == "context" else tuple(kept[i].turns[t].new_prompt_ids.tolist())
+        for i, t in places
+    }
+    value = {(i, t): returns_of(kept[i], discount)[t] for i, t in places}
+    found = [np.full(len(m.turns), a) for m, a in zip(kept, compared(r), strict=True)]
+    for i, t in places:
+        mates = np.array([value[p] for p in places if state[p] == state[i, t]])
+        if np.ptp(mates) > 1e-6:
+            found[i][t] += step_weight * (value[i, t] - mates.mean())
+    return found
+
+
+def tree_twin(kept, r, global_weight=1.0, local_weight=1.0):
+    if np.ptp(r) <= 1e-6:
+        return [np.zeros(len(m.turns)) for m in kept]
+
+    def through(i, t):
+        node = seen_before(kept[i], t, and_said=True)
+        return np.array([seen_before(m, t, and_said=True) == node if t < len(m.turns) else False for m in kept])
+
+    found = []
+    for i, member in enumerate(kept):
+        values = [r.mean(), *(r[through(i, t)].mean() for t in range(len(member.turns)))]
+        found.append([
+            (global_weight * (values[t + 1] - values[0]) + local_weight * (values[t + 1] - values[t]))
+            / math.sqrt(through(i, t).sum())
+            for t in range(len(member.turns))
+        ])  # fmt: skip
+    return found
+
+
+TWINS = {
+    "grpo": by_rollout(grpo_twin),
+    "rloo": by_rollout(lambda kept, r: np.zeros(1) if len(r) == 1 else compared(r) * len(r) / (len(r) - 1)),
+    "opo": by_rollout(opo_twin),
+    "dapo": by_rollout(dapo_twin),
+    "max_rl": by_rollout(max_rl_twin),
+    "rae": by_rollout(rae_twin),
+    "clipped_negatives": by_rollout(lambda kept, r, floor=0.0: np.maximum(compared(r), floor)),
+    "global_std": by_rollout(global_twin),
+    "reinforce_pp": by_rollout(lambda kept, r: compared(r, by_std=True)),
+    "reinforce_pp_baseline": by_rollout(lambda kept, r: compared(r, by_std=True)),
+    "hierarchical_grpo": by_rollout(hierarchical_twin),
+    "turn_returns": lambda kept, r, discount=1.0: turns_twin(kept, [returns_of(m, discount) for m in kept]),
+    "turn_grpo": turn_grpo_twin,
+    "gigpo": gigpo_twin,
+    "tree": tree_twin,
+    "echo": by_rollout(lambda kept, r, weight=0.1: compared(r)),
+    "imitation": by_rollout(lambda kept, r, min_reward=1.0: np.zeros(len(r))),
+}
+OPTIONS = [
+    ("grpo", {"scale_by_std": True}),
+    ("grpo", {"length_penalty": {"output": 0.25, "input": 0.1, "turns": 0.1}}),
+    ("dapo", {"max_tokens": 6, "buffer_tokens": 4, "overlong_penalty": 0.5}),
+    ("clipped_negatives", {"floor": -0.2}),
+    ("rae", {"decay": 0.5}),
+    ("turn_returns", {"discount": 0.5}),
+    ("turn_grpo", {"turn_weight": 0.3, "outcome_weight": 2.0, "scale_by_std": True}),
+    ("gigpo", {"discount": 1.0, "step_weight": 0.5, "anchor": "observation"}),
+    ("tree", {"global_weight": 0.0}),
+    ("echo", {"weight": 0.5}),
+    ("imitation", {"min_reward": 0.5}),
+]
+
+
+def game(seed):
+    """A group of several turns whose beginnings often agree, some with rewards of their own, some failed."""
+    rng = np.random.default_rng(seed)
+    has_steps, members = rng.random() < 0.7, []
+    for i in range(rng.integers(2, 7)):
+        turns, length = [], 0
+        for t in range(rng.integers(1, 4)):
+            said = rng.integers(0, 2, rng.integers(1, 3)).astype(np.int32)
+            own = rng.choice([0.0, 0.5, 1.0]) if has_steps and rng.random() < 0.7 else None
+            asked = np.arange(t + 2, dtype=np.int32)
+            zeros = np.zeros(len(said), np.float32)
+            turns.append(Turn(length, asked, said, zeros, zeros.astype(np.int32), 1.0, own))
+            length += len(asked) + len(said)
+        reward = None if rng.random() < 0.15 else float(rng.choice([0.0, 0.5, 1.0]))
+        info = {"agent": str(rng.integers(0, 2))}
+        members.append(RolloutRecord(f"r{i}", reward, {}, [], tuple(turns), info=info))
+    return group(members)
+
+
+def test_every_algorithm_has_a_numpy_twin():
+    own_tests = {"environment", "reference_kl"}
+    assert TWINS.keys() | own_tests == ALGORITHMS.built_in.keys()
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in sorted(TWINS)), *OPTIONS])
+def test_advantages_of_several_turns_equal_their_numpy_twin(name, options):
+    for seed in range(40):
+        record = game(seed)
+        if name == "rae":  # the twin knows one agent
+            record = group([replace(m, info=None) for m in record.rollouts])
+        kept = [m for m in record.rollouts if m.reward is not None]
+        found = spread(make_algorithm(name, options), record)
+        expected = iter(TWINS[name](kept, np.array([m.reward for m in kept]), **options) if kept else [])
+        column = CREDIT_COLUMNS.index("advantages")
+        for member, columns in zip(record.rollouts, found, strict=True):
+            if member.reward is None:
+                assert columns is None
+                continue
+            by_token = [
+                np.concatenate([np.zeros(len(t.new_prompt_ids)), np.full(len(t.completion_ids), a)])
+                for t, a in zip(member.turns, next(expected), strict=True)
+            ]
+            np.testing.assert_allclose(columns[:, column], np.concatenate(by_token), atol=1e-6)
+
+
+def test_running_moments_are_those_of_the_weighted_rewards():
+    algorithm = make_algorithm("reinforce_pp", {"decay": 0.9})
+    groups = [[1.0, 0.0, 0.5], [0.0, 0.0], [2.0]]
+    for values in groups:
+        found = [credit["advantages"] for credit in credited(algorithm, of_rewards(values))]
+    # A group's values count alike, and all that came before decays once for each of them.
+    weights, after = [], 1.0
+    for values in reversed(groups):
+        weights = [after * (1 - 0.9 ** len(values)) / len(values)] * len(values) + weights
+        after *= 0.9 ** len(values)
+    flat, weights = np.concatenate(groups), np.array(weights)
+    mean = (weights * flat).sum() / weights.sum()
+    std = math.sqrt((weights * (flat - mean) ** 2).sum() / weights.sum())
+    assert found == [pytest.approx((2.0 - mean) / std)]
+
+
+def test_echo_imitates_what_was_answered_and_nothing_else():
+    members = [rollout(value, turn(0), turn(1)) for value in (1.0, 0.0)]
+    column = CREDIT_COLUMNS.index("ce_weights")
+    for found in spread(make_algorithm("echo", {"weight": 0.5}), group(members)):
+        assert found[:, column].tolist() == [0, 0, 0, 0, 0, 0.5, 0.5, 0.5, 0, 0]
+    equal = group([rollout(1.0, turn(0), turn(1)) for _ in range(2)])
+    for only, expected in ((False, True), (True, False)):
+        algorithm = make_algorithm("echo", {"only_with_signal": only})
+        assert any(map(has_signal, credited(algorithm, equal), equal.rollouts)) is expected
+
+
+def test_imitation_takes_the_good_ones_or_the_best():
+    def weights(values, **options):
+        found = credited(make_algorithm("imitation", options), of_rewards(values))
+        return [None if credit is None else credit["ce_weights"] for credit in found]
+
+    assert weights([1.0, 0.5, None, 1.5]) == [1.0, 0.0, None, 1.0]
+    assert weights([0.6, 0.9, 0.9], min_reward=0.5, best_only=True, weight=2.0) == [0.0, 2.0, 0.0]
+    assert weights([0.1, 0.2], best_only=True) == [0.0, 0.0]
+
+
+def test_agents_have_baselines_of_their_own():
+    rae = make_algorithm("rae", {"decay": 0.5})
+    members = [replace(rollout(1.0, name=n), info={"agent": n}) for n in ("first", "second", "first")]
+    assert [credit["advantages"] for credit in credited(rae, group(members))] == [1.0, 1.0, 0.5]
+    assert rae.state() == {"baselines": {"e/first": 0.75, "e/second": 0.5}}
+
+
+def test_agents_can_be_compared_within_their_episode():
+    def member(value, agent, episode):
+        return replace(rollout(value, name=f"{agent}{episode}{value}"), info={"agent": agent, "episode": episode})
+
+    record = group([member(1, "a", 0), member(0, "a", 0), member(0.5, "a", 1), member(1, "b", 0), member(0, "b", 1)])
+    found = credited(make_algorithm("hierarchical_grpo", {"episode_agents": ["a"]}), record)
+    assert [credit["advantages"] for credit in found] == [0.5, -0.5, 0.0, 0.5, -0.5]
+    unnamed = group([replace(rollout(1.0), info={"agent": "a"}), rollout(0.0)])
+    with pytest.raises(ValueError, match="'a' is one of episode_agents, but the info of rollout r has no 'episode'"):
+        credited(make_algorithm("hierarchical_grpo", {"episode_agents": ["a"]}), unnamed)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("dapo", {"max_tokens": 5}, "give both, or neither"),
+        ("dapo", {"max_tokens": 5, "buffer_tokens": 6}, "from 1 to max_tokens"),
+        ("clipped_negatives", {"floor": 0.1}, "at most 0"),
+        ("grpo", {"length_penalty": {"words": 1}}, "not for 'words'"),
+        ("global_std", {"decay": 1.0}, r"in \[0, 1\)"),
+        ("gigpo", {"anchor": "hash"}, "one of context, observation"),
+        ("gigpo", {"discount": 1.5}, r"in \[0, 1\]"),
+        ("echo", {"weight": 0}, "take grpo"),
+        ("imitation", {"weight": 0}, "nothing would train"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        make_algorithm(name, options)
+
+
 # Names, options, and what a config may ask for
 
 
 def test_an_unknown_algorithm_names_those_there_are():
-    with pytest.raises(ValueError, match=r"no algorithm 'ppo'; there are environment, grpo, max_rl, rae.*module:attr"):
+    with pytest.raises(ValueError, match=r"no algorithm 'ppo'; there are clipped_negatives, dapo.*rloo.*module:attr"):
         make_algorithm("ppo", {})
 
 

@@ -32,7 +32,7 @@ def test_the_defaults_are_a_usable_run():
         ({"sampling": {"top_k": 50}}, "leave them at 1, -1 and 0"),
         ({"sampling": {"min_p": 0.1}}, "leave them at 1, -1 and 0"),
         ({"sampling": {"temperature": 0.0}}, "take 1.0"),
-        ({"algorithm": "ppo"}, "there are environment, grpo, max_rl, rae"),
+        ({"algorithm": "ppo"}, "there are clipped_negatives, dapo"),
         ({"algorithm": "reference_kl"}, r"add a table \[orchestrator.services.reference\]"),
         ({"envs": [{"id": "words", "algorithm": "ppo"}]}, "there is no algorithm 'ppo'"),
         ({"envs": [{"id": "words", "algorithm_args": {"decay": 0.5}}]}, "name it in `algorithm`"),

@@ -183,10 +183,10 @@ def test_an_engine_on_short_files_serves_what_was_trained(mini_model, tmp_path):
     publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3))
     shape, device = read_shape(model), torch.device("cpu")
     folder = tmp_path / "weights" / "v3"
-    decoder = load_published(
+    policy = load_published(
         folder, 3, model, lambda state: Decoder(shape, fuse(shape, state, device, torch.float32), 64)
     )
-    check = prove(decoder, folder, 3, 1e-3)
+    check = prove(policy.decoder, folder, 3, 1e-3, policy.adapter)
     assert check.max_abs_diff < 2e-5
 
 

@@ -1,5 +1,6 @@
 """Fine-tuning on a file: masks by where tokens came from, losses that fall, folders that other commands take."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
+from mettle.storage.files import sha256_file
 from mettle.trainer.config import LoraConfig
 from mettle.trainer.finetuning import FineTuning, fine_tune, read_examples
 from mettle.trainer.merging import write_merged
@@ -84,3 +86,33 @@ def test_the_loss_falls_and_the_folder_loads(mini_model, rows, tmp_path, lora):
     with pytest.raises(UserError, match="is there already"):
         fine_tune(task, lambda *_: None)
     assert not list(Path(tmp_path).glob(".*"))
+
+
+class Killed(BaseException):
+    """What a kill is to the code that it ends."""
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "full"])
+def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(mini_model, rows, tmp_path, lora):
+    path = rows(*({"prompt": f"say {n}", "completion": "aaaa"} for n in range(12)))
+    task = FineTuning(path, mini_model, tmp_path / "whole", lora, lr=1e-2, epochs=4, batch_size=8, checkpoint_s=0.0)
+    whole = fine_tune(task, lambda *_: None)
+    again = dataclasses.replace(task, to=tmp_path / "killed")
+
+    def kill(step, *_):
+        if step == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fine_tune(again, kill)
+    assert not again.to.exists()
+    with pytest.raises(UserError, match=r"was begun with lr 0\.01, not 0\.02"):
+        fine_tune(dataclasses.replace(again, lr=2e-2), lambda *_: None)
+    told = []
+    done = fine_tune(again, lambda step, *_: told.append(step))
+    assert 1 < told[0] <= 4
+    assert told[-1] == 6
+    assert {**done, "resumed_after": 0} == whole
+    name = "model.safetensors" if lora is None else "adapter_model.safetensors"
+    assert sha256_file(again.to / name) == sha256_file(task.to / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.jsonl", "killed", "whole"]

@@ -17,16 +17,17 @@ from mettle.trainer.loss import SUM_NAMES, TargetTensors, token_logprobs, total_
 from mettle.trainer.losses import LOSSES, make_loss
 from mettle.trainer.losses.default import DefaultLoss
 
-# Twins: (value, d/d own logprob) of a token's surrogate. `mean_k` is the mean log-ratio of the members of its sequence.
+# Twins: (value, d/d own logprob) of a token's surrogate, from `own` logprob, `sampler`'s, cut log-ratio `k`, `advantage`,
+# and the cut log-ratios `mates` of all members of its sequence.
 
 
-def default_twin(form, own, sampler, k, advantage, mean_k):
+def default_twin(form, own, sampler, k, advantage, mates):
     moved, ratio = np.exp(own) - np.exp(sampler), np.exp(k)
     is_kept = not (moved > form.mask_high if advantage > 0 else moved < -form.mask_low)
     return ratio * advantage * is_kept, ratio * advantage * is_kept
 
 
-def ipo_twin(form, own, sampler, k, advantage, mean_k):
+def ipo_twin(form, own, sampler, k, advantage, mates):
     moved, ratio = np.exp(own) - np.exp(sampler), np.exp(k)
     return (ratio * advantage * (abs(moved) <= form.ipo_threshold),) * 2
 
@@ -36,17 +37,46 @@ def clipped(form, ratio, advantage):
     return min(free, cut), free if free <= cut else 0.0
 
 
-def ppo_clip_twin(form, own, sampler, k, advantage, mean_k):
-    return clipped(form, np.exp(k), advantage)
+def level_ratio(form, k, mates):
+    cut = form.log_ratio_clamp
+    return np.exp({"token": k, "sequence": np.clip(mates.sum(), -cut, cut), "geometric": mates.mean()}[form.level])
 
 
-def gspo_twin(form, own, sampler, k, advantage, mean_k):
-    return clipped(form, np.exp(mean_k), advantage)
+def ppo_clip_twin(form, own, sampler, k, advantage, mates):
+    return clipped(form, level_ratio(form, k, mates), advantage)
 
 
-def cispo_twin(form, own, sampler, k, advantage, mean_k):
+def gspo_twin(form, own, sampler, k, advantage, mates):
+    return clipped(form, np.exp(mates.mean()), advantage)
+
+
+def cispo_twin(form, own, sampler, k, advantage, mates):
     weight = np.clip(np.exp(k), 1 - form.clip_low, 1 + form.clip_high)
     return weight * advantage * own, weight * advantage
+
+
+def truncated_is_twin(form, own, sampler, k, advantage, mates):
+    weight = min(level_ratio(form, k, mates), form.cap)
+    return weight * advantage * own, weight * advantage
+
+
+def masked_is_twin(form, own, sampler, k, advantage, mates):
+    ratios = np.exp(mates)
+    seen = {"token": np.exp(k), "sequence": ratios.prod(), "geometric": ratios.prod() ** (1 / len(ratios))}
+    is_kept = form.max_token_ratio is None or ratios.max() <= form.max_token_ratio
+    for name, value in seen.items():
+        low, high = getattr(form, f"{name}_low"), getattr(form, f"{name}_high")
+        is_kept &= (low is None or value >= low) and (high is None or value <= high)
+    weight = min(level_ratio(form, k, mates), np.inf if form.cap is None else form.cap) * is_kept
+    return weight * advantage * own, weight * advantage
+
+
+def importance_sampling_twin(form, own, sampler, k, advantage, mates):
+    return (np.exp(k) * advantage,) * 2
+
+
+def dro_twin(form, own, sampler, k, advantage, mates):
+    return advantage * own, advantage
 
 
 TWINS = {
@@ -55,7 +85,21 @@ TWINS = {
     "ppo_clip": ppo_clip_twin,
     "gspo": gspo_twin,
     "cispo": cispo_twin,
+    "truncated_is": truncated_is_twin,
+    "masked_is": masked_is_twin,
+    "importance_sampling": importance_sampling_twin,
+    "dro": dro_twin,
 }
+
+
+def has_ratio_gradient(form):
+    """True where a cut log-ratio has no gradient: losses in which the token's own ratio is what is differentiated."""
+    return form.type in ("default", "ipo", "importance_sampling") or (form.type == "ppo_clip" and form.level == "token")
+
+
+def penalty_twin(form, k):
+    """(value, slope) of what leaving the sampler costs."""
+    return (np.exp(k) - k - 1, np.exp(k) - 1) if form.kl == "k3" else (k**2, 2 * k)
 
 
 def twin(logprobs, targets, counts, form):
@@ -74,17 +118,19 @@ def twin(logprobs, targets, counts, form):
                 targets["logprobs"][i],
                 k * has_ratio,
                 targets["advantages"][i],
-                log_ratios[mates].mean() * has_ratio,
+                log_ratios[mates] * has_ratio,
             )
-            if form.type in ("default", "ipo", "ppo_clip") and has_ratio:
+            if has_ratio_gradient(form) and has_ratio:
                 slope *= flows
-            loss += weight * (form.kl_tau * k**2 - form.adv_tau * value)
-            gradient[i] += weight * (2 * form.kl_tau * k * flows - form.adv_tau * slope)
+            cost, rise = penalty_twin(form, k)
+            loss += weight * (form.kl_tau * cost - form.adv_tau * value)
+            gradient[i] += weight * (form.kl_tau * rise * flows - form.adv_tau * slope)
         if (weight := targets["ref_kl_weights"][i] / max(1, counts.ref_kl)) != 0:
             is_kept = np.exp(own) - np.exp(targets["logprobs"][i]) >= -form.mask_low
             pull = (targets["ref_logprobs"][i] - own) * np.exp(k) * is_kept
-            loss += weight * (form.ref_kl_tau * k**2 - pull)
-            gradient[i] += weight * (2 * form.ref_kl_tau * k - pull) * flows
+            cost, rise = penalty_twin(form, k)
+            loss += weight * (form.ref_kl_tau * cost - pull)
+            gradient[i] += weight * (form.ref_kl_tau * rise - pull) * flows
         loss -= own * targets["ce_weights"][i] / max(1, counts.ce)
         gradient[i] -= targets["ce_weights"][i] / max(1, counts.ce)
     return loss, gradient
@@ -128,13 +174,29 @@ OPTIONS = {
         {"ratio": "none", "kl_tau": 0},
     ],
     "ipo": [{"ipo_threshold": 0.05}],
-    "ppo_clip": [{"clip_low": 0.1, "clip_high": 0.3}],
+    "ppo_clip": [
+        {"clip_low": 0.1, "clip_high": 0.3},
+        {"level": "sequence", "clip_low": 0.4, "clip_high": 0.8},
+        {"level": "geometric", "clip_high": 0.1},
+    ],
+    "truncated_is": [{"level": "sequence", "cap": 1.3}, {"level": "geometric", "cap": 1.05}],
+    "masked_is": [
+        {"token_low": 0.6, "token_high": 1.5, "geometric_low": None, "geometric_high": None},
+        {"level": "sequence", "cap": 3.0, "sequence_low": 0.5, "sequence_high": 2.0, "token_low": None},
+        {"level": "geometric", "geometric_low": 0.9, "geometric_high": 1.1, "max_token_ratio": 1.4},
+    ],
     "gspo": [{"clip_low": 0.1, "clip_high": 0.2}],
 }
 FORMS = [
     make_loss(name, options)
     for name in LOSSES.names()
-    for options in [*OPTIONS.get(name, []), {}, {"log_ratio_clamp": 0.4}, {"ratio": "none"}]
+    for options in [
+        *OPTIONS.get(name, []),
+        {},
+        {"log_ratio_clamp": 0.4},
+        {"ratio": "none"},
+        {"kl": "k3", "kl_tau": 0.3},
+    ]
 ]
 
 
@@ -222,6 +284,29 @@ def test_without_lag_every_loss_is_the_plain_policy_gradient(name):
     own = torch.from_numpy(logprobs).requires_grad_()
     total_loss(own, own.detach(), tensors(targets), ComponentCounts(7, 1, 1), make_loss(name, {})).loss.backward()
     np.testing.assert_allclose(own.grad.numpy(), -targets["rl_weights"] * targets["advantages"] / 7, atol=1e-15)
+
+
+def test_bounds_that_cross_and_bounds_of_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"token_low 2 is above token_high 1"):
+        make_loss("masked_is", {"token_low": 2.0, "token_high": 1.0})
+    with pytest.raises(ValueError, match="level"):
+        make_loss("truncated_is", {"level": "word"})
+
+
+def test_one_token_far_off_takes_its_whole_sequence_with_it():
+    number = 6
+    _, targets = random_targets(np.random.default_rng(0), number)
+    targets |= {
+        "sequences": np.array([0, 0, 0, 1, 1, 1]), "logprobs": np.array([-1.0, -1.0, -3.0, -1.0, -1.0, -1.0]),
+        "advantages": np.ones(number), "loss_mask": np.ones(number, bool), "rl_weights": np.ones(number),
+        "ce_weights": np.zeros(number), "ref_kl_weights": np.zeros(number),
+    }  # fmt: skip
+    own = torch.full((number,), -1.0, dtype=torch.float64, requires_grad=True)
+    form = make_loss("masked_is", {"max_token_ratio": 5.0, "kl_tau": 0})
+    output = total_loss(own, own.detach(), tensors(targets), ComponentCounts(6, 0, 0), form)
+    output.loss.backward()
+    assert own.grad.tolist() == [0, 0, 0, *[-1 / 6] * 3]  # what is held back stays in the count
+    assert sums(output)["num_masked"] == 3
 
 
 def test_a_sequence_far_from_its_sampler_is_held_back_whole_by_gspo():

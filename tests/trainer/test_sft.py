@@ -25,7 +25,8 @@ from mettle.trainer.config import ProbeConfig, SchedulerConfig, SftConfig
 from mettle.trainer.demonstrations import batch_of, encode_demonstration, read_demonstrations, shuffled_batches
 from mettle.trainer.layout import Sequences
 from mettle.trainer.probe import EnvironmentProbe, ProbeReading
-from mettle.trainer.sft import Saves, WarmUp, replace_model, resolve_probe, warm_up
+from mettle.trainer.saves import Saves
+from mettle.trainer.sft import WarmUp, replace_model, resolve_probe, warm_up
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]
 REWRITING = (
@@ -156,17 +157,6 @@ def test_a_warm_up_that_was_killed_continues_as_if_nothing_had_been(mini_model, 
         assert torch.equal(tensor, again.policy.state_dict()[name]), name
     saves.remove()
     assert not (tmp_path / "saves").exists()
-
-
-def test_a_warm_up_is_saved_as_often_as_is_asked(mini_model, tmp_path):
-    clock = [0.0]
-    saves = Saves(tmp_path / "saves", make_learner(mini_model), 10.0, now=lambda: clock[0])
-    kept = {}
-    for step in range(1, 40):
-        clock[0] += 1.0
-        saves.save_if_due(step)
-        kept[step] = sorted(path.name for path in (tmp_path / "saves").glob("*"))
-    assert (kept[9], kept[10], kept[19], kept[20], kept[39]) == ([], ["step-10"], ["step-10"], ["step-20"], ["step-30"])
 
 
 def test_a_warm_up_that_misses_its_target_says_so(mini_model, renderer, journal):

@@ -1,5 +1,6 @@
 """Two ranks over gloo give what one process gives."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,25 @@ import torch
 from safetensors.torch import load_file
 
 SOURCE = Path(__file__).parents[2] / "src"
+
+
+NAMES = ("loss/total", "optim/grad_norm", "entropy/mean", "mismatch_kl/mean", "tokens/trained")
+
+
+def assert_same_curve(left_ledger, right_ledger, steps):
+    for name in NAMES:
+        left, right = (dict(ledger.journal.metric(name)) for ledger in (left_ledger, right_ledger))
+        assert left.keys() == right.keys() == steps
+        for step, value in left.items():
+            tolerance = 1e-5 if name == "optim/grad_norm" else 1e-6
+            assert right[step] == pytest.approx(value, rel=tolerance, abs=tolerance), (name, step)
+
+
+def assert_same_weights(left_run, right_run, version):
+    left, right = (load_file(run.version(version) / "model.safetensors") for run in (left_run, right_run))
+    assert left.keys() == right.keys()
+    assert max((left[name] - right[name]).abs().max().item() for name in left) < 1e-4
+    assert all(tensor.dtype == torch.float32 for tensor in right.values())
 
 
 def train_with_ranks(run_dir, ranks):
@@ -35,14 +55,21 @@ def test_two_ranks_train_like_one_process_and_resume_from_its_checkpoint(make_ru
     train_with_ranks(two, 1)
     config.write_text(config.read_text().replace('"max_steps": 2', '"max_steps": 4'))
     train_with_ranks(two, 2)
-    names = ("loss/total", "optim/grad_norm", "entropy/mean", "mismatch_kl/mean", "tokens/trained")
-    for name in names:
-        left, right = (dict(ledger_of(run).journal.metric(name)) for run in (one, two))
-        assert left.keys() == right.keys() == {1, 2, 3, 4}
-        for step, value in left.items():
-            tolerance = 1e-5 if name == "optim/grad_norm" else 1e-6
-            assert right[step] == pytest.approx(value, rel=tolerance, abs=tolerance), (name, step)
-    left, right = (load_file(run.version(4) / "model.safetensors") for run in (one, two))
-    assert left.keys() == right.keys()
-    assert max((left[name] - right[name]).abs().max().item() for name in left) < 1e-4
-    assert all(tensor.dtype == torch.float32 for tensor in right.values())
+    assert_same_curve(ledger_of(one), ledger_of(two), {1, 2, 3, 4})
+    assert_same_weights(one, two, 4)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_four_ranks_in_two_replicas_train_like_one_process(make_run, ledger_of, kind):
+    """HSDP: two copies of the weights, each cut in two; Muon's matrices are orthogonalised whole."""
+    one, four = make_run("one", shipped=3, max_steps=3, device="cpu"), make_run("four", shipped=3, max_steps=3)
+    for run, replicas in ((one, 1), (four, 2)):
+        settings = json.loads(run.config("trainer").read_text())
+        settings["optim"]["type"] = kind
+        run.config("trainer").write_text(json.dumps(settings | {"num_replicas": replicas}))
+    train_with_ranks(one, 1)
+    train_with_ranks(four, 4)
+    assert_same_curve(ledger_of(one), ledger_of(four), {1, 2, 3})
+    assert_same_weights(one, four, 3)

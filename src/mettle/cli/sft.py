@@ -34,6 +34,10 @@ def sft() -> None:
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Of forward and backward.")
 @click.option("--checkpointing", is_flag=True, help="Compute activations again: slower, much less memory.")
 @click.option("--seed", type=int, default=0, help="Order of the examples and the adapter's start.")
+@click.option(
+    "--checkpoint-s", type=click.FloatRange(min=0), default=30.0, show_default=True,
+    help="Seconds between checkpoints, from the newest of which the same command goes on after a kill.",
+)  # fmt: skip
 @json_option
 def run(
     file: Path,
@@ -47,6 +51,7 @@ def run(
     dtype: str,
     checkpointing: bool,
     seed: int,
+    checkpoint_s: float,
     is_json: bool,
 ) -> None:
     """Fine-tune on FILE, one JSON object a line: "messages", or "prompt" and "completion"; answers alone train."""
@@ -56,14 +61,21 @@ def run(
     lora = None if is_full else LoraConfig(rank=rank, alpha=2.0 * rank)
     rate = lr or (FULL_LR if is_full else LORA_LR)
     threads = max(1, (os.cpu_count() or 2) - 1)
-    task = FineTuning(file, model, folder, lora, rate, epochs, batch_size, seed, dtype, threads, checkpointing)
+    task = FineTuning(
+        file, model, folder, lora, rate, epochs, batch_size, seed, dtype, threads, checkpointing, checkpoint_s
+    )
+
+    first: list[int] = []
 
     def tell(step: int, num_steps: int, figures: dict[str, float]) -> None:
+        if not first and step > 1 and not is_json:
+            click.echo(f"going on after step {step - 1}", err=True)
+        first.append(step)
         if not is_json and (step == 1 or step == num_steps or step % max(1, num_steps // 20) == 0):
             speed = figures["throughput/trainer_tokens_per_s"]
             click.echo(f"step {step}/{num_steps}  loss {figures['loss/ce']:.4f}  {speed:,.0f} tokens/s", err=True)
 
-    with going_on("nothing was written; a fine-tuning starts from its beginning"):
+    with going_on("the same command goes on from its newest checkpoint"):
         done = fine_tune(task, tell)
     if is_json:
         print_json(done | {"folder": str(folder), "kind": "full" if is_full else "lora"})

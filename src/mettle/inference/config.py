@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from mettle.config.options import Option
 from mettle.processes.host import usable_cores
 
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The sizes of room for an adapter that vLLM knows."""
+
 
 class RemoteServers(BaseModel):
     """Other inference servers of ours, which this one stands in front of."""
@@ -44,6 +47,12 @@ class VllmSettings(BaseModel):
 
     args: tuple[str, ...] = ()
     """Further arguments of its server, as in `--enforce-eager`; they come after ours, so they count."""
+
+    lora_rank: int | None = Field(default=None, ge=1, le=LORA_RANKS[-1])
+    """Largest rank of the adapters that are served; a run with `[model] lora` sets its own. None serves none."""
+
+    lora_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear modules, by the end of their names, that an adapter may be on."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of its server."""
@@ -158,7 +167,7 @@ class InferenceConfig(BaseModel):
         return self
 
     def _vllm_honours_all(self) -> None:
-        for name in ("kv_cache_bytes", "max_prefill_tokens", "num_threads"):
+        for name in ("max_prefill_tokens", "num_threads"):
             field = type(self).model_fields.get(name)
             if field is not None and getattr(self, name) != field.default:
                 raise ValueError(f"{name} is the embedded engine's; say it in vllm.args or vllm.environment")

@@ -7,21 +7,26 @@ An algorithm says something of a rollout by column (`records.tokens.CREDIT_COLUM
   long as the turn's completion it covers the sampled tokens, longer ones reach back into what the turn adds to the
   prompt, so that what the policy was told can be trained too.
 
-Sampled tokens that have an advantage and no `rl_weights` get the weight 1. Parts: `per_rollout`, `rewards_of` (for
-writing algorithms), `checked`, `has_signal`, `mean_advantage`, `fill_columns`.
+Sampled tokens that have an advantage and no `rl_weights` get the weight 1. Parts: `per_rollout`, `rewards_of`,
+`are_equal`, `mean_and_deviation`, `label_of` (for writing algorithms), `checked`, `has_signal`, `mean_advantage`,
+`fill_columns`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from mettle.evals.estimator import mean_of
 from mettle.records.tasks import Credit, CreditValue, GroupRecord, RolloutRecord, Turn
 from mettle.records.tokens import CREDIT_COLUMNS, FloatArray
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+EQUAL_WITHIN = 1e-6
+"""Rewards that agree to within this are equal: float noise must not become a gradient."""
 
 
 def rewards_of(group: GroupRecord) -> list[float | None]:
@@ -32,6 +37,23 @@ def rewards_of(group: GroupRecord) -> list[float | None]:
 def per_rollout(advantages: Iterable[float | None]) -> list[Credit | None]:
     """One advantage for all sampled tokens of each rollout; None for one that does not train."""
     return [None if advantage is None else {"advantages": advantage} for advantage in advantages]
+
+
+def are_equal(rewards: Sequence[float]) -> bool:
+    """True when the rewards agree to within `EQUAL_WITHIN`, or there are none."""
+    return not rewards or max(rewards) - min(rewards) <= EQUAL_WITHIN
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of at least one value, the latter as of the whole population."""
+    mean = mean_of(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def label_of(rollout: RolloutRecord, key: str) -> str:
+    """What a rollout's `info` says of itself under `key`; empty where it says nothing."""
+    value = rollout.info.get(key) if isinstance(rollout.info, Mapping) else None
+    return "" if value is None else str(value)
 
 
 def checked(credits: Sequence[Credit | None], group: GroupRecord) -> list[Credit | None]:

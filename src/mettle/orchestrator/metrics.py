@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from mettle.evals.estimator import mean_of, percentile, spread
 from mettle.inference.engine.protocol import WeightUpdate
+from mettle.orchestrator.credit import EQUAL_WITHIN, are_equal
 from mettle.processes.beats import Heartbeat
 from mettle.records.tasks import DropReason, GroupRecord
 
-EQUAL_WITHIN = 1e-6
 LAG_PROBE_S = 0.1
 
 
@@ -43,7 +43,7 @@ class StepStats:
         self._groups["all"] += 1
         if drop is not None:
             self._drops[drop] += 1
-        if rewards and max(rewards) - min(rewards) <= EQUAL_WITHIN:
+        if rewards and are_equal(rewards):
             self._groups["solved_none"] += rewards[0] <= EQUAL_WITHIN
             self._groups["solved_all"] += rewards[0] >= 1.0 - EQUAL_WITHIN
         for rollout in group.rollouts:

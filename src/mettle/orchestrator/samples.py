@@ -52,6 +52,11 @@ async def sampled_logprobs(turns: tuple[Turn, ...], model: FrozenModel) -> list[
     ]
 
 
+def contexts_of(turns: tuple[Turn, ...]) -> list[IntArray]:
+    """All the tokens before the completion of each turn, as the policy saw them."""
+    return [branch.tokens()[:start] for branch in _branches(turns) for start, _, _ in branch.sampled]
+
+
 class _Branch:
     """Pieces of one sequence, joined once at the end. `sampled` has (place, number, turn) of each completion in it."""
 

@@ -126,7 +126,18 @@ class RunConfig(BaseModel):
         tree = fan_out(tree)
         if isinstance(tree.get("inference"), dict):  # The engine serves the run's own policy; `create` fills in where.
             tree["inference"].setdefault("model", "model")
+            _make_room_for_adapters(tree["inference"], tree["model"] if isinstance(tree.get("model"), dict) else {})
         return tree
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> RunConfig:
+        ranks, replicas = self.deployment.num_trainer_ranks, self.trainer.num_replicas
+        if ranks % replicas:
+            raise ValueError(
+                f"trainer.num_replicas {replicas} does not divide deployment.num_trainer_ranks {ranks}:"
+                " each replica has equally many ranks"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:
@@ -136,4 +147,20 @@ class RunConfig(BaseModel):
                 f" orchestrator.max_staleness {self.orchestrator.max_staleness}:"
                 " a version is kept while its tokens may still train"
             )
+        lora, vllm = self.trainer.lora, self.inference.vllm
+        if lora is not None and vllm is not None and (vllm.lora_rank or 0) < lora.rank:
+            raise ValueError(
+                f"inference.vllm.lora_rank {vllm.lora_rank} is less than the run's own model.lora.rank {lora.rank};"
+                " leave it out, and it is the run's"
+            )
         return self
+
+
+def _make_room_for_adapters(inference: dict[str, Any], model: dict[str, Any]) -> None:
+    """vLLM must be started for the adapters that the run will train."""
+    lora, vllm = model.get("lora"), inference.get("vllm")
+    if not isinstance(lora, dict) or not isinstance(vllm, dict):
+        return
+    vllm.setdefault("lora_rank", lora.get("rank", LoraConfig().rank))
+    if isinstance(targets := lora.get("target_modules"), list | tuple):
+        vllm.setdefault("lora_modules", list(targets))

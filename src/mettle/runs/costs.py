@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 
 from mettle.processes.beats import Beat, read_beats
-from mettle.processes.child import process_cpu_s, process_memory_bytes, process_parent
+from mettle.processes.child import descendants, process_cpu_s, process_memory_bytes, process_parent
 from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -36,19 +36,25 @@ class LifeCosts:
         self._lost_s = 0.0
         self._peak_bytes = 0
         self._next_memory = 0.0
+        self._roots: dict[int, int] = {}
         self._grandchildren: dict[int, tuple[int, float]] = {}
 
     def measure(self, pids: Collection[int], beats: Collection[Beat]) -> None:
-        """Look at the children that run and at the processes that they have started, which beat as well."""
-        others = {beat.pid for beat in beats} - {*pids, os.getpid()}
+        """Look at the children that run and at all that they have started."""
+        now = time.monotonic()
+        is_memory_due = now >= self._next_memory
+        if is_memory_due:
+            self._next_memory = now + MEMORY_EVERY_S
+            # An engine of another package is several processes, of which none beats a heart of ours.
+            self._roots = {below: pid for pid in pids for below in descendants(pid)}
+        roots = self._roots | {b.pid: process_parent(b.pid) for b in beats if b.pid not in self._roots}
+        others = roots.keys() - {*pids, os.getpid()}
         # A child that has ended is in our own figures, because it was waited for, with those that it has waited for.
         known = {pid: found for pid, found in self._grandchildren.items() if found[0] not in pids}
-        self._grandchildren = known | {pid: (process_parent(pid), process_cpu_s(pid)) for pid in others}
+        self._grandchildren = known | {pid: (roots[pid], process_cpu_s(pid)) for pid in others}
         used_s = sum(cpu_s for _, cpu_s in self._grandchildren.values()) + sum(map(process_cpu_s, pids))
         self._cpu_s = max(self._cpu_s, _own_cpu_s() - self._own_before_s + self._lost_s + used_s)
-        now = time.monotonic()
-        if now >= self._next_memory:
-            self._next_memory = now + MEMORY_EVERY_S
+        if is_memory_due:
             memory = process_memory_bytes(os.getpid()) + sum(map(process_memory_bytes, {*pids, *others}))
             self._peak_bytes = max(self._peak_bytes, memory)
 

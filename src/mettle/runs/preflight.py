@@ -34,6 +34,13 @@ MIN_DISK_BYTES = GIB
 HUB_PORT = 7860
 TORCH_TIMEOUT_S = 120.0
 
+VLLM_PYTHON = "METTLE_VLLM_PYTHON"
+"""Names the interpreter of vLLM's environment, for the check; a config says it as inference.vllm.python."""
+_VLLM = (
+    "import json, vllm; from vllm.platforms import current_platform as p;"
+    " print(json.dumps({'version': vllm.__version__, 'device': p.device_type or 'no device'}))"
+)
+MIN_VLLM = (0, 32)
 _TORCH = (
     "import json, torch; print(json.dumps({'version': torch.__version__, 'threads': torch.get_num_threads(),"
     " 'gpus': [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}))"
@@ -184,6 +191,36 @@ def _torch() -> Finding:
     return Finding("torch", "ok", f"{found['version']}, {where}")
 
 
+def _vllm() -> Finding:
+    import importlib.util
+    import json
+
+    named = os.environ.get(VLLM_PYTHON)
+    how_to = 'docs/how-to/serve-with-vllm.md says how to make one; nothing but engine = "vllm" wants it'
+    if named and not Path(named).exists():
+        return Finding("vllm", "warn", f"{VLLM_PYTHON} is {named}, and there is no such file", how_to)
+    spec = importlib.util.find_spec("vllm")
+    if not named and (spec is None or spec.origin is None):  # a folder of that name is no package
+        return Finding("vllm", "ok", f"none here, and {VLLM_PYTHON} names no environment that has it")
+    python = named or sys.executable
+    try:
+        done = subprocess.run(
+            [python, "-c", _VLLM], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("vllm", "warn", f"takes more than {TORCH_TIMEOUT_S:.0f} s to import in {python}", how_to)
+    except OSError as error:
+        return Finding("vllm", "warn", f"{python} cannot be started: {error.strerror}", how_to)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding("vllm", "warn", f"cannot be imported in {python}: {last}", how_to)
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    detail = f"{found['version']} on {found['device']}, in {python}"
+    if tuple(int(part) for part in found["version"].split(".")[:2] if part.isdigit()) < MIN_VLLM:
+        return Finding("vllm", "warn", detail, f"Mettle takes vLLM from {'.'.join(map(str, MIN_VLLM))} on")
+    return Finding("vllm", "ok", detail)
+
+
 def _isolation() -> Finding:
     from mettle.errors import MettleError
     from mettle.sandbox import probe
@@ -321,6 +358,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "dead runs": _dead_runs,
     "git": _git,
     "torch": _torch,
+    "vllm": _vllm,
     "sandbox": _isolation,
 }
 

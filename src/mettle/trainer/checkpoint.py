@@ -59,7 +59,7 @@ def load_learner(folder: Path, learner: Learner) -> int:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise StorageError(f"the trainer's state in {folder} cannot be loaded: {reason[0]}") from error
     set_state_dict(
-        learner.policy, learner.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        learner.policy, learner.tenant.optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
     torch.set_rng_state(state["rng"])
     return int(state["step"].item())
@@ -104,5 +104,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _state(learner: Learner, step: int) -> dict[str, Any]:
-    model, optimizer = get_state_dict(learner.policy, learner.optimizer)
+    model, optimizer = get_state_dict(learner.policy, learner.tenant.optimizers)
     return {"model": model, "optimizer": optimizer, "rng": torch.get_rng_state(), "step": torch.tensor(step)}

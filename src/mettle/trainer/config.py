@@ -17,9 +17,13 @@ from mettle.errors import UserError
 from mettle.trainer.losses import LOSSES, PolicyLoss, make_loss
 from mettle.trainer.losses.cispo import CispoLoss
 from mettle.trainer.losses.default import DefaultLoss
+from mettle.trainer.losses.dro import DroLoss
 from mettle.trainer.losses.gspo import GspoLoss
+from mettle.trainer.losses.importance_sampling import ImportanceSamplingLoss
 from mettle.trainer.losses.ipo import IpoLoss
+from mettle.trainer.losses.masked_is import MaskedIsLoss
 from mettle.trainer.losses.ppo_clip import PpoClipLoss
+from mettle.trainer.losses.truncated_is import TruncatedIsLoss
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -29,8 +33,8 @@ class OptimConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: Literal["adamw"] = "adamw"
-    """The only one."""
+    type: Literal["adamw", "muon"] = "adamw"
+    """adamw; or muon for the matrices inside the layers and adamw for the rest, at one learning rate."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate. 1e-6 suits billions of parameters, 1e-3 the tiny preset."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -41,6 +45,14 @@ class OptimConfig(BaseModel):
     """Decoupled weight decay, a fraction of lr a step."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient is scaled down to this norm; a step with a non-finite norm is skipped and counted."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Muon's; adamw has betas."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> OptimConfig:
+        if self.type == "adamw" and self.momentum != OptimConfig.model_fields["momentum"].default:
+            raise ValueError(f"momentum {self.momentum} is muon's: set type to 'muon', or leave momentum out")
+        return self
 
 
 class SchedulerConfig(BaseModel):
@@ -92,6 +104,10 @@ LossConfig = Annotated[
     | Annotated[PpoClipLoss, Tag("ppo_clip")]
     | Annotated[GspoLoss, Tag("gspo")]
     | Annotated[CispoLoss, Tag("cispo")]
+    | Annotated[TruncatedIsLoss, Tag("truncated_is")]
+    | Annotated[MaskedIsLoss, Tag("masked_is")]
+    | Annotated[ImportanceSamplingLoss, Tag("importance_sampling")]
+    | Annotated[DroLoss, Tag("dro")]
     | Annotated[PluginLoss, Tag("plugin")],
     Discriminator(_loss_tag),
 ]
@@ -170,6 +186,19 @@ class WaitConfig(BaseModel):
     """Between two looks at the ledger."""
 
 
+class MismatchConfig(BaseModel):
+    """How engine and trainer are compared: the same tokens under the same weights, and the cause if they differ."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    interval: int = Field(default=10, ge=0)
+    """Compare at the first two steps and at every so many; 0 never does. With several ranks nothing is compared."""
+    num_sequences: int = Field(default=8, ge=1)
+    """Sequences of the batch that are compared."""
+    tolerance: float = Field(default=2e-3, gt=0)
+    """Mean difference of a sequence's logprobs, in nats, that is no news; .02 suits an engine in bfloat16."""
+
+
 class TrainerConfig(BaseModel):
     """A trainer: RUN/config/trainer.json."""
 
@@ -190,6 +219,8 @@ class TrainerConfig(BaseModel):
     micro_batch: MicroBatchConfig = MicroBatchConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wait: WaitConfig = WaitConfig()
+    mismatch: MismatchConfig = MismatchConfig()
+    """Comparing what the engine recorded with what the trainer computes."""
     keep_versions: int = Field(default=8, ge=2)
     """Published versions kept on disk; must exceed the largest staleness in the run."""
     canary_sequences: int = Field(default=4, ge=1)
@@ -202,6 +233,9 @@ class TrainerConfig(BaseModel):
     """Keep only each layer's input and compute the rest again in the backward pass: a third slower, less memory."""
     compile: bool = False
     """torch.compile the forward: minutes at the start, worth it only in long runs."""
+    num_replicas: int = Field(default=1, ge=1)
+    """Copies of the sharded weights among the ranks (HSDP): with 2 replicas of 8 ranks the weights are cut in 4, and
+    only gradients cross from copy to copy. 1 cuts them among all ranks."""
     num_threads: int = Field(default=1, ge=1)
     """Threads of torch on a CPU. More than one beside other busy processes is slower, not faster."""
 
@@ -210,6 +244,8 @@ class TrainerConfig(BaseModel):
         if self.scheduler.type != "constant" and self.scheduler.warmup_steps >= self.max_steps:
             warmup = self.scheduler.warmup_steps
             raise ValueError(f"scheduler.warmup_steps {warmup} leaves nothing to decay in {self.max_steps} steps")
+        if self.lora is not None and self.optim.type == "muon":
+            raise ValueError("optim.type 'muon' is for full fine-tuning: an adapter's factors are trained by 'adamw'")
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
         return self

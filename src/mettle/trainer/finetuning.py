@@ -2,13 +2,14 @@
 
 Parts: `FineTuning` (what is asked for), `read_examples`, `fine_tune`. A chat's mask comes from its template, as in the
 warm-up (`demonstrations`); where there is no template a prompt and its completion are encoded apart, so that which
-tokens train is known from where they came from. Invariant: the model that is read is left alone, and what is written
-appears complete or not at all.
+tokens train is known from where they came from. Invariants: the model that is read is left alone, and what is written
+appears complete or not at all; after a kill the same call goes on from its newest checkpoint, to the same bytes.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from safetensors.torch import save_file
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
 from mettle.storage.files import folder_aside, sha256_file, storage_errors, write_json
-from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE
+from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE, model_digest
 from mettle.trainer.adapter import linear_modules, peft_config
 from mettle.trainer.config import LoraConfig, MicroBatchConfig, OptimConfig, TrainerConfig
 from mettle.trainer.demonstrations import Demonstration, batch_of, encode_demonstration, shuffled_batches
@@ -32,8 +33,11 @@ from mettle.trainer.learner import Learner
 from mettle.trainer.loop import make_learner
 from mettle.trainer.model import full_state
 from mettle.trainer.process import setup_torch
+from mettle.trainer.saves import Saves, Unfinished
 from mettle.trainer.tenant_files import METADATA, adapter_tensors
 from mettle.trainer.world import join_world
+
+logger = logging.getLogger(__name__)
 
 WARM_UP_SHARE = 0.1
 """Of the steps; then the learning rate falls linearly to a tenth."""
@@ -54,6 +58,8 @@ class FineTuning:
     dtype: str = "float32"
     num_threads: int = 1
     is_checkpointing: bool = False
+    checkpoint_s: float = 30.0
+    """Seconds between checkpoints; what comes after the newest is done again after a kill."""
 
 
 def fine_tune(task: FineTuning, tell: Callable[[int, int, dict[str, float]], None]) -> dict[str, Any]:
@@ -63,19 +69,52 @@ def fine_tune(task: FineTuning, tell: Callable[[int, int, dict[str, float]], Non
     """
     if task.to.exists():
         raise UserError(f"{task.to} is there already; name a folder that is not")
-    setup_torch(task.num_threads, task.seed)
     examples = read_examples(task.data, Renderer.from_directory(task.model))
+    unfinished = Unfinished(task.to)
+    with unfinished.begun(_asked(task)):
+        done = _train(task, examples, unfinished, tell)
+        unfinished.remove()
+    return done
+
+
+def _asked(task: FineTuning) -> dict[str, Any]:
+    """What the result depends on."""
+    return {
+        "data": sha256_file(task.data),
+        "model": model_digest(task.model),
+        "lora": None if task.lora is None else task.lora.model_dump(mode="json"),
+        "lr": task.lr,
+        "epochs": task.epochs,
+        "batch_size": task.batch_size,
+        "seed": task.seed,
+        "dtype": task.dtype,
+        "checkpointing": task.is_checkpointing,
+    }
+
+
+def _train(
+    task: FineTuning,
+    examples: Sequence[Demonstration],
+    unfinished: Unfinished,
+    tell: Callable[[int, int, dict[str, float]], None],
+) -> dict[str, Any]:
+    setup_torch(task.num_threads, task.seed)
     num_steps = max(1, math.ceil(len(examples) * task.epochs / task.batch_size))
-    losses: list[float] = []
     with join_world("auto") as world:
         learner = make_learner(_config(task, num_steps), task.model, world)
+        saves = Saves(unfinished.checkpoints, learner, task.checkpoint_s)
+        found = saves.restore(logger.warning)
+        # Losses of the first and the last step, as far as there were any.
+        first = 0 if found is None else found.step
+        ends = {} if found is None else found.orchestrator
         batches = enumerate(shuffled_batches(examples, min(task.batch_size, len(examples)), task.seed), start=1)
-        for step, chosen in islice(batches, num_steps):
+        for step, chosen in islice(batches, first, num_steps):
             figures = learner.train(batch_of(chosen, step), step)
-            losses.append(figures["loss/ce"])
+            ends = {"first_loss": ends.get("first_loss", figures["loss/ce"]), "last_loss": figures["loss/ce"]}
             tell(step, num_steps, figures)
+            saves.save_if_due(step, ends)
         _write(task, learner)
-    return {"steps": num_steps, "examples": len(examples), "first_loss": losses[0], "last_loss": losses[-1]}
+    return {"steps": num_steps, "examples": len(examples), "resumed_after": first, **ends}
 
 
 def read_examples(path: Path, renderer: Renderer) -> list[Demonstration]:

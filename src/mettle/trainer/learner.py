@@ -119,11 +119,12 @@ class Learner:
                 self.world.total(parameter.grad)  # adapters are whole on every rank
         grad_norm = clip_gradients(tenant.trained, params.max_grad_norm)
         is_finite = math.isfinite(grad_norm)
-        if is_finite:
-            set_params(tenant.optimizer, params)
-            tenant.optimizer.step()
-            tenant.num_steps += 1
-        tenant.optimizer.zero_grad(set_to_none=True)
+        for optimizer in tenant.optimizers:
+            if is_finite:
+                set_params(optimizer, params)
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        tenant.num_steps += is_finite
         return {"optim/grad_norm": grad_norm, "optim/lr": params.lr, "optim/skipped": float(not is_finite)}
 
     def train(self, batch: Batch, step: int) -> dict[str, float]:
@@ -211,8 +212,10 @@ def set_params(optimizer: torch.optim.Optimizer, params: OptimParams) -> None:
     """Use these numbers from the next step on; vectors do not decay."""
     for group in optimizer.param_groups:
         decays = all(parameter.ndim > 1 for parameter in group["params"])
-        group["lr"], group["betas"], group["eps"] = params.lr, params.betas, params.eps
+        group["lr"] = params.lr
         group["weight_decay"] = params.weight_decay if decays else 0.0
+        if "betas" in group:
+            group["betas"], group["eps"] = params.betas, params.eps
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> float:

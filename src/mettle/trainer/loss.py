@@ -3,9 +3,10 @@
 For a trained token: l is its log-probability under the policy being trained, m under the sampler (as recorded), A the
 advantage, w the component's weight, k = l - m cut to +-`log_ratio_clamp`, r = exp(k), D = exp(l) - exp(m).
 
-    rl      w [ kl_tau k^2 - adv_tau surrogate - entropy_tau H ]   H the entropy of the token's distribution; the
-                                                      surrogate is that of the configured loss (`losses/`)
-    ref_kl  w [ ref_kl_tau k^2 - keep sg(ref - l) r ] keep unless D < -mask_low
+    rl      w [ kl_tau P - adv_tau surrogate - entropy_tau H ]   H the entropy of the token's distribution; the
+                                                      surrogate is that of the configured loss (`losses/`), P its
+                                                      penalty: k^2, or r - k - 1
+    ref_kl  w [ ref_kl_tau P - keep sg(ref - l) r ]   keep unless D < -mask_low
     ce      -w l
 
 A token that is held back stays in the denominator. Who is a member, and so trains and counts, was settled when the
@@ -99,13 +100,13 @@ def total_loss(
     own_K = log_ratio_K if form.ratio == "token" else logprobs_K - logprobs_K.detach()
     seen = SeenByLoss(logprobs_K, own_K, moved_K, is_rl_K, targets.sequences, targets)
     surrogate_K, is_masked_K = form.surrogate(seen)
-    rl_K = form.kl_tau * log_ratio_K.square() - form.adv_tau * surrogate_K
+    rl_K = form.kl_tau * form.penalty(log_ratio_K) - form.adv_tau * surrogate_K
     if form.entropy_tau:
         rl_K = rl_K - form.entropy_tau * entropy_K
     rl_K = torch.where(is_rl_K, targets.rl_weights * rl_K, 0.0)
     # On-policy distillation: the reference's surprise is the advantage. Source: arXiv 2306.13649.
     pull_K = (targets.ref_logprobs - logprobs_K).detach() * log_ratio_K.exp()
-    ref_kl_K = form.ref_kl_tau * log_ratio_K.square() - torch.where(moved_K < -form.mask_low, 0.0, pull_K)
+    ref_kl_K = form.ref_kl_tau * form.penalty(log_ratio_K) - torch.where(moved_K < -form.mask_low, 0.0, pull_K)
     ref_kl_K = torch.where(is_ref_kl_K, targets.ref_kl_weights * ref_kl_K, 0.0)
     ce_K = -(targets.ce_weights * logprobs_K)
 

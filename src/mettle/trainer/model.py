@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
@@ -189,13 +190,20 @@ def load_policy(
     return policy
 
 
-def shard_policy(policy: Policy, world: World) -> None:
-    """Divide the weights among the ranks; one rank keeps them all. Done once, before there is an optimiser."""
+def shard_policy(policy: Policy, world: World, *, num_replicas: int = 1) -> None:
+    """Divide the weights among the ranks; one rank keeps them all. Done once, before there is an optimiser.
+
+    Several replicas (HSDP) are groups of ranks with all weights each: neighbours by rank, so that those of a host share
+    a copy, and only sums of gradients cross between hosts.
+    """
     if world.size == 1:
         return
     dtype = policy.dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
+    if num_replicas > 1:
+        shape = (num_replicas, world.size // num_replicas)
+        options["mesh"] = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
     for layer in _blocks(policy):
         fully_shard(layer, **options)
     fully_shard(policy, **options)

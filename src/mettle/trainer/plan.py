@@ -216,7 +216,8 @@ def _hand_over(
     published_at = time.perf_counter()
     folder = run_dir.version(published.version)
     with inference_threads(engine.threads):
-        prove(load_published(folder, 1, run_dir.model, served.with_state), folder, 1, tolerance=1.0)
+        policy = load_published(folder, 1, run_dir.model, served.with_state, served)
+        prove(policy.decoder, folder, 1, tolerance=1.0, adapter=policy.adapter)
     return published_at - started, time.perf_counter() - published_at
 
 

@@ -7,7 +7,6 @@ written; the other settings begin from the same weights, the same moments of the
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Callable
@@ -72,7 +71,7 @@ class SavedState:
     """A learner's state in memory, to begin from again."""
 
     parameters: dict[str, Tensor]
-    optimiser: dict[str, Any]
+    optimiser: list[dict[str, Any]]
     rng: Tensor
 
 
@@ -133,14 +132,14 @@ def _with_settings(config: TrainerConfig, model: Path, saved: SavedState, world:
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(saved.parameters[name])
-    learner.optimizer.load_state_dict(copy.deepcopy(saved.optimiser))
+    learner.tenant.load_optimizer_state(saved.optimiser)
     torch.set_rng_state(saved.rng)
     return learner
 
 
 def _saved(learner: Learner) -> SavedState:
     parameters = {name: parameter.detach().clone() for name, parameter in learner.tenant.parameters.items()}
-    return SavedState(parameters, copy.deepcopy(learner.optimizer.state_dict()), torch.get_rng_state())
+    return SavedState(parameters, learner.tenant.optimizer_state(), torch.get_rng_state())
 
 
 def _weights(learner: Learner) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,14 +26,12 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import ServiceError, UserError
 from mettle.log import setup_logging
 from mettle.processes.beats import Heartbeat
-from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
 from mettle.storage.evals import EvalStore
 from mettle.storage.files import folder_aside, write_json
 from mettle.storage.journal import Journal
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
-from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import ProbeConfig, SftConfig, read_config
 from mettle.trainer.demonstrations import Demonstration, batch_of, read_demonstrations, shuffled_batches
 from mettle.trainer.initial import ensure_initial_policy
@@ -44,6 +41,7 @@ from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.model import full_state, load_policy, shard_policy
 from mettle.trainer.probe import EnvironmentProbe, ProbeReading, RewardProbe
 from mettle.trainer.process import guarded, setup_torch
+from mettle.trainer.saves import Saves
 from mettle.trainer.world import World, join_world
 
 logger = logging.getLogger(__name__)
@@ -61,42 +59,6 @@ class WarmUp:
     seconds: float
 
 
-class Saves:
-    """The checkpoints of a warm-up, one every `interval_s` seconds, in `root`; the last one is kept."""
-
-    def __init__(
-        self, root: Path, learner: Learner, interval_s: float, *, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._root = root
-        self._learner = learner
-        self._interval_s = interval_s
-        self._now = now
-        self._due = now() + interval_s
-
-    def restore(self, journal: Journal) -> int:
-        """Bring the learner to the newest complete checkpoint; the step it was made after, 0 without one."""
-
-        def warn(message: str) -> None:
-            journal.event("sft", "warning", message)
-
-        if (newest := newest_complete(self._root, warn)) is None:
-            return 0
-        journal.event("sft", "resumed", f"the warm-up continues after step {newest.step}", step=newest.step)
-        return load_learner(newest.trainer, self._learner)
-
-    def save_if_due(self, step: int) -> None:
-        """Write a checkpoint of the state after `step` when the last one is old enough."""
-        if self._now() < self._due:
-            return
-        write_checkpoint(self._root, step, lambda folder: save_learner(folder, self._learner, step), {})
-        remove_checkpoints(self._root, keep_last=1)
-        self._due = self._now() + self._interval_s
-
-    def remove(self) -> None:
-        """The warm policy is in its place, and no checkpoint is needed any more."""
-        shutil.rmtree(self._root, ignore_errors=True)
-
-
 def warm_up(
     learner: Learner,
     demonstrations: list[Demonstration],
@@ -111,7 +73,7 @@ def warm_up(
     """
     started = time.perf_counter()
     best = max((reward for _, reward in journal.metric("sft/reward")), default=float("-inf"))
-    first = 0 if saves is None else saves.restore(journal)
+    first = 0 if saves is None else _restore(saves, journal)
     batches = enumerate(shuffled_batches(demonstrations, config.batch_size, config.seed), start=1)
     for step, chosen in islice(batches, first, config.max_steps):
         figures = learner.train(batch_of(chosen, step), step)
@@ -128,6 +90,15 @@ def warm_up(
         f"the warm-up has not reached a reward of {config.target_reward} in {config.max_steps} steps"
         f" (best measurement {best:.3f}); raise max_steps, lower target_reward, or give better demonstrations"
     )
+
+
+def _restore(saves: Saves, journal: Journal) -> int:
+    checkpoint = saves.restore(lambda message: journal.event("sft", "warning", message))
+    if checkpoint is None:
+        return 0
+    step = checkpoint.step
+    journal.event("sft", "resumed", f"the warm-up continues after step {step}", step=step)
+    return step
 
 
 def replace_model(folder: Path, learner: Learner, done: WarmUp) -> None:

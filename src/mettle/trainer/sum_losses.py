@@ -11,8 +11,9 @@ Over the targets of all data, with p the policy's log-probability of a target, q
     gspo                  -min(s A, clip(s, low, high) A), where s is exp of the mean of p - q over the datum's tokens
                           with `sequence_ratio_mask`; a token has the gradient of its own p, s_t = sg(s) exp(p - sg(p))
 
-Unlike `losses/`, which the RL loop divides by token counts, nothing is normalised, clamped or masked here: a client of
-the service does that by its inputs. Checked against naive loops and finite differences in tests/trainer.
+The formulas are those of `losses/surrogates.py`. Unlike `losses/`, which the RL loop divides by token counts, nothing
+is normalised, clamped or masked here: a client of the service does that by its inputs. Checked against naive loops and
+finite differences in tests/trainer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from mettle.trainer.loss import LossOutput, TargetTensors
+from mettle.trainer.losses.surrogates import as_token_ratio, clipped_gain, sequence_mean, weighted_logprob
 
 
 class SumLoss(BaseModel):
@@ -86,9 +88,9 @@ class RatioBounds(SumLoss):
             raise ValueError(f"clip_low_threshold {low} is above clip_high_threshold {high}")
         return self
 
-    def clipped(self, ratio_K: Tensor) -> Tensor:
-        """The ratio within its bounds."""
-        return ratio_K.clamp(self.clip_low_threshold, self.clip_high_threshold)
+    def gain(self, ratio_K: Tensor, targets: TargetTensors) -> Tensor:
+        """PPO's surrogate within the bounds."""
+        return clipped_gain(ratio_K, targets.advantages, self.clip_low_threshold, self.clip_high_threshold)[0]
 
 
 class PpoSum(RatioBounds):
@@ -96,7 +98,7 @@ class PpoSum(RatioBounds):
 
     def terms(self, logprobs_K: Tensor, targets: TargetTensors) -> Tensor:
         ratio_K = (logprobs_K - targets.logprobs).exp()
-        return -(ratio_K * targets.advantages).minimum(self.clipped(ratio_K) * targets.advantages)
+        return -self.gain(ratio_K, targets)
 
 
 class CispoSum(RatioBounds):
@@ -106,8 +108,9 @@ class CispoSum(RatioBounds):
     clip_high_threshold: float = Field(default=4.0, ge=0)
 
     def terms(self, logprobs_K: Tensor, targets: TargetTensors) -> Tensor:
-        weight_K = self.clipped((logprobs_K - targets.logprobs).exp().detach())
-        return -(weight_K * targets.advantages * logprobs_K)
+        ratio_K = (logprobs_K - targets.logprobs).exp()
+        weight_K = ratio_K.clamp(self.clip_low_threshold, self.clip_high_threshold)
+        return -weighted_logprob(weight_K, targets.advantages, logprobs_K)
 
 
 class DroSum(SumLoss):
@@ -130,10 +133,8 @@ class GspoSum(RatioBounds):
     clip_high_threshold: float = Field(default=1 + 4e-4, ge=0)
 
     def terms(self, logprobs_K: Tensor, targets: TargetTensors) -> Tensor:
-        own_K = logprobs_K.detach()
-        mean_K = _sequence_mean((own_K - targets.logprobs), targets)
-        ratio_K = (mean_K + logprobs_K - own_K).exp()
-        return -(ratio_K * targets.advantages).minimum(self.clipped(ratio_K) * targets.advantages)
+        mean_K = sequence_mean(logprobs_K.detach() - targets.logprobs, targets.loss_mask, targets.sequences)
+        return -self.gain(as_token_ratio(mean_K, logprobs_K), targets)
 
 
 SUM_LOSSES: dict[str, type[SumLoss]] = {
@@ -159,12 +160,3 @@ def make_sum_loss(name: str, options: Mapping[str, Any] | None = None) -> SumLos
         where = ".".join(str(part) for part in first["loc"])
         takes = ", ".join(kind.model_fields) or "no options"
         raise ValueError(f"loss {name!r}: {where + ': ' if where else ''}{first['msg']}; it takes {takes}") from error
-
-
-def _sequence_mean(values_K: Tensor, targets: TargetTensors) -> Tensor:
-    """[K]: for each target the mean over the masked targets of its datum; 0 where there are none."""
-    mask_K = targets.loss_mask
-    kept_K = values_K.masked_fill(~mask_K, 0.0)
-    sums_K = values_K.new_zeros(len(values_K)).index_add(0, targets.sequences, kept_K)
-    counts_K = values_K.new_zeros(len(values_K)).index_add(0, targets.sequences, mask_K.to(values_K.dtype))
-    return (sums_K / counts_K.clamp(min=1.0))[targets.sequences]

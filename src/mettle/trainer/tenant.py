@@ -1,20 +1,24 @@
-"""What one training job has of its own: the parameters that it trains, their gradients, their AdamW moments, its steps.
+"""What one training job has of its own: the parameters that it trains, their gradients, their moments, its steps.
 
 The network is the `Policy`'s; a tenant is what may be made, switched to and dropped beside it. Parts: `Tenant`,
-`OptimParams` (what one optimiser step is told), `build_optimizer`. Invariant: a tenant's state has no part in
+`OptimParams` (what one optimiser step is told), `build_optimizers`. Invariant: a tenant's state has no part in
 another's, so that the same calls give the same bytes whoever else is trained in between.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from mettle.errors import UserError
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import OptimConfig
+from mettle.trainer.muon import Muon, is_muon_matrix
 
 BASE = ""
 """The name of the tenant whose parameters are the base's own."""
@@ -51,7 +55,8 @@ class Tenant:
         self.is_base = name == BASE
         self.parameters = dict(parameters)
         self.trained = list(self.parameters.values())
-        self.optimizer = build_optimizer(self.trained, optim or OptimConfig())
+        self.optimizer, self.muon = build_optimizers(self.parameters, optim or OptimConfig())
+        self.optimizers = [self.optimizer, *([] if self.muon is None else [self.muon])]
         self.num_steps = 0
 
     @classmethod
@@ -68,15 +73,35 @@ class Tenant:
 
     def forget_gradients(self) -> None:
         """Drop what has been accumulated since the last step."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_state(self) -> list[dict[str, Any]]:
+        """A copy of the optimisers' state, for `load_optimizer_state`."""
+        return copy.deepcopy([optimizer.state_dict() for optimizer in self.optimizers])
+
+    def load_optimizer_state(self, saved: list[dict[str, Any]]) -> None:
+        """Raises: UserError when it is of another kind of optimiser."""
+        if len(saved) != len(self.optimizers):
+            raise UserError("a step is repeated with the optimiser of the run: leave optim.type as it is")
+        for optimizer, state in zip(self.optimizers, saved, strict=True):
+            optimizer.load_state_dict(copy.deepcopy(state))
 
 
-def build_optimizer(parameters: list[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over parameters; vectors (norms, biases) do not decay."""
+def build_optimizers(
+    parameters: Mapping[str, nn.Parameter], config: OptimConfig
+) -> tuple[torch.optim.AdamW, Muon | None]:
+    """AdamW, and Muon where the config asks for it, over parameters; vectors (norms, biases) do not decay."""
+    muons = [p for name, p in parameters.items() if config.type == "muon" and is_muon_matrix(name, p)]
+    taken = {id(parameter) for parameter in muons}
+    rest = [parameter for parameter in parameters.values() if id(parameter) not in taken]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]] or groups[:1], lr=config.lr, betas=config.betas, eps=config.eps
     )
+    if not muons:
+        return adamw, None
+    return adamw, Muon(muons, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)

@@ -21,6 +21,7 @@ from policies import (
     make_model,
     picked_logprobs,
     publish,
+    publish_adapter,
     reference_logprobs,
     save_adapter,
     save_policy,
@@ -166,12 +167,6 @@ def vllm_engine(folder: Path, renderer: Renderer, settings: VllmSettings, logs: 
 SHARED = ("vllm", "vllm-stand-in")
 """Engines that start too slowly to be started for each test: they get their first weights back after each."""
 STAND_IN = Path(__file__).parents[1] / "vllm" / "stand_in"
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-REAL_ARGS = (
-    *("--enforce-eager", "--enable-lora", "--max-loras", "4", "--max-lora-rank", "16"),
-    # Without it the head is wrapped too, and its products fail on prompt log-probabilities in a batch (CPU, 0.32).
-    *("--lora-target-modules", *LORA_MODULES),
-)
 VLLM_ENV = "METTLE_TEST_VLLM"
 """The interpreter of an environment that has the real package (docs/how-to/serve-with-vllm.md says how to make it)."""
 
@@ -201,12 +196,10 @@ def started(
     def start(name: str) -> SamplingEngine:
         if name not in running:
             if name == "vllm":
-                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=REAL_ARGS)
+                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=("--enforce-eager",), lora_rank=4)
             else:
                 path = os.pathsep.join([str(STAND_IN), import_path()])
-                settings = VllmSettings(
-                    python=Path(sys.executable), args=("--enable-lora",), environment={"PYTHONPATH": path}
-                )
+                settings = VllmSettings(python=Path(sys.executable), lora_rank=4, environment={"PYTHONPATH": path})
             running[name] = vllm_engine(policy_folder, renderer, settings, tmp_path_factory.mktemp(name))
         return running[name]
 
@@ -484,6 +477,54 @@ def test_an_adapter_samples_under_its_own_version_and_the_base_stays(bench: Benc
     bench.engine.unload_adapter("mine")
     with pytest.raises(RequestRefused):  # at once, or to the listener from the other side of a wire
         raise bench.ask(adapter="mine", max_tokens=2).failure()
+
+
+def test_an_update_may_be_an_adapter_of_the_base_and_only_the_newest_is_kept(
+    bench: Bench, policy_folder: Path, tmp_path: Path
+) -> None:
+    bench.needs_model()
+    for version in (1, 2):
+        adapter = save_adapter(bench.model, tmp_path / f"adapter-{version}", seed=version)
+        folder = publish_adapter(bench.model, adapter, policy_folder, tmp_path, version)
+        running = bench.ask(max_tokens=200, ignore_eos=True, has_token_events=True, enough=2)
+        assert running.has_enough.wait(WAIT_S)
+        update = bench.engine.update_weights(folder, version)
+        assert (update.version, bench.engine.status().version) == (version, version)
+        assert update.canary is not None
+        assert update.canary.max_abs_diff < 1e-4
+        [choice] = bench.greedy().choices
+        reference = reference_logprobs(with_adapter(bench.model, adapter), [*PROMPT, *choice.token_ids])[2:]
+        assert choice.token_ids == reference.argmax(-1).tolist()
+        assert choice.versions == [version] * 8
+        [old] = running.answer().choices  # under what it began with, or under the new one from a token on
+        assert (len(old.versions), old.versions) == (200, sorted(old.versions))
+        assert set(old.versions) <= {version - 1, version}
+    wrong = publish_adapter(bench.model, adapter, policy_folder, tmp_path, 3, canary_offset=0.5)
+    with pytest.raises(WeightsRejected):
+        bench.engine.update_weights(wrong, 3)
+    assert bench.greedy().choices[0].token_ids == choice.token_ids
+    assert bench.engine.status().version == 2
+    assert bench.engine.status().adapters == ()
+
+
+def test_biases_and_penalties_move_what_is_sampled_and_its_logprobs(bench: Bench) -> None:
+    bench.needs_model()
+    plain = bench.greedy().choices[0].token_ids
+    [banned] = bench.greedy(logit_bias=((plain[0], -100.0),)).choices
+    reference = reference_logprobs(bench.model, [*PROMPT, *banned.token_ids])[len(PROMPT) - 1 :]
+    reference[:, plain[0]] -= 100
+    assert banned.token_ids == reference.argmax(-1).tolist()
+    assert torch.allclose(torch.tensor(banned.logprobs), reference.log_softmax(-1).amax(-1), atol=TOLERANCE)
+    [apart] = bench.greedy(presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.3).choices
+    with torch.no_grad():
+        logits_TV = bench.model(torch.tensor([[*PROMPT, *apart.token_ids]])).logits[0, len(PROMPT) - 1 : -1].float()
+    for at, logits_V in enumerate(logits_TV):
+        counts_V = torch.bincount(torch.tensor(apart.token_ids[:at], dtype=torch.int64), minlength=len(logits_V))
+        seen_V = (counts_V > 0) | (torch.bincount(torch.tensor(PROMPT), minlength=len(logits_V)) > 0)
+        moved_V = torch.where(seen_V, torch.where(logits_V > 0, logits_V / 1.3, logits_V * 1.3), logits_V)
+        moved_V = moved_V - 0.7 * counts_V - 0.5 * (counts_V > 0)
+        assert apart.token_ids[at] == int(moved_V.argmax())
+        assert abs(float(moved_V.log_softmax(-1).max()) - apart.logprobs[at]) < TOLERANCE
 
 
 def test_a_full_queue_says_so(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from mettle.inference.config import InferenceConfig, VllmSettings
 from mettle.inference.engine.protocol import EngineLost, Generation, GenerationRequest, RequestRefused, WeightsRejected
 from mettle.inference.launch import open_engine
 from mettle.inference.vllm.engine import VllmEngine
+from mettle.inference.vllm.launch import command
 from mettle.processes.child import import_path, process_state
 from mettle.records.sampling import SamplingParams
 
@@ -93,13 +94,12 @@ def test_a_child_that_dies_is_the_engine_s_death_with_its_last_lines(
 
 
 def test_what_it_cannot_honour_is_refused_in_one_line(engine: VllmEngine, tmp_path: Path) -> None:
-    for params in (SamplingParams(presence_penalty=1.0), SamplingParams(logit_bias=((1, 2.0),))):
-        with pytest.raises(RequestRefused, match="not passed on"):
-            engine.submit(GenerationRequest("r", (1,), params), Outcome())
+    with pytest.raises(RequestRefused, match="from -100 to 100"):
+        engine.submit(GenerationRequest("r", (1,), SamplingParams(logit_bias=((1, 200.0),))), Outcome())
     with pytest.raises(RequestRefused, match="stop strings"):
         engine.submit(GenerationRequest("r", (1,), SamplingParams(stop=("x",))), Outcome())
     (tmp_path / "adapter_config.json").write_text('{"r": 4}')
-    with pytest.raises(WeightsRejected, match="--enable-lora"):
+    with pytest.raises(WeightsRejected, match="lora_rank"):
         engine.load_adapter("mine", tmp_path)
 
 
@@ -151,3 +151,17 @@ def test_it_does_not_outlive_a_server_that_is_killed(policy_folder: Path, tmp_pa
         server.kill()
         server.wait()
     until(lambda: not any(process_state(pid) for pid in pids))
+
+
+def test_room_for_adapters_is_asked_for_in_the_sizes_that_vllm_has(tmp_path: Path) -> None:
+    settings = VllmSettings(python=tmp_path, lora_rank=12, lora_modules=("q_proj",), args=("--max-loras", "9"))
+    made = command(
+        config_of(tmp_path, vllm=settings, max_adapters=2, max_adapter_versions=3, kv_cache_bytes=10**9), tmp_path, 64
+    )
+    assert made[made.index("--kv-cache-memory-bytes") + 1] == "1000000000"
+    lora = made[made.index("--enable-lora") :]
+    assert lora == [
+        *("--enable-lora", "--max-lora-rank", "16", "--max-loras", "4", "--max-cpu-loras", "10"),
+        *("--lora-target-modules", "q_proj", "--max-loras", "9"),
+    ]
+    assert "--enable-lora" not in command(config_of(tmp_path), tmp_path, 64)

@@ -33,6 +33,16 @@ def test_only_the_keys_of_the_file_open(tmp_path):
         assert refused.value.status == 401
 
 
+@pytest.mark.parametrize("name", ["x-api-key", "authorization"])
+def test_a_token_of_the_hosted_service_is_told_what_it_is(name):
+    token = "eyJhbGciOiJSUzI1NiJ9.eyJleHAiOjF9.c2ln"
+    with pytest.raises(HttpError, match=r"JWT.*hosted.*mettle train key NAME") as refused:
+        TenantKeys.read(None).owner({name: token if name == "x-api-key" else f"Bearer {token}"})
+    assert refused.value.status == 401
+    assert token not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_link_opens_its_file_until_it_ends(tmp_path):
     now = [1000.0]
     signer = Signer(tmp_path / "secret", lambda: now[0])

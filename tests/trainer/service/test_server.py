@@ -139,6 +139,13 @@ async def test_bad_input_fails_by_its_future_and_the_model_goes_on(service, chan
     assert await model.step()
 
 
+RECIPIENT = "age1v6vakcveu0g9c92knazd0rakx7vzfjqm3hl2lgzwef53ms4hee5q2ngh8r"
+IMAGE = {
+    "data": [{"model_input": {"chunks": [{"type": "image", "data": "", "format": "png"}]}, "loss_fn_inputs": {}}],
+    "loss_fn": "cross_entropy",
+}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
@@ -148,7 +155,10 @@ async def test_bad_input_fails_by_its_future_and_the_model_goes_on(service, chan
         ("save_weights", {"path": "a", "ttl_seconds": 5}, "ttl_seconds"),
         ("load_weights", {"path": "tinker://nobody/weights/a", "optimizer": True}, "no weights"),
         ("forward_backward", {"forward_backward_input": 3}, "forward_backward_input"),
-        ("save_weights_external", {"path": "a", "age_encryption_recipients": ["age1x"]}, "encrypt"),
+        ("save_weights_external", {"path": "a", "age_encryption_recipients": ["age1x"]}, "'age1x' is no public key"),
+        ("save_weights_external", {"path": "a", "age_encryption_recipients": ["age1x"] * 33}, "at most 32"),
+        ("save_weights", {"path": "a", "age_encryption_recipients": [RECIPIENT]}, "exports alone"),
+        ("forward_backward", {"forward_backward_input": IMAGE}, r"data\[0\]: this server takes text; .* 'image'"),
     ],
 )
 async def test_a_wrong_request_uses_its_number_up(service, path, body, said):
@@ -157,6 +167,84 @@ async def test_a_wrong_request_uses_its_number_up(service, path, body, said):
         await model.run(path, **body)
     assert refused.value.category == "user"
     assert await model.step()
+
+
+async def test_a_flood_of_passes_is_held_back_and_none_is_lost(settings):
+    """Also where what came first waits for a number that was held back: that one is let in."""
+    async with running(settings(max_waiting=4)) as service:
+        flood, other = await service("tml-flood").model(), await service("tml-ben").model()
+        held_back, promises = [], {}
+
+        async def send(number):
+            while number not in promises:
+                message = messages.ForwardBackwardRequest(
+                    model_id=flood.model_id, seq_id=number, loss_fn="cross_entropy", data=DATA[:1]
+                )
+                status, answer = await flood.wire.ask(
+                    "POST", "forward_backward", data=messages.encode(message),
+                    headers={"Content-Type": "application/x-protobuf"},
+                )  # fmt: skip
+                if status == 200:
+                    promises[number] = answer
+                else:
+                    assert status == 429, answer
+                    held_back.append(number)
+                    await asyncio.sleep(0.01)
+
+        await asyncio.gather(*(send(number) for number in range(2, 6)))  # all that may wait do, for number 1
+        await asyncio.gather(*(send(number) for number in range(6, 41)), send(1))
+        results = [await flood.wire.result(promises[number]) for number in range(1, 41)]
+        assert held_back
+        assert len({result["metrics"]["loss:sum"] for result in results}) == 1
+        flood.last = 40
+        await other.run_pass(DATA[:1])
+        norms = [(await model.step())["metrics"]["optim/grad_norm"] for model in (flood, other)]
+        assert norms[0] == pytest.approx(40 * norms[1], rel=1e-3)
+
+
+async def test_what_was_accepted_is_answered_again_while_too_much_waits(settings):
+    async with running(settings(max_waiting=1)) as service:
+        model = await service().model()
+        early = await model.send_pass(DATA, seq_id=2)
+        assert await model.send_pass(DATA, seq_id=2) == early
+        first = await model.send_pass(DATA, seq_id=1)
+        for promise in (first, early):
+            assert (await model.wire.result(promise))["metrics"]
+
+
+async def test_an_export_is_encrypted_for_those_it_is_for(service, tmp_path):
+    pyrage = pytest.importorskip("pyrage", reason="the extra 'service' has it")
+    ours, other = pyrage.x25519.Identity.generate(), pyrage.x25519.Identity.generate()
+    model = await service().model()
+    plain = await model.run("save_weights_external", path="plain")
+    sealed = await model.run("save_weights_external", path="sealed", age_encryption_recipients=[str(ours.to_public())])
+    files = {}
+    for path in (plain["path"], sealed["path"]):
+        run_id, segment, name = path.removeprefix("tinker://").split("/")
+        where = f"training_runs/{run_id}/checkpoints/{segment}/{name}/external_weights_urls"
+        _, links = await model.wire.ask("GET", where)
+        for file, url in links["urls"].items():
+            async with model.wire.http.get(url) as answer:
+                files[file] = await answer.read()
+    assert sorted(files) == sorted(
+        f"{name}{end}" for name in ("adapter_config.json", "adapter_model.safetensors") for end in ("", ".age")
+    )
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert pyrage.decrypt(files[f"{name}.age"], [ours]) == files[name]
+        with pytest.raises(pyrage.DecryptError):
+            pyrage.decrypt(files[f"{name}.age"], [other])
+    with pytest.raises(Refused, match="encrypted for others"):
+        await model.run("load_weights", path=sealed["path"], optimizer=False)
+
+
+async def test_an_inflight_sampler_says_that_it_is_one_and_which_save_it_has(service):
+    model = await service().model()
+    for number in range(2):
+        saved = await model.run("save_weights_for_sampler", sampling_session_seq_id=number, kind="inflight")
+        _, found = await model.wire.ask("GET", f"samplers/{saved['sampling_session_id']}")
+        assert (found["kind"], found["version"]) == ("inflight", number)
+    saved = await model.run("save_weights_for_sampler", sampling_session_seq_id=2)
+    assert (await model.wire.ask("GET", f"samplers/{saved['sampling_session_id']}"))[1]["kind"] == "snapshot"
 
 
 async def test_a_loss_that_is_not_finite_leaves_no_gradient(service):

@@ -22,6 +22,11 @@ from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import AdapterFile, LowRankPair
 from mettle.inference.engine.architecture import ModelShape
 
+
+class NotByRow(UserError):
+    """An adapter of modules that no single row can have changed; merged into its base it could be served."""
+
+
 MIN_ROWS = 8
 _MIN_ROWS_OF_THREADS = 12
 RANK_STEP = 16
@@ -104,16 +109,16 @@ def add_low_rank(made_RX: Tensor, inputs_RD: Tensor, low: LowRank | None, rows: 
 def fit_adapter(shape: ModelShape, file: AdapterFile, device: torch.device, dtype: torch.dtype) -> AdapterWeights:
     """An adapter that was read from disk, made ready for a model.
 
-    Raises: UserError when it is of another base, or has modules that no adapter is served for.
+    Raises: UserError when it is of another base, NotByRow when it has modules that no adapter is served for.
     """
     left = dict(file.pairs)
     layers = tuple(_fit_layer(shape, number, left, file.scale, device, dtype) for number in range(shape.num_layers))
     if left:
         name = min(left)
         if name.rpartition(".")[2] in ("lm_head", "embed_tokens"):
-            raise UserError(f"the adapter changes {name!r}; adapters of embeddings and output heads are not served")
+            raise NotByRow(f"the adapter changes {name!r}; adapters of embeddings and output heads are not served")
         if ".mlp." in name and shape.experts is not None:
-            raise UserError(f"the adapter changes {name!r}; adapters of a mixture's experts are not served")
+            raise NotByRow(f"the adapter changes {name!r}; adapters of a mixture's experts are not served")
         raise UserError(f"the adapter is of another base: a {shape.model_type} of this shape has no {name!r}")
     if not file.pairs:
         raise UserError("the adapter has no factors at all")

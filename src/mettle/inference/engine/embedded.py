@@ -1,8 +1,10 @@
 """The embedded engine: a scheduler, and the one thread that steps it.
 
 Other threads put commands into an inbox; the engine's thread takes them between two steps, so nothing below needs a
-lock. An update is read, fused and proven in the caller's thread beside the weights in use, and only the exchange of two
-references waits for the end of a step. Invariant: a version is served only after its canary was reproduced.
+lock. An update is read, fused and proven in the caller's thread beside the weights in use, and only the exchange of a
+few references waits for the end of a step. An update that is an adapter of the base costs an adapter's memory, not a
+model's: it is added to its rows, and the one before it goes with the exchange. Invariant: a version is served only
+after its canary was reproduced.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from mettle.inference.engine.protocol import (
     WeightsRejected,
     WeightUpdate,
 )
-from mettle.inference.engine.published import load_adapter, load_published, prove
+from mettle.inference.engine.published import PublishedPolicy, load_adapter, load_published, prove
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import CountedListener, DecodeText
 from mettle.inference.engine.weights import inference_threads, read_state, tokens_of_a_step
@@ -61,6 +63,7 @@ class EmbeddedEngine:
         canary_tolerance: float = 1e-3,
         num_threads: int = 1,
         base: Path | None = None,
+        is_of_base: bool = False,
         on_death: Callable[[MettleError], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -68,6 +71,7 @@ class EmbeddedEngine:
         self._canary_tolerance = canary_tolerance
         self._num_threads = num_threads
         self._base = base
+        self._is_of_base = is_of_base  # the decoder in use has the weights of `base`
         self._on_death = on_death
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._count_lock = threading.Lock()
@@ -106,13 +110,14 @@ class EmbeddedEngine:
             started = time.perf_counter()
             try:
                 self._check_alive()
-                decoder, canary = self._prepare(folder, version)
+                policy, canary = self._prepare(folder, version)
             except WeightsRejected as error:
                 self._num_rejected += 1
                 logger.warning("refused weights", extra={"version": version, "reason": str(error)})
                 raise
             loaded = time.perf_counter()
-            self._call(lambda: self._scheduler.swap(decoder, version))
+            self._call(lambda: self._scheduler.swap(policy.decoder, version, policy.adapter))
+            self._is_of_base = policy.is_base
             swapped = time.perf_counter()
             self._num_updates += 1
             update = WeightUpdate(version, (loaded - started) * 1e3, (swapped - loaded) * 1e3, canary)
@@ -211,11 +216,12 @@ class EmbeddedEngine:
             self._inbox.put(self._begin_closing)
             self._thread.join()
 
-    def _prepare(self, folder: Path, version: int) -> tuple[Decoder, CanaryCheck | None]:
+    def _prepare(self, folder: Path, version: int) -> tuple[PublishedPolicy, CanaryCheck | None]:
         current = self._scheduler.decoder
+        base_decoder = current if self._is_of_base else None
         with inference_threads(self._num_threads):
-            decoder = load_published(folder, version, self._base, current.with_state)
-            return decoder, prove(decoder, folder, version, self._canary_tolerance)
+            policy = load_published(folder, version, self._base, current.with_state, base_decoder)
+            return policy, prove(policy.decoder, folder, version, self._canary_tolerance, policy.adapter)
 
     def _run(self) -> None:
         try:
@@ -313,7 +319,8 @@ def start_engine(
     device = _device(config.device)
     dtype = _DTYPES[config.dtype]
     with inference_threads(config.threads):
-        decoder = _first_decoder(config, device, dtype)
+        policy = _first_policy(config, device, dtype)
+    decoder = policy.decoder
     positions = decoder.shape.max_positions
     wanted = config.max_model_len or min(positions, _DEFAULT_MODEL_LEN)
     if wanted > positions:
@@ -335,6 +342,7 @@ def start_engine(
         eos_token_ids=eos_token_ids,
         decode_text=decode_text,
         seed=config.seed,
+        policy_adapter=policy.adapter,
     )
     _log_memory(scheduler)
     return EmbeddedEngine(
@@ -343,6 +351,7 @@ def start_engine(
         canary_tolerance=config.canary_tolerance,
         num_threads=config.threads,
         base=config.model,
+        is_of_base=policy.is_base,
         on_death=on_death,
     )
 
@@ -359,7 +368,7 @@ def _log_memory(scheduler: Scheduler) -> None:
     logger.info("memory for keys and values", extra=about)
 
 
-def _first_decoder(config: InferenceConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+def _first_policy(config: InferenceConfig, device: torch.device, dtype: torch.dtype) -> PublishedPolicy:
     about = read_config(config.model)
 
     def make(state: Mapping[str, Tensor]) -> Decoder:
@@ -369,13 +378,13 @@ def _first_decoder(config: InferenceConfig, device: torch.device, dtype: torch.d
             raise UserError(f"{config.model}: {error}") from error
 
     if config.weights is None:
-        return make(read_state(config.model))
+        return PublishedPolicy(make(read_state(config.model)), is_base=True)
     try:
-        decoder = load_published(config.weights, config.version, config.model, make)
-        prove(decoder, config.weights, config.version, config.canary_tolerance)
+        policy = load_published(config.weights, config.version, config.model, make)
+        prove(policy.decoder, config.weights, config.version, config.canary_tolerance, policy.adapter)
     except WeightsRejected as error:
         raise UserError(f"{config.weights} cannot be started from: {error}") from error
-    return decoder
+    return policy
 
 
 def _device(name: str) -> torch.device:

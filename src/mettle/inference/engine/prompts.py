@@ -94,12 +94,15 @@ class PromptBatch:
         """Tokens still to compute, padding included."""
         return (self._longest - self._at) * len(self.prompts)
 
-    def compute(self, decoder: Decoder, num_tokens: int) -> int:
-        """Compute about `num_tokens` more, but at least a block of each prompt; the number computed."""
+    def compute(self, decoder: Decoder, num_tokens: int, policy_adapter: AdapterWeights | None = None) -> int:
+        """Compute about `num_tokens` more, but at least a block of each prompt; the number computed.
+
+        Prompts that chose no adapter are computed under the policy's own, if it has one.
+        """
         num_prompts = len(self.prompts)
         length = max(BLOCK, num_tokens // num_prompts // BLOCK * BLOCK)
         end = min(self._longest, self._at + length)
-        adapters = [None if p.adapter is None else p.adapter.weights for p in self.prompts]
+        adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
         hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters)
         for i, prompt in enumerate(self.prompts):
             if prompt.is_scored:

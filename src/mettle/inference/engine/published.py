@@ -14,13 +14,21 @@ from torch import Tensor
 
 from mettle.errors import StorageError, UserError
 from mettle.inference.engine.adapter_files import merged_state, read_adapter
-from mettle.inference.engine.adapters import AdapterWeights, fit_adapter
+from mettle.inference.engine.adapters import AdapterWeights, NotByRow, fit_adapter
 from mettle.inference.engine.canary import check_canary
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.protocol import WeightsRejected
 from mettle.inference.engine.weights import read_state
 from mettle.records.versions import CanaryCheck
 from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
+
+
+class PublishedPolicy(NamedTuple):
+    """A version of the policy: a decoder, and the adapter of its rows where it is the base's. `is_base` says so."""
+
+    decoder: Decoder
+    adapter: AdapterWeights | None = None
+    is_base: bool = False
 
 
 class PublishedAdapter(NamedTuple):
@@ -31,11 +39,17 @@ class PublishedAdapter(NamedTuple):
 
 
 def load_published(
-    folder: Path, version: int, base: Path | None, make: Callable[[Mapping[str, Tensor]], Decoder]
-) -> Decoder:
-    """A decoder with the weights of a published version, which `make` makes of a state dict.
+    folder: Path,
+    version: int,
+    base: Path | None,
+    make: Callable[[Mapping[str, Tensor]], Decoder],
+    base_decoder: Decoder | None = None,
+) -> PublishedPolicy:
+    """A published version, ready to serve; `make` makes a decoder of a state dict.
 
-    The weights of an adapter are added to those of the model in `base`.
+    An adapter is kept beside the base, which is `base_decoder` or else read from `base`, and costs its own size. Only
+    what no row can have of its own (experts, an output head, a model of transformers' own forward) is added to a copy
+    of the base's weights.
     Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
     """
     try:
@@ -48,10 +62,24 @@ def load_published(
             assert base is not None
             if base_digest_of(folder) != model_digest(base):
                 raise WeightsRejected(f"{folder} holds an adapter of another base than {base}")
-            return make(merged_state(read_state(base), read_adapter(folder)))
-        return make(read_state(folder))
+            return _beside_base(folder, base, make, base_decoder)
+        return PublishedPolicy(make(read_state(folder)))
     except (StorageError, UserError, KeyError, ValueError) as error:
         raise WeightsRejected(f"version {version} is not served: {error}") from error
+
+
+def _beside_base(
+    folder: Path, base: Path, make: Callable[[Mapping[str, Tensor]], Decoder], base_decoder: Decoder | None
+) -> PublishedPolicy:
+    file = read_adapter(folder)
+    decoder = base_decoder or make(read_state(base))
+    try:
+        if decoder.forward_of == "mettle":
+            adapter = fit_adapter(decoder.shape, file, decoder.device, decoder.dtype)
+            return PublishedPolicy(decoder, adapter, is_base=True)
+    except NotByRow:
+        pass
+    return PublishedPolicy(make(merged_state(read_state(base), file)))
 
 
 def load_adapter(

@@ -60,11 +60,13 @@ class Scheduler:
         eos_token_ids: Sequence[int] = (),
         decode_text: DecodeText | None = None,
         seed: int | None = None,
+        policy_adapter: AdapterWeights | None = None,
     ) -> None:
         self.version = version
         self.limits = limits
         self.totals = Totals()
         self._decoder = decoder
+        self._policy_adapter = policy_adapter
         self._eos = frozenset(eos_token_ids)
         self._decode_text = decode_text
         self._device = decoder.device
@@ -148,12 +150,17 @@ class Scheduler:
         self._batch = None
         self._requests.clear()
 
-    def swap(self, decoder: Decoder, version: int) -> None:
-        """Go on with other weights of the same shape. Running sequences keep their keys and values."""
+    def swap(self, decoder: Decoder, version: int, policy_adapter: AdapterWeights | None = None) -> None:
+        """Go on with other weights of the same shape. Running sequences keep their keys and values.
+
+        `policy_adapter` is what the policy adds to the decoder's weights: every row gets it that asked for no adapter.
+        """
         assert decoder.shape == self._decoder.shape, "a swap keeps the model's shape"
         # Adapters add to the base: what they computed upon the old one is no use either.
-        self._forget_prefixes({("", self.version), *self.adapters.units()})
-        self._decoder, self.version = decoder, version
+        upon_old = self.adapters.units() if decoder is not self._decoder else set()
+        self._forget_prefixes({("", self.version), *upon_old})
+        self._decoder, self.version, self._policy_adapter = decoder, version, policy_adapter
+        self._batch = None
 
     def put_adapter(self, name: str, path: Path, version: int, weights: AdapterWeights) -> None:
         """Serve an adapter's version as its newest. Running sequences keep their keys and values.
@@ -209,7 +216,7 @@ class Scheduler:
     def _compute_prompts(self) -> None:
         num_tokens = self.limits.max_prefill_tokens
         while self._prompts and num_tokens > 0:
-            num_tokens -= self._prompts[0].compute(self._decoder, num_tokens)
+            num_tokens -= self._prompts[0].compute(self._decoder, num_tokens, self._policy_adapter)
             if self._prompts[0].last_ND is None:
                 return
             self._begin(self._prompts.popleft())
@@ -287,7 +294,7 @@ class Scheduler:
     def _decode(self) -> None:
         batch = self._batch
         if batch is None:
-            batch = self._batch = _StepBatch(self._slots.rows, self._device)
+            batch = self._batch = _StepBatch(self._slots.rows, self._device, self._policy_adapter)
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
         hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters)
         sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
@@ -365,11 +372,13 @@ class Scheduler:
 class _StepBatch:
     """The running sequences in the order of their slots, with their newest tokens and where these stand."""
 
-    def __init__(self, rows: list[RunningSequence], device: torch.device) -> None:
+    def __init__(
+        self, rows: list[RunningSequence], device: torch.device, policy_adapter: AdapterWeights | None
+    ) -> None:
         self.rows = rows
         self.plan = SamplingPlan(rows, device)
         self.adapters = group_rows(
-            [None if row.owner.adapter is None else row.owner.adapter.weights for row in rows], device
+            [policy_adapter if row.owner.adapter is None else row.owner.adapter.weights for row in rows], device
         )
         self.token_ids = torch.tensor([row.newest for row in rows], device=device)
         self.positions = torch.tensor([row.length - 1 for row in rows], device=device)

@@ -1,17 +1,17 @@
 """vLLM as an engine: what `SamplingEngine` promises, kept over its server's routes.
 
 Ends are decided here, by the same rules as the embedded engine's (`engine.sequences`): which tokens stop, stop strings,
-the longest length. An update pauses vLLM, reads the weights in place, and lets it go on; the tokens that come then are
-held until prompt log-probabilities have reproduced the canary, and if they do not, the old weights are read back and
-the requests that ran are failed. Prefixes are cached under the version that computed them. Where vLLM has to recompute
-keys and values because memory ran out (preemption), it does so under the new weights.
+the longest length. An update of whole weights pauses vLLM, reads them in place, and lets it go on; the tokens that come
+then are held until prompt log-probabilities have reproduced the canary, and if they do not, the old weights are read
+back and the requests that ran are failed. One of an adapter is loaded and proven beside what is served, and counts for
+the requests that come then (`adapters`). Prefixes are cached under the version that computed them. Where vLLM has to
+recompute keys and values because memory ran out (preemption), it does so under the new weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 import uuid
@@ -38,16 +38,19 @@ from mettle.inference.engine.protocol import (
     WeightUpdate,
 )
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
-from mettle.inference.engine.served_adapters import ChosenAdapter, ServedAdapters
+from mettle.inference.engine.served_adapters import ServedAdapters
+from mettle.inference.vllm.adapters import VllmAdapters, VllmModel
 from mettle.inference.vllm.launch import SERVED_NAME, VllmServer
 from mettle.inference.vllm.spoken import SpokenChoice, alternatives, by_choice
 from mettle.inference.vllm.wire import VllmWire, sampling_body
 from mettle.records.versions import CanaryCheck
-from mettle.storage.weights import ADAPTER_CONFIG, Canary, read_canary, read_version
+from mettle.storage.weights import Canary, read_canary, read_version
 
 logger = logging.getLogger(__name__)
 
 MAX_SEEDS: Final = 2**63
+MAX_BIAS: Final = 100
+"""vLLM cuts larger ones to this without a word."""
 
 
 class VllmEngine:
@@ -75,7 +78,6 @@ class VllmEngine:
         self._loaded = config.version
         self._open = asyncio.Event()  # cleared while weights are exchanged: what is sent then has no version
         self._open.set()
-        self._adapters = ServedAdapters[str](config.max_adapters)
         self._unproven: int | None = None
         self._proven = asyncio.Event()
         self._proven.set()
@@ -100,8 +102,8 @@ class VllmEngine:
         params = request.params
         if params.stop and self._decode_text is None:
             raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")
-        if params.has_penalty or params.logit_bias:
-            raise RequestRefused("penalties and logit_bias are not passed on to vLLM by this server", "logit_bias")
+        if any(abs(bias) > MAX_BIAS for _, bias in params.logit_bias):
+            raise RequestRefused(f"vLLM takes biases from -{MAX_BIAS} to {MAX_BIAS}", "logit_bias")
         self._adapters.check(request)
         self._calls.take(request, listener)
 
@@ -126,7 +128,7 @@ class VllmEngine:
 
     def unload_adapter(self, name: str) -> None:
         """Take no more requests for it."""
-        self._calls.call(self._unload(name))
+        self._calls.call(self._adapters.unload(name))
 
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
@@ -169,13 +171,21 @@ class VllmEngine:
         # In the loop's thread, which lives as long as the engine: the child is tied to it.
         self._server = VllmServer(self._config, self._limits.max_model_len, self._log)
         self._wire = VllmWire(self._server.socket)
+        served = ServedAdapters[str](self._config.max_adapters, self._config.max_adapter_versions)
+        self._adapters = VllmAdapters(self._wire, self._config.model, served, self._check)
         await self._server.ready(self._wire.answers)
         if self._config.weights is not None:
             try:
-                await self._exchange(self._config.weights.resolve(), self._version)
-                await self._prove(read_canary(self._config.weights), self._version)
+                await self._begin_with(self._config.weights.resolve())
             except (MettleError, OSError, KeyError, ValueError) as error:
                 raise UserError(f"{self._config.weights} cannot be started from: {error}") from error
+
+    async def _begin_with(self, folder: Path) -> None:
+        if read_version(folder).kind == "lora":
+            await self._adapters.take_policy(folder, self._version)
+            return
+        await self._exchange(folder, self._version)
+        await self._prove(read_canary(folder), self._version)
 
     async def _farewell(self) -> None:
         if hasattr(self, "_wire"):
@@ -194,10 +204,9 @@ class VllmEngine:
         request = running.request
         self._num_requests += 1
         self._num_prompt_tokens += len(request.prompt_ids)
-        chosen = self._adapters.choose(request)
         if request.prompt_logprobs:
-            model = SERVED_NAME if chosen is None else chosen.weights
-            running.prompt_logprobs = await self._wire.score(request.prompt_ids, model)
+            async with self._adapters.chosen(request, self._loaded) as model:
+                running.prompt_logprobs = await self._wire.score(request.prompt_ids, model.name)
         if request.params.max_tokens == 0:
             for choice in running.choices:
                 running.end_choice(choice, "length")
@@ -206,7 +215,7 @@ class VllmEngine:
             try:
                 async with asyncio.TaskGroup() as group:
                     for part, seed in _parts(request, sequences):
-                        group.create_task(self._speak(running, part, seed, chosen))
+                        group.create_task(self._send(running, part, seed))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # one request, one reason
         running.finish()
@@ -218,21 +227,21 @@ class VllmEngine:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self._eos))
         return [RunningSequence(running, choice, longest, stops, None, self._decode_text) for choice in running.choices]
 
+    async def _send(self, running: RunningRequest, part: list[RunningSequence], seed: int | None) -> None:
+        await self._open.wait()
+        async with self._adapters.chosen(running.request, self._loaded) as model:
+            await self._speak(running, part, seed, model)
+
     async def _speak(
-        self,
-        running: RunningRequest,
-        part: list[RunningSequence],
-        seed: int | None,
-        chosen: ChosenAdapter[str] | None,
+        self, running: RunningRequest, part: list[RunningSequence], seed: int | None, model: VllmModel
     ) -> None:
         """Some choices of a request, as one request of vLLM's."""
-        await self._open.wait()
         request, name = running.request, f"mettle{uuid.uuid4().hex}"
         room = self._limits.max_model_len - len(request.prompt_ids)
         longest = room if request.params.max_tokens is None else min(request.params.max_tokens, room)
         body = {
             "request_id": name,
-            "model": SERVED_NAME if chosen is None else chosen.weights,
+            "model": model.name,
             "token_ids": list(request.prompt_ids),
             "stream": True,
             "cache_salt": f"v{self._loaded}",
@@ -241,9 +250,10 @@ class VllmEngine:
                 seed=seed, top=request.top_logprobs,
             ),
         }  # fmt: skip
-        version = self._loaded if chosen is None else chosen.unit[1]
-        is_base = chosen is None
-        spoken = [SpokenChoice(sequence, name, index, version, is_base=is_base) for index, sequence in enumerate(part)]
+        spoken = [
+            SpokenChoice(sequence, name, index, model.version, is_base=model.is_base)
+            for index, sequence in enumerate(part)
+        ]
         task = asyncio.current_task()
         assert task is not None, "a request is spoken in a task"
         self._spoken.update(spoken)
@@ -260,7 +270,7 @@ class VllmEngine:
         except asyncio.CancelledError:
             if task not in self._refused:
                 raise
-            raise EngineLost("sampled under weights that were refused; ask again") from None
+            raise EngineLost("sampled under weights that are not served any more; ask again") from None
         finally:
             self._spoken.difference_update(spoken)
             self._talks.discard(task)
@@ -277,8 +287,15 @@ class VllmEngine:
 
     async def _update(self, folder: Path, version: int) -> WeightUpdate:
         async with self._updating:
-            canary = _published(folder, version)
+            kind, canary = _published(folder, version)
             started = time.perf_counter()
+            if kind == "lora":
+                check = await self._adapters.take_policy(folder, version)
+                self._version = version
+                return WeightUpdate(version, (time.perf_counter() - started) * 1e3, 0.0, check)
+            if self._adapters.is_policy:  # what runs under an adapter would go on over another base
+                self._fail_what_runs()
+                await self._adapters.drop_policy()
             self._unproven = version
             self._proven.clear()
             try:
@@ -325,36 +342,8 @@ class VllmEngine:
     async def _load_adapter(self, name: str, folder: Path, version: int | None) -> WeightUpdate:
         async with self._updating:
             started = time.perf_counter()
-            rank, number, canary = _adapter(folder, version)
-            number = self._adapters.next_version(name) if number is None else number
-            self._adapters.check_room(name)
-            model = f"{name}@v{number}"
-            try:
-                await self._wire.load_adapter(model, folder)
-                check = await self._check(canary, number, model)
-            except WeightsRejected:
-                await self._wire.unload_adapter(model)
-                raise
-            except (RequestRefused, ServiceError) as error:
-                if isinstance(error, EngineLost):
-                    raise
-                hint = "" if "--enable-lora" in self._vllm_args else " (`--enable-lora` is not in vllm.args)"
-                raise WeightsRejected(f"adapter {name!r} is not served: {error}{hint}") from error
-            before = self._adapters.units()
-            self._adapters.put(name, folder, rank, number, model)
-            for old, dropped in before - self._adapters.units():
-                await self._wire.unload_adapter(f"{old}@v{dropped}")
+            number, check = await self._adapters.load(name, folder, version)
             return WeightUpdate(number, (time.perf_counter() - started) * 1e3, 0.0, check)
-
-    async def _unload(self, name: str) -> None:
-        models = [f"{name}@v{number}" for found, number in self._adapters.units() if found == name]
-        self._adapters.remove(name)
-        for model in models:
-            await self._wire.unload_adapter(model)
-
-    @property
-    def _vllm_args(self) -> tuple[str, ...]:
-        return () if self._config.vllm is None else self._config.vllm.args
 
     async def _check(self, canary: Canary | None, version: int, model: str = SERVED_NAME) -> CanaryCheck | None:
         if canary is None:
@@ -378,40 +367,26 @@ class VllmEngine:
 
     async def _go_back(self) -> None:
         """Read the old weights back. What ran has tokens of the refused ones in its keys and values: it is failed."""
+        self._fail_what_runs()
+        await self._exchange(self._folder, self._version)
+
+    def _fail_what_runs(self) -> None:
         for choice in self._spoken:
             choice.held.clear()
         self._refused.update(self._talks)
         for task in self._talks:
             task.cancel()
-        await self._exchange(self._folder, self._version)
 
 
-def _published(folder: Path, version: int) -> Canary | None:
+def _published(folder: Path, version: int) -> tuple[str, Canary | None]:
+    """What kind of weights a publication of `version` holds, and its canary. Raises: WeightsRejected."""
     try:
         published = read_version(folder)
-        if published.kind != "full":
-            raise WeightsRejected(f"{folder} holds {published.kind!r} weights; this engine takes full ones")
         if published.version != version:
             raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
-        return read_canary(folder)
+        return published.kind, read_canary(folder)
     except (StorageError, OSError, KeyError, ValueError) as error:
         raise WeightsRejected(f"version {version} is not served: {error}") from error
-
-
-def _adapter(folder: Path, version: int | None) -> tuple[int, int | None, Canary | None]:
-    """Rank, number (if the folder says one) and canary of an adapter's folder. Raises: WeightsRejected."""
-    try:
-        rank = int(json.loads((folder / ADAPTER_CONFIG).read_text())["r"])
-        if not (folder / "manifest.json").exists():
-            if version is not None:
-                raise WeightsRejected(f"{folder} is no published version, and v{version} was asked for")
-            return rank, None, None
-        published = read_version(folder)
-        if version not in (None, published.version):
-            raise WeightsRejected(f"{folder} holds version {published.version}, not {version}")
-        return rank, published.version, read_canary(folder)
-    except (StorageError, OSError, KeyError, ValueError, TypeError) as error:
-        raise WeightsRejected(f"no adapter in {folder}: {type(error).__name__}: {error}") from error
 
 
 def _parts(

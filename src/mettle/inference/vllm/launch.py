@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mettle.errors import ServiceError, UserError
-from mettle.inference.config import InferenceConfig
+from mettle.inference.config import LORA_RANKS, InferenceConfig
 from mettle.processes.child import ChildProcess, how_it_ended
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 SERVED_NAME: Final = "policy"
 WORKER_MODULE: Final = "mettle_vllm_worker"
 TAIL_LINES: Final = 12
+LORAS_IN_A_BATCH: Final = 4
+"""Versions of adapters that one step of vLLM's computes together; the requests of a further one wait."""
 _POLL_S: Final = 0.25
 _TELL_EVERY_S: Final = 15.0
 _ENVIRONMENT: Final = {
@@ -31,6 +33,8 @@ _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    # GiB for keys and values, which builds for CPUs alone read: else they want most of the host's memory free.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 
 
@@ -46,13 +50,12 @@ class VllmServer:
         self.socket = self._folder / "http"
         shutil.copy(Path(__file__).with_name("worker.py"), self._folder / f"{WORKER_MODULE}.py")
         self._log = log or self._folder / "out"
-        kv = {"VLLM_CPU_KVCACHE_SPACE": "1"} if config.device == "cpu" else {}
         try:
             self._child = ChildProcess(
                 command(config, self.socket, max_model_len),
                 tie="thread",
                 output=self._log,
-                environment={**_ENVIRONMENT, **kv, "PYTHONPATH": str(self._folder), **config.vllm.environment},
+                environment={**_ENVIRONMENT, "PYTHONPATH": str(self._folder), **config.vllm.environment},
             )
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -110,4 +113,20 @@ def command(config: InferenceConfig, socket: Path, max_model_len: int) -> list[s
         "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--enable-scale-out",
     ]  # fmt: skip
     seed = [] if config.seed is None else ["--seed", str(config.seed)]
-    return [*made, *seed, *config.vllm.args]
+    kv = [] if config.kv_cache_bytes is None else ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]
+    return [*made, *seed, *kv, *_lora_arguments(config), *config.vllm.args]
+
+
+def _lora_arguments(config: InferenceConfig) -> list[str]:
+    assert config.vllm is not None, "the config was checked"
+    if config.vllm.lora_rank is None:
+        return []
+    rank = next(rank for rank in LORA_RANKS if rank >= config.vllm.lora_rank)
+    # Beside those that requests may name there are the run's own newest version and those that still run.
+    kept = config.max_adapters * config.max_adapter_versions + LORAS_IN_A_BATCH
+    return [
+        "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(LORAS_IN_A_BATCH),
+        "--max-cpu-loras", str(kept),
+        # Else the head is wrapped too, and on CPUs prompt log-probabilities beside other requests end the process.
+        "--lora-target-modules", *config.vllm.lora_modules,
+    ]  # fmt: skip

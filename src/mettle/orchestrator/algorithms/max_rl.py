@@ -10,8 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mettle.orchestrator.algorithms import Algorithm
-from mettle.orchestrator.algorithms.grpo import EQUAL_WITHIN
-from mettle.orchestrator.credit import per_rollout, rewards_of
+from mettle.orchestrator.credit import are_equal, per_rollout, rewards_of
 from mettle.records.tasks import Credit, GroupRecord
 
 if TYPE_CHECKING:
@@ -27,6 +26,6 @@ class MaxRL(Algorithm):
         """Exact zeros when all rewards are equal or their mean is not positive."""
         rewards, scored = rewards_of(group), group.rewards
         mean = math.fsum(scored) / len(scored) if scored else 0.0
-        if mean <= 0.0 or max(scored) - min(scored) <= EQUAL_WITHIN:
+        if mean <= 0.0 or are_equal(scored):
             return per_rollout(None if reward is None else 0.0 for reward in rewards)
         return per_rollout(None if reward is None else (reward - mean) / mean for reward in rewards)

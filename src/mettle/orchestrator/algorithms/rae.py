@@ -1,7 +1,8 @@
-"""RAE: reward minus a running mean of the environment's rewards.
+"""RAE: reward minus a running mean of the environment's rewards, or of the agent's where several play.
 
-A = r - b, then b <- decay * b + (1 - decay) * r, with b = 0 at first and one baseline an environment. It needs no
-siblings, so groups may have one rollout. Source: role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119.
+A = r - b, then b <- decay * b + (1 - decay) * r, with b = 0 at first and one baseline an environment, and in it one an
+agent where the rollouts' `info` names one under `agent_key` (the seats of a game differ in what they can win). It needs
+no siblings, so groups may have one rollout. Source: role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119.
 The baselines are state: they are stored with every scored group and survive a restart.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mettle.orchestrator.algorithms import Algorithm
-from mettle.orchestrator.credit import per_rollout, rewards_of
+from mettle.orchestrator.credit import label_of, per_rollout
 from mettle.records.tasks import Credit, GroupRecord
 
 if TYPE_CHECKING:
@@ -19,29 +20,31 @@ if TYPE_CHECKING:
 
 
 class RAE(Algorithm):
-    """Reward minus an exponential moving average, kept by environment."""
+    """Reward minus an exponential moving average, kept by environment and agent."""
 
-    def __init__(self, *, decay: float = 0.95) -> None:
+    def __init__(self, *, decay: float = 0.95, agent_key: str = "agent") -> None:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay must be in [0, 1), not {decay}")
         self._decay = decay
+        self._agent_key = agent_key
         self._baselines: dict[str, float] = {}
 
     async def credit(self, group: GroupRecord, services: Services) -> list[Credit | None]:
         """Each reward is compared with the baseline before it moves; an errored rollout moves nothing."""
-        baseline = self._baselines.get(group.draw.env_id, 0.0)
         found: list[float | None] = []
-        for reward in rewards_of(group):
-            if reward is None:
+        for rollout in group.rollouts:
+            if rollout.reward is None:
                 found.append(None)
                 continue
-            found.append(reward - baseline)
-            baseline = self._decay * baseline + (1.0 - self._decay) * reward
-        self._baselines[group.draw.env_id] = baseline
+            agent = label_of(rollout, self._agent_key)
+            key = f"{group.draw.env_id}/{agent}" if agent else group.draw.env_id
+            baseline = self._baselines.get(key, 0.0)
+            found.append(rollout.reward - baseline)
+            self._baselines[key] = self._decay * baseline + (1.0 - self._decay) * rollout.reward
         return per_rollout(found)
 
     def state(self) -> dict[str, Any]:
-        """The baselines by environment."""
+        """The baselines by environment, or environment/agent."""
         return {"baselines": dict(self._baselines)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ class TurnReturns(Algorithm):
         self._discount = discount
 
     async def credit(self, group: GroupRecord, services: Services) -> list[Credit | None]:
-        returns = [None if r.reward is None else self._returns(r) for r in group.rollouts]
+        returns = [None if r.reward is None else discounted_returns(r, self._discount) for r in group.rollouts]
         most = max((len(values) for values in returns if values is not None), default=0)
         by_turn = [
             group_advantages([None if values is None or t >= len(values) else values[t] for values in returns])
@@ -40,12 +40,17 @@ class TurnReturns(Algorithm):
             for i, values in enumerate(returns)
         ]
 
-    def _returns(self, rollout: RolloutRecord) -> list[float]:
-        rewards = [turn.reward or 0.0 for turn in rollout.turns]
-        if rewards and all(turn.reward is None for turn in rollout.turns):
-            rewards[-1] = rollout.reward or 0.0
-        following, found = 0.0, []
-        for reward in reversed(rewards):
-            following = reward + self._discount * following
-            found.append(following)
-        return found[::-1]
+
+def discounted_returns(rollout: RolloutRecord, discount: float) -> list[float]:
+    """For each turn what it and those after it were given, each later one discounted once more.
+
+    A rollout whose turns have no rewards of their own has its reward at its last turn.
+    """
+    rewards = [turn.reward or 0.0 for turn in rollout.turns]
+    if rewards and all(turn.reward is None for turn in rollout.turns):
+        rewards[-1] = rollout.reward or 0.0
+    following, found = 0.0, []
+    for reward in reversed(rewards):
+        following = reward + discount * following
+        found.append(following)
+    return found[::-1]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mettle.config.plugins import Plugins
+from mettle.trainer.losses.surrogates import sequence_mean, sequence_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,14 @@ LOSSES = Plugins(
         "ppo_clip": "mettle.trainer.losses.ppo_clip:PpoClipLoss",
         "gspo": "mettle.trainer.losses.gspo:GspoLoss",
         "cispo": "mettle.trainer.losses.cispo:CispoLoss",
+        "truncated_is": "mettle.trainer.losses.truncated_is:TruncatedIsLoss",
+        "masked_is": "mettle.trainer.losses.masked_is:MaskedIsLoss",
+        "importance_sampling": "mettle.trainer.losses.importance_sampling:ImportanceSamplingLoss",
+        "dro": "mettle.trainer.losses.dro:DroLoss",
     },
 )
+Level = Literal["token", "sequence", "geometric"]
+"""Whose ratio: the token's, the product over its sequence's members, or the geometric mean over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +62,27 @@ class SeenByLoss:
 
     def sequence_mean(self, values_K: Tensor) -> Tensor:
         """[K]: for each token the mean of `values_K` over the members of its sequence; 0 where it has none."""
-        # K places are enough for the sums, for each sequence of a pass has a target; so no size is asked of a GPU.
-        kept_K = values_K.masked_fill(~self.is_member_K, 0.0)
-        sums_K = values_K.new_zeros(len(values_K)).index_add(0, self.sequence_K, kept_K)
-        counts_K = values_K.new_zeros(len(values_K)).index_add(0, self.sequence_K, self.is_member_K.to(values_K.dtype))
-        return (sums_K / counts_K.clamp(min=1.0))[self.sequence_K]
+        return sequence_mean(values_K, self.is_member_K, self.sequence_K)
+
+    def sequence_sum(self, values_K: Tensor) -> Tensor:
+        """[K]: for each token the sum of `values_K` over the members of its sequence."""
+        return sequence_sum(values_K, self.is_member_K, self.sequence_K)
+
+    def log_ratio(self, level: Level, limit: float) -> Tensor:
+        """[K] without gradient: of the token itself, of its sequence (at most `limit` either way), or their mean."""
+        own_K = self.log_ratio_K.detach()
+        if level == "token":
+            return own_K
+        if level == "geometric":
+            return self.sequence_mean(own_K)
+        return self.sequence_sum(own_K).clamp(-limit, limit)
 
 
 class PolicyLoss(BaseModel):
     """What all losses have in common.
 
-    A token's term is w (kl_tau k^2 - adv_tau surrogate - entropy_tau H), k the log-ratio, H the entropy.
+    A token's term is w (kl_tau P - adv_tau surrogate - entropy_tau H), P the penalty `kl` for leaving the sampler, H
+    the entropy.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,21 +91,30 @@ class PolicyLoss(BaseModel):
     """token: importance ratios against the sampler's logprobs; none: all are 1 (right only without lag)."""
     adv_tau: float = Field(default=1.0, ge=0)
     """Weight of the advantage term."""
+    kl: Literal["squared", "k3"] = "squared"
+    """The penalty for leaving the sampler: squared is k^2; k3 is exp(k) - k - 1, whose mean is the KL divergence of the
+    policy from the sampler (never negative, and of less variance than -k)."""
     kl_tau: float = Field(default=1e-3, ge=0)
-    """Weight of the squared log-ratio, which holds the policy near the sampler. The tiny recipe uses 0."""
+    """Weight of that penalty. The tiny recipe uses 0."""
     entropy_tau: float = Field(default=0.0, ge=0)
     """Weight of the entropy of a trained token's distribution: keeps alternatives alive that noise would close. It
     fades with the learning rate; at half the peak rate it is half of this."""
     mask_low: float = Field(default=0.2, gt=0)
     """ref_kl and default: drop a token whose probability fell by more than this (where its advantage is not > 0)."""
     ref_kl_tau: float = Field(default=1e-3, ge=0)
-    """Weight of the squared log-ratio inside the ref_kl component."""
+    """Weight of the same penalty inside the ref_kl component."""
     log_ratio_clamp: float = Field(default=20.0, gt=0, le=80)
     """Log-ratios beyond this are cut (their gradient is 0) and counted, so that exp() stays finite."""
 
     def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
         """([K] what is to be made large, before weights; [K] True where a trust region holds the token back)."""
         raise NotImplementedError
+
+    def penalty(self, log_ratio_K: Tensor) -> Tensor:
+        """[K] what leaving the sampler costs, before its weight. Source of k3: joschu.net/blog/kl-approx.html."""
+        if self.kl == "k3":
+            return log_ratio_K.exp() - log_ratio_K - 1
+        return log_ratio_K.square()
 
     def build(self) -> PolicyLoss:
         """The loss that this configures."""

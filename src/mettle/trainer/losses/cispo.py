@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mettle.trainer.losses import PolicyLoss, SeenByLoss
+from mettle.trainer.losses.surrogates import weighted_logprob
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,4 +29,4 @@ class CispoLoss(PolicyLoss):
     def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
         ratio_K = seen.log_ratio_K.detach().exp()
         weight_K = ratio_K.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return weight_K * seen.columns.advantages * seen.logprobs_K, weight_K != ratio_K
+        return weighted_logprob(weight_K, seen.columns.advantages, seen.logprobs_K), weight_K != ratio_K

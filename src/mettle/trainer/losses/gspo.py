@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mettle.trainer.losses import PolicyLoss, SeenByLoss
+from mettle.trainer.losses.surrogates import as_token_ratio, clipped_gain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +29,5 @@ class GspoLoss(PolicyLoss):
     """The sequence's ratio counts up to 1 + clip_high."""
 
     def surrogate(self, seen: SeenByLoss) -> tuple[Tensor, Tensor]:
-        advantages_K = seen.columns.advantages
-        mean_K = seen.sequence_mean(seen.log_ratio_K.detach())
-        ratio_K = (mean_K + seen.logprobs_K - seen.logprobs_K.detach()).exp()
-        gain_K = ratio_K * advantages_K
-        clipped_K = ratio_K.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages_K
-        return gain_K.minimum(clipped_K), clipped_K < gain_K
+        ratio_K = as_token_ratio(seen.log_ratio("geometric", self.log_ratio_clamp), seen.logprobs_K)
+        return clipped_gain(ratio_K, seen.columns.advantages, 1 - self.clip_low, 1 + self.clip_high)

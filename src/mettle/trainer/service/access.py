@@ -21,6 +21,8 @@ from mettle.web.problems import HttpError
 
 PREFIX: Final = "tml-"
 HEADER: Final = "x-api-key"
+_JWT: Final = "eyJ"
+"""What a JSON object's first characters are in base64."""
 LINK_S: Final = 3600.0
 
 
@@ -59,6 +61,12 @@ class TenantKeys:
     def owner(self, headers: Mapping[str, str]) -> str:
         """Who asks. Raises: HttpError 401."""
         key = headers.get(HEADER, "")
+        if (key or headers.get("authorization", "").removeprefix("Bearer ")).startswith(_JWT):
+            raise HttpError(
+                401,
+                "this is a token (JWT) of the hosted service, which this server cannot check: set TINKER_API_KEY to a"
+                f" key of its own, as `mettle train key NAME` makes ({PREFIX}...), and unset TINKER_CREDENTIAL_CMD",
+            )
         if not key.startswith(PREFIX):
             raise HttpError(401, f"this server wants a key that begins with {PREFIX!r} in X-API-Key")
         digest = secret_digest(key)

@@ -6,14 +6,18 @@ without files. Invariant: carried out twice, because a crash came in between, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from mettle.errors import UserError
 from mettle.trainer.service.bodies import LoadBody, SaveBody, read_body_of
 from mettle.trainer.service.config import TrainServeConfig
+from mettle.trainer.service.encryption import encrypt_files, is_encrypted, read_recipients
 from mettle.trainer.service.folders import WeightFolders
 from mettle.trainer.service.models import ResidentModels, as_result
 from mettle.trainer.service.records import (
+    INFLIGHT,
     SEGMENTS,
     CheckpointKind,
     Operation,
@@ -72,6 +76,8 @@ class Operations:
         if saved.base_model != model.base_model:
             raise UserError(f"path: the weights at {body.path!r} are of {saved.base_model!r}, not {model.base_model!r}")
         folder = self._weights.path(saved.folder)
+        if is_encrypted(folder):
+            raise UserError(f"path: {body.path!r} is encrypted for others; load the checkpoint that it is an export of")
         core = self._models.core
         running = core.load(model.model_id, folder, has_optimizer=body.optimizer)
         name = self._models.states.write(lambda into: core.save(running, into, has_optimizer=True))
@@ -91,7 +97,7 @@ class Operations:
         running = self._models.get(model.model_id)
         name = self._write(running, has_optimizer=False)
         sampler_id = (
-            f"{model.model_id}:inflight"
+            f"{model.model_id}{INFLIGHT}"
             if body.kind == "inflight"
             else f"{model.session_id}:sample:{body.sampling_session_seq_id}"
         )
@@ -105,8 +111,9 @@ class Operations:
 
     def _save(self, operation: Operation, model: TrainedModel, kind: CheckpointKind) -> None:
         body = read_body_of(SaveBody, operation.body)
-        if body.age_encryption_recipients:
-            raise UserError("age_encryption_recipients: this server does not encrypt; leave it out")
+        recipients = read_recipients(body.age_encryption_recipients or ())
+        if recipients and kind != "external":
+            raise UserError("age_encryption_recipients: exports alone are encrypted (save_weights_external)")
         saved_name = body.path or f"{operation.seq_id:06d}"
         path = f"tinker://{model.model_id}/{SEGMENTS[kind]}/{saved_name}"
         before = self._store.checkpoint(path, model.owner)
@@ -116,7 +123,7 @@ class Operations:
         if stored >= self._config.max_stored_bytes:
             raise UserError(f"{stored:,} bytes are stored for this key and no more are taken; delete checkpoints")
         running = self._models.get(model.model_id)
-        name = self._write(running, has_optimizer=kind == "training")
+        name = self._write(running, has_optimizer=kind == "training", recipients=recipients)
         now = self._store.clock()
         saved = SavedWeights(
             path, model.model_id, model.owner, kind, saved_name, name, self._weights.size(name), now,
@@ -130,6 +137,10 @@ class Operations:
         if before is not None:
             self._weights.remove(before.folder)
 
-    def _write(self, running: Tenant, *, has_optimizer: bool) -> str:
-        core = self._models.core
-        return self._weights.write(lambda folder: core.save(running, folder, has_optimizer=has_optimizer))
+    def _write(self, running: Tenant, *, has_optimizer: bool, recipients: Sequence[Any] = ()) -> str:
+        def fill(folder: Path) -> None:
+            self._models.core.save(running, folder, has_optimizer=has_optimizer)
+            if recipients:
+                encrypt_files(folder, recipients)
+
+        return self._weights.write(fill)

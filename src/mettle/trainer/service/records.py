@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+INFLIGHT = ":inflight"
+"""The end of the name of a model's one sampler that later saves change."""
 State = Literal["waiting", "done", "failed", "cancelled"]
 Kind = Literal[
     "create_model", "forward", "forward_backward", "optim_step", "save_weights", "save_weights_for_sampler",
@@ -100,6 +102,11 @@ class Sampler:
     folder: str
     created_at: float
     version: int = 0
+
+    @property
+    def is_inflight(self) -> bool:
+        """Whether a later save changes what it samples with; `version` then counts the saves."""
+        return self.sampler_id.endswith(INFLIGHT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from mettle.errors import UserError
 from mettle.trainer.service.access import Signer, TenantKeys
 from mettle.trainer.service.bodies import SampleBody
 from mettle.trainer.service.config import TrainServeConfig
+from mettle.trainer.service.encryption import is_encrypted
 from mettle.trainer.service.folders import WeightFolders
 from mettle.trainer.service.records import Kind, Operation, Outcome, SavedWeights, TrainedModel
 from mettle.trainer.service.samplers import SamplerPool
@@ -127,8 +128,15 @@ class TrainingService:
         if name != self.config.model_name:
             raise UserError(f"base_model: {str(name)[:120]!r} is not served here; {self.config.model_name!r} is")
 
-    def check_quota(self, owner: str) -> None:
-        """Raises: HttpError 429 while too much of theirs waits."""
+    def check_quota(self, owner: str, request_id: str = "") -> None:
+        """Raises: HttpError 429 while too much of theirs waits.
+
+        What was accepted before is answered again, and what others wait for is let in, or neither would ever end.
+        """
+        model_id, _, number = request_id.rpartition(":")
+        is_next = number.isdigit() and self.worker.awaited(model_id) == int(number)
+        if is_next or (request_id and self.store.operation(request_id) is not None):
+            return
         count, num_bytes = self.store.pending(owner)
         if count >= self.config.max_waiting or num_bytes >= self.config.max_waiting_bytes:
             raise HttpError(429, f"{count} requests of this key wait ({num_bytes:,} bytes); more are taken later")
@@ -200,6 +208,8 @@ class TrainingService:
         saved = self.store.checkpoint(path, operation.owner)
         if saved is None:
             raise UserError(f"model_path: there are no weights at {path[:200]!r}")
+        if is_encrypted(self.weights.path(saved.folder)):
+            raise UserError(f"model_path: {path[:200]!r} is encrypted for others; sample with what it is an export of")
         return saved.folder
 
     async def outcome(self, request_id: str, limit_s: float) -> Outcome | None:

@@ -99,6 +99,12 @@ class TrainingWorker:
             self._store.settle(operation, Outcome("failed", operation.kind, b"", "user", error))
             self._on_settled(operation.request_id)
 
+    def awaited(self, model_id: str) -> int | None:
+        """The number that the waiting operations of a model wait for; None where none wait, or the next is there."""
+        with self._changed:
+            order = self._orders.get(model_id)
+            return None if order is None or not order.waiting or order.ready is not None else order.last + 1
+
     def call(self, do: Callable[[], T]) -> Future[T]:
         """Do something with the core between two passes."""
         done: Future[T] = Future()

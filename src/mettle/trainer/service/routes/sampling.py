@@ -44,7 +44,13 @@ async def get_sampler(request: Request) -> Response:
     sampler = service.store.sampler(request.path_params["sampler_id"], owner)
     if sampler is None:
         raise HttpError(404, f"there is no sampler {request.path_params['sampler_id'][:120]!r}")
-    body: dict[str, Any] = {"sampler_id": sampler.sampler_id, "base_model": sampler.base_model}
+    body: dict[str, Any] = {
+        "sampler_id": sampler.sampler_id,
+        "base_model": sampler.base_model,
+        # Clients pass these two over: whether later saves change the weights, and how many have.
+        "kind": "inflight" if sampler.is_inflight else "snapshot",
+        "version": sampler.version,
+    }
     return json_response(body | ({"model_path": sampler.model_path} if sampler.model_path else {}))
 
 
@@ -63,7 +69,6 @@ async def asample(request: Request) -> Response:
     """A sample; what is wrong with it is told by its future."""
     service = service_of(request)
     owner = service.owner(request)
-    service.check_quota(owner)
     body = await read_json(request)
     sampler_id, number = body.get("sampling_session_id"), body.get("seq_id")
     session_id = ""
@@ -75,6 +80,7 @@ async def asample(request: Request) -> Response:
         session_id = sampler.session_id
         if type(number) is int:
             request_id = f"{sampler_id}:{number}"
+    service.check_quota(owner, request_id)
     count = body.get("num_samples", 1)
     num = count if type(count) is int and 1 <= count <= service.config.max_sequences else 1
     try:

@@ -84,18 +84,19 @@ async def forward_backward(request: Request) -> Response:
 async def _pass(request: Request, part: str, *, is_forward_only: bool) -> Response:
     service = service_of(request)
     owner = service.owner(request)
-    service.check_quota(owner)
     packed = await read_body(request)
     data = unpacked(packed, request.headers.get("content-encoding", ""), max_bytes=MAX_BODY_BYTES)
     kind: Kind = "forward" if is_forward_only else "forward_backward"
     if request.headers.get("content-type", "").startswith(PROTOBUF):
         message = messages.parse(messages.ForwardBackwardRequest, data)
         model, seq_id = service.model_of(message.model_id, owner), _number(message.seq_id)
+        service.check_quota(owner, f"{model.model_id}:{seq_id}")
         if message.forward_only:
             kind = "forward"
         return json_response(service.accept_training(kind, model, seq_id, messages.encode(message)))
     body = json_object(data)
     model, seq_id = service.model_of(body.get("model_id"), owner), _number(body.get("seq_id"))
+    service.check_quota(owner, f"{model.model_id}:{seq_id}")
     try:
         content = messages.encode(message_of_json(body, part, is_forward_only=is_forward_only))
     except UserError as error:
@@ -141,8 +142,8 @@ async def get_info(request: Request) -> Response:
 
 
 def _accept_json(service: TrainingService, owner: str, kind: Kind, body: dict[str, Any]) -> Response:
-    service.check_quota(owner)
     model, seq_id = service.model_of(body.get("model_id"), owner), _number(body.get("seq_id"))
+    service.check_quota(owner, f"{model.model_id}:{seq_id}")
     content = canonical(body)
     try:
         read_body_of(_CHECKED[kind], content)

@@ -17,16 +17,14 @@ from starlette.responses import FileResponse, Response
 
 from mettle.errors import UserError
 from mettle.trainer.service.bodies import MAX_TTL_S, MIN_TTL_S
+from mettle.trainer.service.encryption import INTERNAL
 from mettle.trainer.service.records import SavedWeights, TrainedModel
 from mettle.trainer.service.routes.sessions import page_of
 from mettle.trainer.service.service import TrainingService, service_of
-from mettle.trainer.tenant_files import OPTIMISER_FILE, STATE_FILE
 from mettle.web.bodies import read_json
 from mettle.web.problems import HttpError, json_response
 
 COMPLETE = "checkpoint_complete"
-_INTERNAL = (OPTIMISER_FILE, STATE_FILE)
-"""Files of ours beside PEFT's."""
 _KNOWS_EXTERNAL = (0, 30)
 """The SDK from which on external weights are known."""
 _RUN = "/api/v1/training_runs/{run_id}"
@@ -133,7 +131,7 @@ async def file_links(request: Request) -> Response:
     links = {
         file.name: _link(service, request, saved.folder, file.name)
         for file in sorted(service.weights.path(saved.folder).iterdir())
-        if file.name not in _INTERNAL
+        if file.name not in INTERNAL
     }
     expires = min(expires for _, expires in links.values())
     urls = {name: url for name, (url, _) in links.items()}
@@ -158,7 +156,7 @@ def _tar(folder: Path) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for file in sorted(folder.iterdir()):
-            if file.name not in _INTERNAL:
+            if file.name not in INTERNAL:
                 tar.add(file, arcname=file.name)
         tar.addfile(tarfile.TarInfo(COMPLETE))
     return buffer.getvalue()

@@ -71,8 +71,8 @@ class Server:
 
     async def load_adapter(self, request: Request) -> Response:
         body = await request.json()
-        if not self.has_lora:
-            return JSONResponse({"error": {"message": "LoRA is not enabled"}}, status_code=400)
+        if not self.has_lora:  # the route is not there then
+            return JSONResponse({"detail": "Not Found"}, status_code=404)
         try:
             await asyncio.to_thread(self.engine.load_adapter, body["lora_name"], Path(body["lora_path"]))
         except WeightsRejected as error:
@@ -99,7 +99,9 @@ class Server:
             params=SamplingParams(
                 sampling["max_tokens"], sampling["temperature"], sampling.get("top_p", 1.0), sampling.get("top_k", -1),
                 sampling.get("min_p", 0.0), sampling.get("seed"), (), tuple(sampling.get("stop_token_ids", ())),
-                sampling.get("ignore_eos", False),
+                sampling.get("ignore_eos", False), sampling.get("presence_penalty", 0.0),
+                sampling.get("frequency_penalty", 0.0), sampling.get("repetition_penalty", 1.0),
+                tuple((int(token), bias) for token, bias in (sampling.get("logit_bias") or {}).items()),
             ),
             n=sampling.get("n", 1),
             prompt_logprobs=sampling.get("prompt_logprobs") is not None,
@@ -199,6 +201,9 @@ def main() -> None:
         parser.add_argument(name, type=Path, required=True)
     for name in ("--max-model-len", "--max-num-seqs", "--seed", "--max-logprobs"):
         parser.add_argument(name, type=int)
+    for name in ("--max-lora-rank", "--max-loras", "--max-cpu-loras"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--lora-target-modules", nargs="+")
     for name in ("--served-model-name", "--dtype", "--worker-extension-cls", "--logprobs-mode"):
         parser.add_argument(name, required=True)
     for name in ("--enable-scale-out", "--enable-lora"):
