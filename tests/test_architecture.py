@@ -169,12 +169,12 @@ def test_public_class_names_are_unique():
 def uses_of_the_shared_generator(tree):
     """Lines that draw from the generator of the module `random`, which every library of a process shares."""
     own = {"Random", "SystemRandom"}
-    return [
+    return sorted(
         node.lineno
         for node in ast.walk(tree)
         if (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr not in own)
         or (isinstance(node, ast.ImportFrom) and node.module == "random" and {n.name for n in node.names} - own)
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def test_no_module_draws_from_the_generator_that_all_share():
