@@ -174,6 +174,9 @@ class RunSummary(BaseModel):
     staleness_max_ever: int | None
     staleness_limit: int | None
     mismatch_kl: float | None
+    mismatch_cause: str | None = Field(
+        description="why engine and trainer disagree on the same tokens; empty: they do not"
+    )
     entropy: float | None
     canary: CanaryAgreement | None
     inference_tokens_per_s: float | None

@@ -72,6 +72,7 @@ def summarise(reader: RunReader) -> RunSummary:
         staleness_max_ever=max((f.staleness_max for f in steps), default=None),
         staleness_limit=_whole(reader.fact("max_staleness") or reader.setting(*STALENESS_KEYS)),
         mismatch_kl=reader.metrics.newest(METRICS["mismatch_kl"]),
+        mismatch_cause=(reader.fact("mismatch") or {}).get("cause"),
         entropy=reader.metrics.newest(METRICS["entropy"]),
         canary=_canary(reader),
         inference_tokens_per_s=_recent([f.inference_tokens_per_s for f in steps]),

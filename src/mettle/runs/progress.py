@@ -26,7 +26,7 @@ from mettle.wording import count, format_interval, format_reward, sparkline
 LINE_EVERY_S = 10.0
 TRAINING = "training"
 WARMING_UP = "warming up the policy on demonstrations"
-TROUBLES = ("worker_died", "stall", "engine_lost")
+TROUBLES = ("worker_died", "stall", "engine_lost", "mismatch")
 SHOWN_NOTES = 3
 
 

@@ -186,6 +186,19 @@ class WaitConfig(BaseModel):
     """Between two looks at the ledger."""
 
 
+class MismatchConfig(BaseModel):
+    """How engine and trainer are compared: the same tokens under the same weights, and the cause if they differ."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    interval: int = Field(default=10, ge=0)
+    """Compare at the first two steps and at every so many; 0 never does. With several ranks nothing is compared."""
+    num_sequences: int = Field(default=8, ge=1)
+    """Sequences of the batch that are compared."""
+    tolerance: float = Field(default=2e-3, gt=0)
+    """Mean difference of a sequence's logprobs, in nats, that is no news; .02 suits an engine in bfloat16."""
+
+
 class TrainerConfig(BaseModel):
     """A trainer: RUN/config/trainer.json."""
 
@@ -206,6 +219,8 @@ class TrainerConfig(BaseModel):
     micro_batch: MicroBatchConfig = MicroBatchConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wait: WaitConfig = WaitConfig()
+    mismatch: MismatchConfig = MismatchConfig()
+    """Comparing what the engine recorded with what the trainer computes."""
     keep_versions: int = Field(default=8, ge=2)
     """Published versions kept on disk; must exceed the largest staleness in the run."""
     canary_sequences: int = Field(default=4, ge=1)

@@ -34,6 +34,8 @@ from mettle.trainer.checkpoint import load_learner, newest_complete, save_learne
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
+from mettle.trainer.mismatch.diagnosis import MismatchFound
+from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
 from mettle.trainer.model import Policy, load_policy, shard_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
 from mettle.trainer.tenant import Tenant
@@ -75,6 +77,7 @@ class Trainer:
         self._stop = stop
         self.heart = heart or Heartbeat(name="trainer")
         self.learner = make_learner(config, config.model or run_dir.model, world, on_progress=self.heart.advance)
+        self._monitor = MismatchMonitor(config.mismatch, self.learner, run_dir.weights, seed=config.seed)
         self._saved_at = 0
         self._copier = LedgerCopier(run_dir.ledger)
         self._spent = 0  # the batches up to this step have been deleted
@@ -136,14 +139,17 @@ class Trainer:
         batch = read_batch(self.run_dir.batches, digest)
         if batch.step != step:
             raise StorageError(f"the batch of step {step} says that it is of step {batch.step}")
+        compared = self._monitor.look(step, batch)
         metrics = self.learner.train(batch, step)
+        if compared is not None:
+            metrics |= figures(compared)
         started = time.perf_counter()
         sequences = canary_sequences(batch, self.config.canary_sequences)
         weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
         if not self.world.is_main:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
-        self._commit(step, weights, metrics, batch.draw_ids)
+        self._commit(step, weights, metrics, batch.draw_ids, compared)
 
     def keep_house(self, step: int) -> None:
         """Write a checkpoint, then delete what nothing needs any more."""
@@ -211,10 +217,19 @@ class Trainer:
             self.heart.rest()
         return False, None
 
-    def _commit(self, step: int, weights: WeightVersion, metrics: dict[str, float], draw_ids: Sequence[int]) -> None:
+    def _commit(
+        self,
+        step: int,
+        weights: WeightVersion,
+        metrics: dict[str, float],
+        draw_ids: Sequence[int],
+        compared: MismatchFound | None,
+    ) -> None:
         with self.ledger.database.transaction():
             is_same = self.ledger.record_trained(step, weights, draw_ids)
             self.ledger.journal.record_metrics(step, metrics)
+            if compared is not None:
+                self._monitor.tell(self.ledger.journal, step, compared)
             if metrics["optim/skipped"]:
                 self.ledger.journal.event(
                     "trainer", "step_skipped", f"step {step}: the gradient is not finite; the weights stay", step=step
