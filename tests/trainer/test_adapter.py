@@ -210,6 +210,24 @@ def test_what_cannot_be_an_adapter_is_refused(policy):
             LoraConfig(**bad)
 
 
+@pytest.mark.parametrize(
+    "asked", [{}, {"attention": False}, {"target_modules": ("q_proj", "down_proj")}, {"target_modules": ("gate_proj",)}]
+)
+def test_adapters_of_experts_are_refused_and_not_left_out(mixture, asked):
+    network = load_policy(mixture, ALONE, dtype=torch.float32, is_frozen=True).network
+    with pytest.raises(UserError, match=r"lora\.mlp = false") as refused:
+        choose_modules(network, LoraConfig(**asked))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_attention_of_a_mixture_gets_adapters(mixture):
+    network = load_policy(mixture, ALONE, dtype=torch.float32, is_frozen=True).network
+    for asked in ({"mlp": False}, {"target_modules": ("q_proj", "k_proj", "v_proj", "o_proj")}):
+        chosen = choose_modules(network, LoraConfig(**asked))
+        assert len(chosen) == 4 * 2
+        assert all(".self_attn." in name for name in chosen)
+
+
 def test_adapters_that_do_not_fit_are_refused(policy, tmp_path):
     save_tenant(tmp_path, make_tenant(policy), policy, base_digest="d")
     file = read_adapter(tmp_path)
