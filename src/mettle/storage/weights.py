@@ -98,7 +98,7 @@ def _type_of(path: Path) -> str | None:
         ((name, _),) = types.most_common(1)
     except (OSError, ValueError, KeyError, TypeError, MemoryError):
         return None
-    return _TYPE_NAMES.get(name, name)
+    return _TYPE_NAMES.get(name, str(name))
 
 
 def read_version(folder: Path) -> WeightVersion:
