@@ -26,7 +26,7 @@ from mettle.records.tokens import COLUMNS, Batch, filled
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.dealing import deal
 from mettle.trainer.layout import Form, Index, Sequences
-from mettle.trainer.passes import PASS_PRICE, Pass, plan_passes, rows_behind_prompts
+from mettle.trainer.passes import PASS_PRICE, ForwardPass, plan_passes, rows_behind_prompts
 
 ATTENTION_COST = 1 / 2048
 SEEDS = range(10)
@@ -56,7 +56,7 @@ def make_sequences(seed: int, *, num_groups: int = 32, group_size: int = 16) -> 
     return Sequences.of(Batch(sequence_lengths=np.array(lengths, np.int32), step=1, draw_ids=(), **arrays))
 
 
-def longest_first(sequences: Sequences, config: MicroBatchConfig, num_ranks: int) -> list[list[Pass]]:
+def longest_first(sequences: Sequences, config: MicroBatchConfig, num_ranks: int) -> list[list[ForwardPass]]:
     """Sequences dealt longest first to the lightest rank, each rank sharing prompts and filling passes by itself."""
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
@@ -73,7 +73,7 @@ def longest_first(sequences: Sequences, config: MicroBatchConfig, num_ranks: int
     return found
 
 
-def _filled(sequences: Sequences, rows: list[Index], config: MicroBatchConfig, form: Form) -> list[Pass]:
+def _filled(sequences: Sequences, rows: list[Index], config: MicroBatchConfig, form: Form) -> list[ForwardPass]:
     tails = sequences.needed - sequences.prompts
     lengths = [int(sequences.prompts[row[0]] + tails[row].sum()) for row in rows]
     passes: list[list[int]] = []
@@ -84,13 +84,13 @@ def _filled(sequences: Sequences, rows: list[Index], config: MicroBatchConfig, f
         passes[-1].append(i)
     pairs = ATTENTION_COST / (1 if form == "shared" else 2)
     return [
-        Pass(form, [rows[i] for i in chosen], PASS_PRICE + len(chosen) * (w + pairs * w**2))
+        ForwardPass(form, [rows[i] for i in chosen], PASS_PRICE + len(chosen) * (w + pairs * w**2))
         for chosen in passes
         for w in [float(lengths[chosen[0]])]
     ]
 
 
-def figures(sequences: Sequences, ranks: list[list[Pass]], alone: float) -> dict[str, float]:
+def figures(sequences: Sequences, ranks: list[list[ForwardPass]], alone: float) -> dict[str, float]:
     """What a plan comes to; `alone` is the cost of all passes on one rank."""
     own = computed = 0
     tails = sequences.needed - sequences.prompts

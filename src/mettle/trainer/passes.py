@@ -1,6 +1,6 @@
 """Which sequences go through the network together, and on which rank.
 
-Parts: `plan_passes` (a batch's sequences to every rank's forward passes), `Pass`, `rows_behind_prompts` (which
+Parts: `plan_passes` (a batch's sequences to every rank's forward passes), `ForwardPass`, `rows_behind_prompts` (which
 sequences share a prompt), `cut` and `cut_evenly` (rows to passes). All of it is for the layout that is really computed:
 a pass costs what its rows cost at their padded width, attention's square included, and every rank plans it for all.
 
@@ -31,7 +31,7 @@ GRAINS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardPass:
     """One forward pass: `rows`, each with the sequences in it, and what it costs in tokens."""
 
     form: Form
@@ -68,8 +68,8 @@ class _Rows:
         """Of a pass of rows `first` to before `end`: all are as wide as the first."""
         return PASS_PRICE + (end - first) * float(self.prices[first])
 
-    def passes(self, bounds: Iterable[tuple[int, int]]) -> list[Pass]:
-        return [Pass(self.form, self.rows[first:end], self.cost(first, end)) for first, end in bounds]
+    def passes(self, bounds: Iterable[tuple[int, int]]) -> list[ForwardPass]:
+        return [ForwardPass(self.form, self.rows[first:end], self.cost(first, end)) for first, end in bounds]
 
 
 def plan_passes(
@@ -79,7 +79,7 @@ def plan_passes(
     attention_cost: float,
     num_ranks: int = 1,
     is_packed: bool = False,
-) -> list[list[Pass]]:
+) -> list[list[ForwardPass]]:
     """The passes of each rank, costliest first; a rank may have fewer than others only where there are no more rows.
 
     `attention_cost` is the price of one query-key pair in tokens (see `model.Traits`).
@@ -89,7 +89,7 @@ def plan_passes(
         return [[] for _ in range(num_ranks)]
     if is_packed:
         return _dealt(_packed(sequences, trained, config, attention_cost, num_ranks), num_ranks)
-    found: list[list[list[Pass]]] = []
+    found: list[list[list[ForwardPass]]] = []
     share = math.inf
     for grain in GRAINS if num_ranks > 1 and config.share_prompts else GRAINS[:1]:
         kinds = _kinds(sequences, trained, config, attention_cost, share / grain)
@@ -100,13 +100,13 @@ def plan_passes(
     return min(found, key=_duration)
 
 
-def _duration(ranks: Sequence[Sequence[Pass]]) -> float:
+def _duration(ranks: Sequence[Sequence[ForwardPass]]) -> float:
     """What the step takes, in tokens: in each round all wait for the costliest."""
     most = max(len(passes) for passes in ranks)
     return sum(max(passes[i].cost if i < len(passes) else PASS_PRICE for passes in ranks) for i in range(most))
 
 
-def _dealt(passes: list[Pass], num_ranks: int) -> list[list[Pass]]:
+def _dealt(passes: list[ForwardPass], num_ranks: int) -> list[list[ForwardPass]]:
     """The passes of each rank. What is missing to a multiple of the ranks is dealt as nothing, and left out again."""
     if num_ranks == 1:
         return [sorted(passes, key=lambda each: -each.cost)]
@@ -195,7 +195,7 @@ def _row_size(sequences: Sequences, group: Index, attention_cost: float, max_tok
 # Passes
 
 
-def _cuts(kinds: list[_Rows], num_ranks: int) -> list[list[Pass]]:
+def _cuts(kinds: list[_Rows], num_ranks: int) -> list[list[ForwardPass]]:
     """Ways to cut the rows into passes, as many as the ranks take in whole rounds where there are rows enough."""
     cheapest = [each for kind in kinds for each in kind.passes(cut(kind))]
     if num_ranks == 1:
@@ -249,7 +249,7 @@ def _within(kinds: list[_Rows], bound: float) -> list[list[tuple[int, int]]]:
     return found
 
 
-def _split(passes: list[Pass], kinds: list[_Rows], number: int) -> list[Pass]:
+def _split(passes: list[ForwardPass], kinds: list[_Rows], number: int) -> list[ForwardPass]:
     """Halve the costliest pass that has several rows until there are `number`, or none has."""
     prices = {id(row): float(kind.prices[i]) for kind in kinds for i, row in enumerate(kind.rows)}
     passes = list(passes)
@@ -262,15 +262,15 @@ def _split(passes: list[Pass], kinds: list[_Rows], number: int) -> list[Pass]:
         size = len(by_row)
         at = min(range(1, size), key=lambda k: max(k * by_row[0], (size - k) * by_row[k]))
         passes += [
-            Pass(each.form, each.rows[:at], PASS_PRICE + at * by_row[0]),
-            Pass(each.form, each.rows[at:], PASS_PRICE + (size - at) * by_row[at]),
+            ForwardPass(each.form, each.rows[:at], PASS_PRICE + at * by_row[0]),
+            ForwardPass(each.form, each.rows[at:], PASS_PRICE + (size - at) * by_row[at]),
         ]
     return passes
 
 
 def _packed(
     sequences: Sequences, trained: Index, config: MicroBatchConfig, attention_cost: float, num_ranks: int
-) -> list[Pass]:
+) -> list[ForwardPass]:
     """Rows of whole sequences end to end: as few rounds as the limit allows, and equally costly passes in them."""
     needed = sequences.needed[trained]
     prices = needed + attention_cost / 2 * needed.astype(np.float64) ** 2
@@ -281,7 +281,10 @@ def _packed(
         if members is not None:
             break
         number += num_ranks
-    return [Pass("packed", [trained[np.array(chosen)]], PASS_PRICE + float(prices[chosen].sum())) for chosen in members]
+    return [
+        ForwardPass("packed", [trained[np.array(chosen)]], PASS_PRICE + float(prices[chosen].sum()))
+        for chosen in members
+    ]
 
 
 def _into_bins(
