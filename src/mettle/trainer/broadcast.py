@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from mettle.errors import UserError
-from mettle.inference.engine.broadcast import ROOM, SENDER_FILE, Group, write_whole
+from mettle.inference.engine.broadcast import ROOM, SENDER_FILE, BroadcastGroup, write_whole
 from mettle.storage.files import storage_errors
 from mettle.storage.weights import WEIGHT_FILE
 
@@ -90,7 +90,7 @@ class WeightBroadcast:
         for rank, name in enumerate(names, start=1):
             write_whole(self._room / f"go-{name}.json", {**invitation, "rank": rank})
         try:
-            group = Group(store, 0, size, self._backend, self._host)
+            group = BroadcastGroup(store, 0, size, self._backend, self._host)
             group.broadcast(tensor.to(group.device) for tensor in state.values())
         finally:
             store.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 They meet in a folder beside the versions, which both sides see: an engine leaves a wish (`want-ID.json`), the publisher
 answers all wishes of a moment with an invitation to one group (`go-ID.json`: its store, each one's rank, the tensors),
 and the tensors go from rank 0 to the others, over gloo between CPUs and NCCL between GPUs. A barrier at the end tells
-the publisher that all have them. Parts: `receive`, `Group`, and the names of the files. The publisher's side is
+the publisher that all have them. Parts: `receive`, `BroadcastGroup`, and the names of the files. The publisher's side is
 `mettle.trainer.broadcast`.
 
 This file imports nothing of ours: vLLM's worker processes get a copy of it. Invariant: whoever wants a version gets all
@@ -39,7 +39,7 @@ GROUP_S = 60.0
 _LOOK_S = 0.005
 
 
-class Group:
+class BroadcastGroup:
     """A process group for one broadcast. Raises: RuntimeError when a member does not come, or goes."""
 
     def __init__(self, store: Path, rank: int, size: int, backend: str, host: str) -> None:
@@ -87,7 +87,7 @@ def receive(folder: Path) -> dict[str, Tensor] | None:
         if invitation is None:
             logger.warning("no broadcast of %s came; its file is read", folder.name)
             return None
-        group = Group(
+        group = BroadcastGroup(
             Path(invitation["store"]), invitation["rank"], invitation["size"], invitation["backend"], invitation["host"]
         )
         state = {
