@@ -3,8 +3,8 @@
 They meet in a folder beside the versions, which both sides see: an engine leaves a wish (`want-ID.json`), the publisher
 answers all wishes of a moment with an invitation to one group (`go-ID.json`: its store, each one's rank, the tensors),
 and the tensors go from rank 0 to the others, over gloo between CPUs and NCCL between GPUs. A barrier at the end tells
-the publisher that all have them. Parts: `receive`, `BroadcastGroup`, and the names of the files. The publisher's side is
-`mettle.trainer.broadcast`.
+the publisher that all have them. Parts: `receive`, `BroadcastGroup`, and the names of the files. The publisher's side
+is `mettle.trainer.broadcast`.
 
 This file imports nothing of ours: vLLM's worker processes get a copy of it. Invariant: whoever wants a version gets all
 of it or None, and then reads the file, which is there as well.
