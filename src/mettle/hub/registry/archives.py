@@ -30,7 +30,7 @@ _WHEEL: Final = re.compile(r"([A-Za-z0-9._]+)-([A-Za-z0-9.!+_]+)(-\d[\w.]*)?-[\w
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFacts:
     """What a source archive says of itself."""
 
     readme: str
@@ -90,7 +90,7 @@ def read_wheel(path: Path, *, name: str, version: str) -> str:
     return text
 
 
-def read_source(path: Path, *, name: str, version: str) -> Source:
+def read_source(path: Path, *, name: str, version: str) -> SourceFacts:
     """README and project of a source archive. Raises: UserError when it lacks them, is another's, or is hostile."""
     wanted: dict[str, str] = {}
     for member, file in _members(path):
@@ -106,7 +106,7 @@ def read_source(path: Path, *, name: str, version: str) -> Source:
         raise UserError(f"the source has no pyproject.toml with a name and a version: {error}") from error
     if not is_same:
         raise UserError(f"the source says that it is {said[:120]}, and {name} {version} was announced")
-    return Source(wanted["README.md"], project)
+    return SourceFacts(wanted["README.md"], project)
 
 
 def list_files(path: Path) -> list[Listed]:
