@@ -180,7 +180,9 @@ def test_an_engine_on_short_files_serves_what_was_trained(mini_model, tmp_path):
     short = load_policy(model, ALONE, dtype=torch.bfloat16, is_frozen=True)
     learner = Learner(short, make_recipe(), ALONE, tenant=make_tenant(short), base_digest=model_digest(model))
     train(learner, learner.tenant, range(3))
-    publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3))
+    publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3), served_as="bfloat16")
+    manifest = json.loads((tmp_path / "weights" / "v3" / "manifest.json").read_text())
+    assert (manifest["dtype"], manifest["served_as"]) == ("float32", "bfloat16")
     shape, device = read_shape(model), torch.device("cpu")
     folder = tmp_path / "weights" / "v3"
     policy = load_published(
