@@ -62,7 +62,9 @@ def _publish(lab: Lab, owner_id: str, packed: Packed) -> bool:
     lab.blobs.add(packed.source.read_bytes())
     with lab.database.write() as c:
         found = _pending(c, environment, packed.version)
-        releases.accept_wheel(c, found, releases.check_wheel(lab.blobs, environment, found), packed.wheel.stat().st_size)
+        releases.accept_wheel(
+            c, found, releases.check_wheel(lab.blobs, environment, found), packed.wheel.stat().st_size
+        )
         releases.announce_source(c, environment, _file(packed.source), packed.version, packed.content_hash, metadata)
         releases.publish(c, lab.blobs, environment, _pending(c, environment, packed.version))
         audit.note(c, OWNER, "environment.publish", f"{environment.slug}@{packed.version}", detail="mettle hub init")
