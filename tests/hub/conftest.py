@@ -374,3 +374,16 @@ if __name__ == "__main__":
     write_finished(root / "reverse-text-seed-0", steps=150)
     write_finished(root / "reverse-text-seed-1", steps=60, seed=4, started_at=time.time() - 7200)
     go_live(root / "reverse-text-live", steps=150, done=90, seconds=float(sys.argv[2]))
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A Hub with ann (an admin), bob and eve."""
+    from tests.hub.lab_writer import HubWriter
+
+    made = HubWriter(tmp_path / "hub")
+    made.person("ann", is_admin=True)
+    made.person("bob")
+    made.person("eve")
+    yield made
+    made.close()

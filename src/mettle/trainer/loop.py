@@ -119,7 +119,7 @@ class Trainer:
             assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
         self._saved_at = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
+        weights = publish_version(self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as)
         self.heart.advance()
         if self.world.is_main:
             self.ledger.publish(weights)
@@ -145,7 +145,7 @@ class Trainer:
             metrics |= figures(compared)
         started = time.perf_counter()
         sequences = canary_sequences(batch, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
+        weights = publish_version(self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as)
         if not self.world.is_main:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}

@@ -33,7 +33,9 @@ CANARY_TOKENS = 64
 FIXED_CANARY_SEED = 7
 
 
-def publish_version(root: Path, version: int, learner: Learner, sequences: list[Index]) -> WeightVersion:
+def publish_version(
+    root: Path, version: int, learner: Learner, sequences: list[Index], *, served_as: str | None = None
+) -> WeightVersion:
     """Publish what is trained as v{version}; every rank calls it, rank 0 writes, all get the result.
 
     A folder that already holds the same bytes is left as it is, so that an engine reading it is not disturbed.
@@ -50,7 +52,9 @@ def publish_version(root: Path, version: int, learner: Learner, sequences: list[
             return write_weights(state, path)
 
     published = _same_already(final, save) if final.exists() else None
-    return world.share(published or publish_weights(root, version, save, canary, adapter=_notes(learner)))
+    return world.share(
+        published or publish_weights(root, version, save, canary, adapter=_notes(learner), served_as=served_as)
+    )
 
 
 def published_state(learner: Learner) -> dict[str, Tensor]:
