@@ -39,8 +39,8 @@ _TOUCHES: Final = frozenset(
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{6,}")
 _is_testing = False
 set_hypothesis_home_dir(ROOT / ".hypothesis")
-# What is imported and collected stays: looking through its millions of objects again and again for garbage takes half of
-# the time that collecting takes, and a part of every test's.
+# What is imported and collected stays: looking through its millions of objects for garbage, again and again, is half of
+# what collecting costs, and a part of every test.
 gc.disable()
 
 
