@@ -16,15 +16,17 @@ from typing import Any, Protocol
 from mettle.errors import ProviderError
 from mettle.inference.client import ServerClient
 from mettle.inference.engine.protocol import WeightUpdate
+from mettle.orchestrator.concurrency import EngineLoad
 from mettle.records.versions import WeightVersion
 
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """`incarnation` changes when the server is started again; `version` is what it serves."""
+    """`incarnation` changes when the server is started again; `version` is what it serves; None: it tells no load."""
 
     incarnation: str
     version: int
+    load: EngineLoad | None = None
 
 
 class PolicyServer(Protocol):
@@ -85,7 +87,8 @@ class HttpPolicyServer:
     async def health(self) -> ServerHealth:
         """What the server says of itself."""
         incarnation = self._endpoint.incarnation
-        return ServerHealth(incarnation, (await self._client.health())["version"])
+        told = await self._client.health()
+        return ServerHealth(incarnation, told["version"], _load(told))
 
     async def update(self, weights: WeightVersion) -> WeightUpdate:
         """Hand over a published folder; returns once it is served and its canary was reproduced."""
@@ -94,3 +97,9 @@ class HttpPolicyServer:
     async def close(self) -> None:
         """Close the session."""
         await self._client.close()
+
+
+def _load(told: dict[str, Any]) -> EngineLoad | None:
+    names = ("running", "waiting", "kv_bytes", "kv_budget_bytes", "preempted")
+    values = [told.get(name) for name in names]
+    return EngineLoad(*values) if all(isinstance(value, int) for value in values) else None  # type: ignore[arg-type]
