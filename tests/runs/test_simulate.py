@@ -8,7 +8,7 @@ from mettle.cli.main import main
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
-from mettle.runs.simulate import Measured, fit_pace, layouts, measure, predict
+from mettle.runs.simulate import RunTimes, fit_pace, layouts, measure, predict
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -23,7 +23,7 @@ def seen(**changes):
         "train_s": 1.0, "publish_s": 0.0, "update_s": 0.0, "model_s": (1.0,), "other_s": (0.0,), "beside": (7.0,),
         "equal_rate": 0.0, "error_rate": 0.0, "num_steps": 10, "wall_s": 20.0, "tokens": 4.0,
     }  # fmt: skip
-    return Measured(**{**values, **changes})
+    return RunTimes(**{**values, **changes})
 
 
 def test_a_run_bound_by_its_trainer_takes_the_trainers_time():

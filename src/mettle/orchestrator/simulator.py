@@ -49,7 +49,7 @@ class Killed(BaseException):
 
 
 @dataclass(frozen=True)
-class Pace:
+class MeasuredPace:
     """Measured times of rollouts, in place of invented ones.
 
     One of n that run on an engine spends (`base_s` + `each_s` n) x a share in the model, then one of `other_s` outside
@@ -82,7 +82,7 @@ class SimulatedWorld:
     num_tasks: int = 40
     rollout_s: float = 1.0
     """Mean time of a model call of four tokens; each rollout draws its own."""
-    pace: Pace | None = None
+    pace: MeasuredPace | None = None
     """Measured times in place of `rollout_s` and `straggler_rate`."""
     train_s: float = 1.0
     update_s: float = 0.05

@@ -1,6 +1,6 @@
 """`mettle rl simulate`: what a run would do on more engines, from the times that an earlier one measured.
 
-    RUN's ledger ──► Measured (step, update, rollout times, shares) ──► SimulatedWorld
+    RUN's ledger ──► RunTimes (step, update, rollout times, shares) ──► SimulatedWorld
     config, GPUs ──► the real dispatcher, groups, staleness, ledger on a virtual clock ──► throughput, idle, staleness
 
 Only time is invented. A rollout's time in the model follows the number that runs beside it on its engine: s = a + b n,
@@ -20,7 +20,7 @@ from typing import Any
 
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import Deadlock, Pace, SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import Deadlock, MeasuredPace, SimulatedWorld, run_virtually, simulate
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.wording import duration
@@ -34,7 +34,7 @@ MAX_SIMULATED_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunTimes:
     """Times of a run, in seconds. `model_s[i]` of rollout i passed in the model while `beside[i]` others ran."""
 
     train_s: float
@@ -56,7 +56,7 @@ class Measured:
         return self.num_steps / self.wall_s
 
 
-def measure(path: Path) -> Measured:
+def measure(path: Path) -> RunTimes:
     """The times of a run.
 
     Raises: UserError when it has trained too few steps to say anything.
@@ -84,7 +84,7 @@ def measure(path: Path) -> Measured:
         spans = [(row["created_at"] - row["duration_s"], row["created_at"]) for row in well]
         model = [min(row["duration_s"], row["model_s"] or row["duration_s"]) for row in well]
         zero = _mean(metric("groups/zero_advantage"))
-        return Measured(
+        return RunTimes(
             train_s=_mean(metric("time/step_s")),
             publish_s=_mean(metric("time/publish_s")),
             update_s=_mean(metric("weights/update_ms")) / 1000,
@@ -101,14 +101,14 @@ def measure(path: Path) -> Measured:
         ledger.close()
 
 
-def fit_pace(seen: Measured, num_engines: int) -> Pace:
+def fit_pace(seen: RunTimes, num_engines: int) -> MeasuredPace:
     """How long rollouts take when n run on each engine: the line through the run's own, never falling with n."""
     n = [beside + 1 for beside in seen.beside]
     mean_n, mean_s = statistics.fmean(n), statistics.fmean(seen.model_s)
     spread = sum((x - mean_n) ** 2 for x in n)
     slope = sum((x - mean_n) * s for x, s in zip(n, seen.model_s, strict=True)) / spread if spread > 0 else 0.0
     slope = min(max(0.0, slope), mean_s / mean_n)  # the base is no less than nothing
-    return Pace(
+    return MeasuredPace(
         shares=tuple(s / mean_s for s in seen.model_s) if mean_s > 0 else (1.0,),
         base_s=max(0.0, mean_s - slope * mean_n),
         each_s=slope,
@@ -118,7 +118,7 @@ def fit_pace(seen: Measured, num_engines: int) -> Pace:
 
 
 def predict(
-    config: OrchestratorConfig, seen: Measured, *, num_engines: int, num_ranks: int, seed: int = 0
+    config: OrchestratorConfig, seen: RunTimes, *, num_engines: int, num_ranks: int, seed: int = 0
 ) -> dict[str, Any]:
     """Play the run on a virtual clock; throughput, idle shares and staleness as plain values.
 
@@ -180,7 +180,7 @@ def predict(
     }
 
 
-def prediction_lines(found: dict[str, Any], seen: Measured) -> list[str]:
+def prediction_lines(found: dict[str, Any], seen: RunTimes) -> list[str]:
     """The prediction for a terminal."""
     ranks = "" if found["num_ranks"] == 1 else f" (assuming {RANK_EFFICIENCY:.0%} of the ideal speed-up)"
     return [
