@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mettle.errors import StorageError, UserError
+from mettle.errors import StorageError
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.batches import batch_path, read_batch
@@ -59,7 +59,8 @@ class StopFlag:
 
 
 class Trainer:
-    """A run's trainer on one rank. `ledger` is None on all ranks but the first."""
+    """A run's trainer on one rank. `ledger` is None on all ranks but the first; `learner` is given where its network is
+    not this trainer's alone."""
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class Trainer:
         ledger: Ledger | None,
         stop: StopFlag,
         heart: Heartbeat | None = None,
+        *,
+        learner: Learner | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.config = config
@@ -76,7 +79,9 @@ class Trainer:
         self._ledger = ledger
         self._stop = stop
         self.heart = heart or Heartbeat(name="trainer")
-        self.learner = make_learner(config, config.model or run_dir.model, world, on_progress=self.heart.advance)
+        self.learner = learner or make_learner(
+            config, config.model or run_dir.model, world, on_progress=self.heart.advance
+        )
         self._monitor = MismatchMonitor(config.mismatch, self.learner, run_dir.weights, seed=config.seed)
         self._saved_at = 0
         self._copier = LedgerCopier(run_dir.ledger)
@@ -103,12 +108,20 @@ class Trainer:
             if digest is None:
                 break
             step += 1
-            self.take_step(step, digest, waited_s=time.perf_counter() - started)
-            if step % self.config.checkpoint.interval == 0:
-                self.keep_house(step)
+            self.advance(step, digest, waited_s=time.perf_counter() - started)
+        self.finish(step)
+        return step
+
+    def advance(self, step: int, digest: str, *, waited_s: float) -> None:
+        """Take a step, and keep house where it is time."""
+        self.take_step(step, digest, waited_s=waited_s)
+        if step % self.config.checkpoint.interval == 0:
+            self.keep_house(step)
+
+    def finish(self, step: int) -> None:
+        """No further step is taken for now: keep what the last checkpoint lacks."""
         if step > self._saved_at:
             self.keep_house(step)
-        return step
 
     def resume(self) -> int:
         """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""
@@ -261,21 +274,33 @@ def make_learner(
 
     Raises: UserError when the model cannot be loaded, or the adapters that are asked for do not fit it.
     """
-    lora = config.lora
-    policy = load_policy(model, world, dtype=getattr(torch, config.dtype), is_frozen=lora is not None, is_whole=True)
+    policy = load_base(config, model, world)
+    digest = "" if config.lora is None else world.share(model_digest(model) if world.is_main else None)
+    return learner_on(policy, config, world, base_digest=digest, on_progress=on_progress)
+
+
+def load_base(config: TrainerConfig, model: Path, world: World) -> Policy:
+    """The network that a trainer's config asks for, whole still; frozen where adapters are trained."""
+    dtype = getattr(torch, config.dtype)
+    policy = load_policy(model, world, dtype=dtype, is_frozen=config.lora is not None, is_whole=True)
     policy.checkpoint_activations(config.activation_checkpointing)
-    tenant, digest = None, ""
+    return policy
+
+
+def learner_on(
+    policy: Policy, config: TrainerConfig, world: World, *, base_digest: str, on_progress: Callable[[], None]
+) -> Learner:
+    """A learner at its start, on a network that is whole still. Any number of learners of adapters may share one."""
+    lora = config.lora
+    tenant = None
     if lora is not None:
         tenant = Tenant.of_adapter(RUN_ADAPTER, Adapter.create(policy.network, lora, config.seed), config.optim)
-        digest = world.share(model_digest(model) if world.is_main else None)
     recipe = recipe_of(config)
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    if world.size % config.num_replicas:
-        raise UserError(f"{world.size} ranks can't hold num_replicas {config.num_replicas} equally: take a divisor")
-    shard_policy(policy, world, num_replicas=config.num_replicas)
-    return Learner(policy, recipe, world, tenant=tenant, base_digest=digest, on_progress=on_progress)
+    shard_policy(policy, world)
+    return Learner(policy, recipe, world, tenant=tenant, base_digest=base_digest, on_progress=on_progress)
 
 
 def recipe_of(config: TrainerConfig) -> Recipe:
