@@ -173,7 +173,7 @@ def test_a_run_that_left_goes_on_where_it_was(share, make_lora_run, alone, ledge
 
 POINTS = [
     ("before the optimiser step", torch.optim.AdamW, "step", 3),
-    ("before publishing", loop, "publish_version", 5),
+    ("before publishing", loop, "prepare_version", 5),
     ("inside the commit", Ledger, "record_trained", 3),
     ("with half a checkpoint", checkpoint, "save_tenant", 2),
 ]

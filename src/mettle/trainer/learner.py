@@ -68,6 +68,8 @@ class Learner:
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
+        self.before_step: Callable[[], None] = lambda: None
+        """Called when the trained parameters are about to change."""
         self._on_progress = on_progress
         self.recipe = recipe
         self.world = world

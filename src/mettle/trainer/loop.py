@@ -32,12 +32,13 @@ from mettle.storage.weights import model_digest, remove_versions_before
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import TrainerConfig
+from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
-from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
+from mettle.trainer.mismatch.monitor import MismatchMonitor
 from mettle.trainer.model import Policy, load_policy, shard_policy
-from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
+from mettle.trainer.publish import canary_sequences, fixed_sequences
 from mettle.trainer.tenant import Tenant
 from mettle.trainer.world import World
 
@@ -56,6 +57,17 @@ class StopFlag:
     """Set by a signal handler, looked at between steps."""
 
     is_set: bool = False
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step that was trained, and is committed when its version is on disk."""
+
+    step: int
+    version: PreparedVersion
+    metrics: dict[str, float]
+    draw_ids: Sequence[int]
+    compared: MismatchFound | None
 
 
 class Trainer:
@@ -83,6 +95,8 @@ class Trainer:
             config, config.model or run_dir.model, world, on_progress=self.heart.advance
         )
         self._monitor = MismatchMonitor(config.mismatch, self.learner, run_dir.weights, seed=config.seed)
+        self.learner.before_step = self.settle
+        self._pending: PendingStep | None = None
         self._saved_at = 0
         self._copier = LedgerCopier(run_dir.ledger)
         self._spent = 0  # the batches up to this step have been deleted
@@ -120,6 +134,7 @@ class Trainer:
 
     def finish(self, step: int) -> None:
         """No further step is taken for now: keep what the last checkpoint lacks."""
+        self.settle()
         if step > self._saved_at:
             self.keep_house(step)
 
@@ -132,9 +147,10 @@ class Trainer:
             assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
         self._saved_at = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
+        prepared = prepare_version(self.run_dir.weights, step, self.learner, sequences)
         self.heart.advance()
-        if self.world.is_main:
+        if prepared is not None:
+            weights = prepared.settle()
             self.ledger.publish(weights)
             logger.info("trainer is at its start", extra={"version": step, "digest": weights.digest[:12]})
         return step
@@ -152,21 +168,39 @@ class Trainer:
         batch = read_batch(self.run_dir.batches, digest)
         if batch.step != step:
             raise StorageError(f"the batch of step {step} says that it is of step {batch.step}")
+        if self._monitor.is_due(step):
+            self.settle()  # it reads the published versions, and puts older weights into the network for a while
         compared = self._monitor.look(step, batch)
         metrics = self.learner.train(batch, step)
-        if compared is not None:
-            metrics |= figures(compared)
         started = time.perf_counter()
         sequences = canary_sequences(batch, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.learner, sequences)
-        if not self.world.is_main:
+        prepared = prepare_version(self.run_dir.weights, step, self.learner, sequences)
+        if prepared is None:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
-        self._commit(step, weights, metrics, batch.draw_ids, compared)
+        self._pending = PendingStep(step, prepared, metrics, batch.draw_ids, compared)
+        if not prepared.is_beside:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until the version of the newest step is on disk, and commit the step."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        started = time.perf_counter()
+        weights = pending.version.settle()
+        pending.metrics["time/publish_s"] += time.perf_counter() - started
+        self._commit(pending.step, weights, pending.metrics, pending.draw_ids, pending.compared)
+
+    def settle_if_ready(self) -> None:
+        """Commit the newest step as soon as its version is on disk: whoever waits for a batch waits for nothing else,
+        and the batch may wait for the version."""
+        if self._pending is not None and self._pending.version.ready():
+            self.settle()
 
     def keep_house(self, step: int) -> None:
         """Write a checkpoint, then delete what nothing needs any more."""
-
+        self.settle()
         self._saved_at = step
         if not self.world.is_main:
             self.save_state(None, step)
@@ -220,6 +254,7 @@ class Trainer:
             with self.heart.waiting("trainer", "batch", "orchestrator", awaits, budget_s=budget_s):
                 while time.monotonic() < deadline:
                     self.heart.tick()
+                    self.settle_if_ready()
                     time.sleep(self.config.wait.poll_s)
                     row = self.ledger.batch(step)
                     if row is not None:

@@ -136,6 +136,7 @@ class SharedTrainer:
         tenant = self.tenants[name]
         trainer = tenant.trainer
         try:
+            trainer.settle_if_ready()
             if tenant.step >= trainer.config.max_steps:
                 self._finish(name)
                 return None
