@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import signal
+import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from mettle.clients.base import Client
 from mettle.envs.packages.adapters import put_shipped_on_path
@@ -21,10 +27,85 @@ settings.load_profile("mettle")
 put_shipped_on_path()  # the tests of an adapter import it, installed or not
 
 
+ROOT: Final = Path(__file__).resolve().parent
+_OF_A_PERSON: Final = re.compile(
+    re.escape(str(ROOT)) + r"/(?:(?:runs|outputs|hub|\.mettle)|environments/[^/]+/outputs)(?:/|$)"
+)
+"""What the commands write that a person tries in this checkout."""
+_TOUCHES: Final = frozenset(
+    {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "sqlite3.connect"}
+)
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]{6,}")
+_is_testing = False
+set_hypothesis_home_dir(ROOT / ".hypothesis")
+
+
 def pytest_configure() -> None:
     """A shell that starts the tests in the background has them ignore Ctrl-C, and a child inherits that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Tests run in an empty folder: what `make quickstart` has left in the checkout must not decide how they end."""
+    if session.config.pluginmanager.has_plugin("dsession"):
+        return  # its workers run the tests, and have yet to start from here
+    here, empty = Path.cwd(), Path(tempfile.mkdtemp(prefix="mettle-tests-"))
+    empty.chmod(0o755)  # some of what is started is another user
+
+    def leave() -> None:
+        os.chdir(here)
+        shutil.rmtree(empty, ignore_errors=True)
+
+    os.chdir(empty)
+    session.config.add_cleanup(leave)
+    sys.addaudithook(_refuse_what_is_a_persons)
+
+
+def _refuse_what_is_a_persons(event: str, args: tuple[Any, ...]) -> None:
+    """Fail the test that reads or writes the runs and results of whoever works in this checkout."""
+    if _is_testing and event in _TOUCHES and isinstance(args[0], str | os.PathLike):
+        try:
+            path = os.path.abspath(args[0])
+        except OSError:
+            return  # the current directory is gone
+        if isinstance(path, str) and _OF_A_PERSON.match(path):
+            pytest.fail(f"a test touches {path}, which is not the tests' ({event}); give it a folder of its own")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Only tests are watched: collecting them walks the whole tree."""
+    global _is_testing
+    _is_testing = True
+    try:
+        return (yield)
+    finally:
+        _is_testing = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """A test that leaves something in the current directory would leave it in the checkout."""
+    result = yield
+    left = sorted(os.listdir())
+    for name in left:
+        shutil.rmtree(name) if os.path.isdir(name) else os.remove(name)
+    if left:
+        pytest.fail(f"the test left {', '.join(left)} in the current directory; let it write to tmp_path")
+    return result
+
+
+def pytest_make_parametrize_id(val: Any, argname: str) -> str | None:
+    """Names of tests are the same in every process: all are lost when two workers of a run collect different ones.
+
+    Bytes may hold what a clock or a chance has put there (the header of gzip does), and a text the address of an
+    object, so these are counted and not shown.
+    """
+    if isinstance(val, bytes | bytearray) or (isinstance(val, str) and _ADDRESS.search(val)):
+        return argname
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

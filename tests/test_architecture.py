@@ -166,6 +166,27 @@ def test_public_class_names_are_unique():
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
+def uses_of_the_shared_generator(tree):
+    """Lines that draw from the generator of the module `random`, which every library of a process shares."""
+    own = {"Random", "SystemRandom"}
+    return sorted(
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and node.attr not in own)
+        or (isinstance(node, ast.ImportFrom) and node.module == "random" and {n.name for n in node.names} - own)
+    )  # fmt: skip
+
+
+def test_no_module_draws_from_the_generator_that_all_share():
+    """A library that seeds it, or a test, would decide what Mettle draws; and Mettle what they draw."""
+    example = ast.parse(
+        "import random\nrng = random.Random(1)\nrng.random()\nrandom.shuffle(x)\nfrom random import choice"
+    )
+    assert uses_of_the_shared_generator(example) == [4, 5]
+    found = {str(path): uses_of_the_shared_generator(syntax_tree(path)) for path in SOURCES}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 def host_clock_durations(tree):
     """Lines on which two readings of the host's clock are subtracted, directly or by way of a name of the file."""
 

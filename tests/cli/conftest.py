@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.serving import handler_on_a_thread
 
 from mettle.cli import main
 from mettle.storage.ledger import Ledger
@@ -126,13 +126,8 @@ def seen(endpoint) -> list[tuple[dict[str, str], dict[str, Any]]]:
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     """Base URL of an endpoint that reverses words."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with handler_on_a_thread(_Answers) as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,10 @@ def port():
 
 
 @pytest.mark.e2e
-def test_the_runs_of_a_folder_are_served_until_ctrl_c(run_dir, port):
+def test_the_runs_of_a_folder_are_served_until_ctrl_c(run_dir, port, tmp_path):
+    own = ["--data", str(tmp_path / "hub")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "mettle.cli", "hub", "serve", "--runs", str(run_dir.parent), "--port", str(port)],
+        [sys.executable, "-m", "mettle.cli", "hub", "serve", "--runs", str(run_dir.parent), "--port", str(port), *own],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -46,12 +47,13 @@ def test_a_folder_that_is_not_there_is_refused(mettle):
     )  # fmt: skip
 
 
-def test_a_port_in_use_is_refused(run_dir, port):
+def test_a_port_in_use_is_refused(run_dir, port, tmp_path):
+    own = ["--data", str(tmp_path / "hub")]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         done = subprocess.run(
-            [sys.executable, "-m", "mettle.cli", "hub", "serve", "--runs", str(run_dir.parent), "--port", str(port)],
+            [sys.executable, "-m", "mettle.cli", "hub", "serve", "--runs", str(run_dir.parent), "--port", str(port), *own],
             capture_output=True, text=True, check=False, timeout=30,
         )  # fmt: skip
     assert done.returncode == 2

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.serving import handler_on_a_thread
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 MODULE = """
@@ -71,20 +72,9 @@ def sayer() -> Iterator[Sayer]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that goes away mid-request is part of the tests."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with handler_on_a_thread(Handler) as url:
+        state.url = f"{url}/v1"
+        yield state
 
 
 @pytest.fixture

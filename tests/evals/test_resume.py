@@ -9,14 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from tests.serving import handler_on_a_thread
 
 import mettle.envs as vf
 from mettle.errors import UserError
@@ -68,25 +68,12 @@ class Counting(BaseHTTPRequestHandler):
         return
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, *_: object) -> None:
-        return  # A killed client resets its connections.
-
-
 @pytest.fixture
 def endpoint() -> Iterator[tuple[str, Counter[str]]]:
     """An endpoint that counts."""
     Counting.asked = Counter()
-    server = Server(("127.0.0.1", 0), Counting)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", Counting.asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with handler_on_a_thread(Counting) as url:
+        yield f"{url}/v1", Counting.asked
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.serving import handler_on_a_thread
 
 MODULE = """
 import mettle.envs as vf
@@ -124,20 +125,9 @@ def endpoint() -> Iterator[Endpoint]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that goes away mid-request is part of the tests."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with handler_on_a_thread(Handler) as url:
+        state.url = f"{url}/v1"
+        yield state
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import math
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import uvicorn
+from tests.serving import app_on_a_thread
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mettle.clients.byte_level import BYTE_OF_CHARACTER
@@ -34,15 +33,16 @@ from mettle.storage.evals import EvalPlan, EvalStore
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
-from mettle.web.server import bind
 
 ENV = "reverse-text"
 SYSTEM = "Reverse the text. Answer with the reversed text and nothing else."
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>"]
 END, USER, ASSISTANT, SYSTEM_ID = 257, 259, 260, 258
 GROUPS, GROUP_SIZE = 8, 8
-BEAT_AHEAD_S = 3600.0
+BEAT_AHEAD_S = 86_400.0
 """A beat that nobody renews is written for later, so that its process counts as alive while the tests run."""
+LONG_WAIT_S = 86_400.0
+"""What nobody ends may be awaited so long: no page says otherwise because the tests before it took their time."""
 
 
 class Clock:
@@ -165,9 +165,9 @@ class RunWriter:
         for draw in draws[:12]:
             self.ledger.dispatch(draw.draw_id)
         self.clock.now = time.time()
-        self.wait("trainer", "batch", f"orchestrator ships step {next_step}", 600)
+        self.wait("trainer", "batch", f"orchestrator ships step {next_step}", LONG_WAIT_S)
         self.clock.now -= 2.4
-        self.wait("orchestrator", "rollouts", "12 groups in flight", 120)
+        self.wait("orchestrator", "rollouts", "12 groups in flight", LONG_WAIT_S)
 
     def wait(self, owner: str, edge: str, awaits: str, budget_s: float) -> None:
         """A wait that began at the writer's time, in the beat of its process."""
@@ -365,16 +365,8 @@ def live_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ru
     """A Hub on a port of its own over a run that the test carries on: its address and the run's writer."""
     folder = tmp_path_factory.mktemp("followed")
     writer = write_live(folder / "followed", steps=30, done=5, groups=2)
-    listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(folder), log_config=None, access_log=False, lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}", writer
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    with app_on_a_thread(create_app(folder)) as url:
+        yield url, writer
 
 
 if __name__ == "__main__":
@@ -382,3 +374,16 @@ if __name__ == "__main__":
     write_finished(root / "reverse-text-seed-0", steps=150)
     write_finished(root / "reverse-text-seed-1", steps=60, seed=4, started_at=time.time() - 7200)
     go_live(root / "reverse-text-live", steps=150, done=90, seconds=float(sys.argv[2]))
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A Hub with ann (an admin), bob and eve."""
+    from tests.hub.lab_writer import HubWriter
+
+    made = HubWriter(tmp_path / "hub")
+    made.person("ann", is_admin=True)
+    made.person("bob")
+    made.person("eve")
+    yield made
+    made.close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tests.serving import on_a_loop
 
 from mettle.clients.renderer import Renderer
 from mettle.inference.bridge import Bridge
@@ -21,20 +21,15 @@ KEYS = Keys(api="for requests", admin="of the tests")
 @contextmanager
 def served(engine: SamplingEngine, renderer: Renderer) -> Iterator[str]:
     """The base URL of a server with the engine, which is closed with it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
 
     async def start() -> InferenceServer:
         running = InferenceServer(ModelService(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0), keys=KEYS)
         await running.start()
         return running
 
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    try:
-        yield server.base_url
-    finally:
-        asyncio.run_coroutine_threadsafe(server.stop(0), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with on_a_loop() as run:
+        server = run(start())
+        try:
+            yield server.base_url
+        finally:
+            run(server.stop(0))

@@ -273,6 +273,8 @@ async def test_health_and_metrics(server: InferenceServer, http: aiohttp.ClientS
         "paused": False,
         "kv_bytes": 128 * 512,
         "kv_budget_bytes": 2 * 9 * 256 * 512,
+        "dtype": "float32",
+        "canary_tolerance": 1e-3,
     }
     async with http.get(f"{root(server)}/metrics") as response:
         figures = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if not line.startswith("#"))

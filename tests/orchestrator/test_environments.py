@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
 
 import pytest
 
 from mettle.envs import load_environment
+from mettle.envs.workers.endpoints import ClientCache
 from mettle.errors import ProviderError, UserError
 from mettle.evals.source import GroupRequest
 from mettle.inference.engine.protocol import WeightsRejected
@@ -153,6 +155,61 @@ async def test_the_advantages_of_an_environment_that_provides_them_are_those_tha
     await source.close()
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"top_p": 0.9}, "top_p = 0.9"),
+        ({"extra_body": {"top_k": 20, "min_p": 0.1}}, "min_p = 0.1, top_k = 20"),
+        ({"presence_penalty": 0.5}, "presence_penalty = 0.5"),
+        ({"logit_bias": {"7": -100}}, "logit_bias = {'7': -100}"),
+    ],
+)
+def test_an_environment_that_brings_another_distribution_is_refused(run_dir, settings, monkeypatch, own, words):
+    def load(name, **args):
+        env = load_environment(name, **args)
+        env.sampling_args |= own
+        return env
+
+    monkeypatch.setattr(environments, "load_environment", load)
+    config = OrchestratorConfig.model_validate({**settings, "eval": {"num_examples": 0}})
+    with pytest.raises(UserError, match=re.escape(f"environment 'words' samples with {words} of its own")):
+        EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
+
+
+@pytest.mark.parametrize("own", [{"top_p": 0.5}, {"temperature": 0.2}, {"frequency_penalty": 1.0}])
+async def test_a_call_from_another_distribution_fails_in_training_and_stands_in_evaluation(
+    run_dir, stand_in, settings, monkeypatch, own
+):
+    def load(name, **args):
+        env = load_environment(name, **args)
+
+        class Choosy(type(env)):
+            async def get_model_response(self, state, prompt, **given):
+                return await super().get_model_response(
+                    state, prompt, **given, sampling_args={**state["sampling_args"], **own}
+                )
+
+        env.__class__ = Choosy
+        return env
+
+    monkeypatch.setattr(environments, "load_environment", load)
+    config = OrchestratorConfig.model_validate(settings)
+    source = EnvironmentSource(config, EndpointFile(run_dir.endpoint("inference")), run_dir.model)
+    for rollout in await source.run_group(request()):
+        assert rollout.error_kind == "environment"
+        assert "must be drawn from the policy's own distribution at the run's temperature (1)" in rollout.error
+    assert stand_in.requests == []
+    assert [r.error_kind for r in await source.run_group(request(2, is_eval=True))] == [None, None]
+    await source.close()
+
+
+async def test_a_worker_is_told_what_its_samples_are_for(in_workers):
+    cache = ClientCache()
+    for trains_at in (None, 0.7):
+        assert cache.client(in_workers._described(trains_at)).trains_at == trains_at
+    await cache.close()
+
+
 async def test_training_and_evaluation_have_their_own_tasks(source):
     assert source.num_tasks("words") == 50
     assert source.num_tasks("words", is_eval=True) == 10
@@ -162,7 +219,7 @@ async def test_training_and_evaluation_have_their_own_tasks(source):
 
 async def test_an_engine_that_is_gone_gives_rollouts_with_a_provider_error(source, stand_in, monkeypatch):
     stand_in.stop()
-    for client in [source._connect()]:
+    for client in [source._connect(1.0)]:
         monkeypatch.setattr(client.transport, "_sleep", _no_sleep)
     rollouts = await source.run_group(request(2))
     assert {r.error_kind for r in rollouts} == {"provider"}

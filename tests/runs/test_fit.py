@@ -39,3 +39,15 @@ def test_a_torn_file_is_named(config, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"model.safetensors cannot be read as safetensors"):
         fit.check_fit(made)
+
+
+def test_a_run_whose_engine_computes_in_bfloat16_allows_for_it():
+    def tolerances(**changes):
+        config = RunConfig.model_validate({"orchestrator": {"envs": [{"id": "reverse-text"}]}, **changes})
+        return config.orchestrator.canary_tolerance, config.trainer.mismatch.tolerance
+
+    own = tolerances()
+    assert tolerances(inference={"dtype": "float32"}) == own == (1e-3, 2e-3)
+    assert tolerances(inference={"dtype": "bfloat16"}) == (0.02, 0.02)
+    said = {"mismatch": {"tolerance": 0.3}}
+    assert tolerances(inference={"dtype": "bfloat16"}, trainer=said) == (0.02, 0.3)

@@ -7,10 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from mettle.records.tasks import GroupRecord
 from mettle.records.tokens import COLUMNS, Batch, filled
 from mettle.storage.batches import write_batch
+from mettle.storage.files import write_json
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import BlockRef
@@ -29,8 +31,8 @@ from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
-from mettle.trainer.policy import write_policy
-from mettle.trainer.presets import PolicyConfig
+from mettle.trainer.policy import model_config, write_policy, write_tokenizer
+from mettle.trainer.presets import END_TOKEN_ID, PolicyConfig
 from mettle.trainer.world import World
 
 MINI = PolicyConfig(num_layers=2, hidden_size=32, mlp_size=48, num_heads=2, num_kv_heads=1, head_dim=16)
@@ -42,6 +44,25 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def mini_model(tmp_path_factory):
     return write_policy(tmp_path_factory.mktemp("mini") / "model", MINI)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory):
+    """A mixture of four experts, of which each token takes two."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        settings = model_config(MINI).to_dict()
+        kept = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        shape = {name: settings[name] for name in (*kept, "head_dim", "max_position_embeddings", "rope_parameters")}
+        config = Qwen3MoeConfig(
+            **shape, intermediate_size=48, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+            tie_word_embeddings=True, eos_token_id=END_TOKEN_ID, dtype="float32",
+        )  # fmt: skip
+        folder = tmp_path_factory.mktemp("mixture") / "model"
+        Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    write_json(folder / "generation_config.json", {"eos_token_id": END_TOKEN_ID})
+    write_tokenizer(folder, max_positions=MINI.max_positions)
+    return folder
 
 
 def make_sample(rng, prompt, num_completion, *, component="rl", advantage=None):
@@ -140,9 +161,9 @@ def ship_batch(run_dir, ledger, step, *, seed=0, num_groups=3):
 def make_run(tmp_path, mini_model):
     """Makes run directories: model, config, a ledger with the first `shipped` batches."""
 
-    def make(name="run", *, shipped=3, max_steps=3, interval=2, **changes):
+    def make(name="run", *, shipped=3, max_steps=3, interval=2, model=None, **changes):
         run_dir = RunDir(tmp_path / name)
-        shutil.copytree(mini_model, run_dir.model)
+        shutil.copytree(model or mini_model, run_dir.model)
         config = TrainerConfig(
             max_steps=max_steps, optim=OptimConfig(lr=1e-3), checkpoint=CheckpointConfig(interval=interval), **changes
         )

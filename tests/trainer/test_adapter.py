@@ -180,7 +180,9 @@ def test_an_engine_on_short_files_serves_what_was_trained(mini_model, tmp_path):
     short = load_policy(model, ALONE, dtype=torch.bfloat16, is_frozen=True)
     learner = Learner(short, make_recipe(), ALONE, tenant=make_tenant(short), base_digest=model_digest(model))
     train(learner, learner.tenant, range(3))
-    publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3))
+    publish_version(tmp_path / "weights", 3, learner, fixed_sequences(264, 3), served_as="bfloat16")
+    manifest = json.loads((tmp_path / "weights" / "v3" / "manifest.json").read_text())
+    assert (manifest["dtype"], manifest["served_as"]) == ("float32", "bfloat16")
     shape, device = read_shape(model), torch.device("cpu")
     folder = tmp_path / "weights" / "v3"
     policy = load_published(
@@ -206,6 +208,24 @@ def test_what_cannot_be_an_adapter_is_refused(policy):
     ):
         with pytest.raises(ValidationError):
             LoraConfig(**bad)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"attention": False}, {"target_modules": ("q_proj", "down_proj")}, {"target_modules": ("gate_proj",)}]
+)
+def test_adapters_of_experts_are_refused_and_not_left_out(mixture, asked):
+    network = load_policy(mixture, ALONE, dtype=torch.float32, is_frozen=True).network
+    with pytest.raises(UserError, match=r"lora\.mlp = false") as refused:
+        choose_modules(network, LoraConfig(**asked))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_attention_of_a_mixture_gets_adapters(mixture):
+    network = load_policy(mixture, ALONE, dtype=torch.float32, is_frozen=True).network
+    for asked in ({"mlp": False}, {"target_modules": ("q_proj", "k_proj", "v_proj", "o_proj")}):
+        chosen = choose_modules(network, LoraConfig(**asked))
+        assert len(chosen) == 4 * 2
+        assert all(".self_attn." in name for name in chosen)
 
 
 def test_adapters_that_do_not_fit_are_refused(policy, tmp_path):

@@ -72,6 +72,7 @@ def test_the_next_pass_goes_on_while_a_version_is_written_and_its_step_waits(mak
     monkeypatch.setattr(publish, "write_weights", slow)
     monkeypatch.setattr(Trainer, "take_step", take)
     assert train_here(run_dir) == 3
+    assert "written 2" in order, order
     assert order.index("pass of step 2") < order.index("written 2")
     assert len(set(digests(run_dir))) == 4
 

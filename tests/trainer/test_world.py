@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mettle.trainer.config import LoraConfig
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -40,6 +42,39 @@ def train_with_ranks(run_dir, ranks):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def assert_same_adapters(left_run, right_run, version):
+    left, right = (load_file(run.version(version) / "adapter_model.safetensors") for run in (left_run, right_run))
+    assert left.keys() == right.keys()
+    assert max(left[name].abs().max().item() for name in left if "lora_B" in name) > 1e-3, "nothing was trained"
+    assert max((left[name] - right[name]).abs().max().item() for name in left) < 1e-4
+
+
+def set_steps(run, number):
+    config = run.config("trainer")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_steps": number}))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_ranks_train_adapters_like_one_process_and_go_on_from_another_number_of_them(
+    make_run, ledger_of, mini_model, mixture, kind, ranks
+):
+    """The first two steps on the ranks, the others alone, and the other way round."""
+    model, lora = (mini_model, LoraConfig(rank=4)) if kind == "dense" else (mixture, LoraConfig(rank=4, mlp=False))
+    runs = [make_run(name, shipped=4, max_steps=4, device="cpu", model=model, lora=lora) for name in ("one", "a", "b")]
+    one, *mixed = runs
+    train_with_ranks(one, 1)
+    for run, numbers in zip(mixed, [(ranks, 1), (1, ranks)], strict=True):
+        set_steps(run, 2)
+        train_with_ranks(run, numbers[0])
+        set_steps(run, 4)
+        train_with_ranks(run, numbers[1])
+        assert_same_curve(ledger_of(one), ledger_of(run), {1, 2, 3, 4})
+        assert_same_adapters(one, run, 4)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`mettle hub`: the server that shows runs and evaluations."""
+"""`mettle hub`: the lab's server."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 @click.group(cls=NounGroup)
 def hub() -> None:
-    """Serve the pages that show runs and evaluations."""
+    """Serve a lab: accounts, environments, runs and evaluations."""
 
 
 @hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="[FILE.toml]...")
 def serve(words: list[str], given: Given) -> None:
-    """Serve the pages of the runs in a folder, and of the evaluations here, until Ctrl-C."""
+    """Serve this lab until Ctrl-C. Accounts, environments, runs and evaluations, on one port, from one folder."""
     from mettle.config import load_config
-    from mettle.evals.reader import find_evaluations
     from mettle.hub.config import HubConfig
-    from mettle.hub.server import serve as serve_hub
+    from mettle.hub.server import serve_hub
     from mettle.log import setup_logging
 
     config = load_config(HubConfig, only_files(words), given).config
-    runs = config.runs
-    is_default = runs == HubConfig.model_fields["runs"].default
-    if not runs.is_dir() and not (is_default and find_evaluations(config.workspace)):
-        raise UserError(f"no folder of runs at {runs}; `mettle quickstart` makes a first run")
+    if config.runs != HubConfig.model_fields["runs"].default and not config.runs.is_dir():
+        raise UserError(f"no folder of runs at {config.runs}; `mettle quickstart` makes a first run")
     setup_logging()
-    with going_on(f"`mettle hub serve --runs {runs}` starts it again"):
-        serve_hub(
-            config,
-            on_ready=lambda address: click.echo(f"serving the runs in {runs} at {address} until Ctrl-C"),
-        )
+
+    def say(address: str, link: str | None) -> None:
+        click.echo(f"serving the runs in {config.runs} and the Hub in {config.data} at {address} until Ctrl-C")
+        if link is not None:
+            click.echo(f"nobody has an account yet; this link makes the first admin, once: {link}")
+
+    with going_on(f"`mettle hub serve --data {config.data}` starts it again"):
+        serve_hub(config, say)
         raise KeyboardInterrupt  # The server ends on Ctrl-C and on SIGTERM, and says nothing then.

@@ -37,8 +37,13 @@ NOUNS = {
     "inference": Lazy("mettle.cli.inference:inference", "Serve a model, or talk to one."),
     "train": Lazy("mettle.cli.train:train", "Serve a base model to programs that train adapters on it."),
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Run untrusted code: machines to work in, here or at a service."),
-    "hub": Lazy("mettle.cli.hub:hub", "Serve the pages that show runs and evaluations."),
-    "config": Lazy("mettle.cli.config:config", "Show what a config resolves to, and why."),
+    "hub": Lazy("mettle.cli.hub:hub", "Serve a lab: accounts, environments, runs and evaluations."),
+    "login": Lazy("mettle.cli.account:login", "Sign in at a Hub."),
+    "logout": Lazy("mettle.cli.account:logout", "Forget the token of the Hub in use."),
+    "whoami": Lazy("mettle.cli.account:whoami", "Say who one is at the Hub in use."),
+    "teams": Lazy("mettle.cli.account:teams", "List one's teams at the Hub in use."),
+    "switch": Lazy("mettle.cli.account:switch", "Act as a team, or as oneself."),
+    "config": Lazy("mettle.cli.config:config", "Show what a config resolves to, and why; choose between Hubs."),
     "doctor": Lazy("mettle.cli.doctor:doctor", "Check that this machine has what Mettle needs."),
 }
 

@@ -18,6 +18,7 @@ from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.errors import InvalidModelResponseError, ModelError
 from mettle.clients.group import GroupMember, group_members
 from mettle.clients.transport import ModelTransport
+from mettle.errors import EnvironmentFault
 from mettle.records.messages import (
     Messages,
     Response,
@@ -28,6 +29,7 @@ from mettle.records.messages import (
     messages_from,
     tool_call_from,
 )
+from mettle.records.sampling import other_distribution
 
 PATH = "/generate"
 GENERATE_FIELDS = frozenset(
@@ -57,13 +59,23 @@ class PromptRenderer(Protocol):
 
 
 class TokenClient(Client):
-    """A client of `/v1/generate` that renders and parses on its own side."""
+    """A client of `/v1/generate` that renders and parses on its own side.
+
+    What it samples with `trains_at` set is trained, at that temperature: a call that would sample from another
+    distribution than the policy's, whoever asked for that, is refused.
+    """
 
     def __init__(
-        self, base_url: ClientConfig | str, renderer: PromptRenderer, *, transport: ModelTransport | None = None
+        self,
+        base_url: ClientConfig | str,
+        renderer: PromptRenderer,
+        *,
+        transport: ModelTransport | None = None,
+        trains_at: float | None = None,
     ) -> None:
         self.transport = transport or transport_for(base_url)
         self.renderer = renderer
+        self.trains_at = trains_at
 
     def for_group(self, size: int) -> list[GroupMember]:
         """A client for each of the `size` rollouts of one group; identical first turns share one request."""
@@ -113,7 +125,17 @@ class TokenClient(Client):
     async def generate(
         self, prompt_ids: Sequence[int], model: str, fields: Mapping[str, Any], n: int, tools: list[Tool] | None
     ) -> list[Response]:
-        """`n` completions of the same ids, each as a response."""
+        """`n` completions of the same ids, each as a response.
+
+        Raises: EnvironmentFault for a call that is to be trained and would not sample from the policy's distribution.
+        """
+        if self.trains_at is not None and (other := other_distribution(fields, self.trains_at)):
+            asked = ", ".join(f"{name} = {value}" for name, value in sorted(other.items()))
+            raise EnvironmentFault(
+                f"the environment sampled with {asked}, but what is trained must be drawn from the policy's own "
+                f"distribution at the run's temperature ({self.trains_at:g}), or the importance ratio is biased: "
+                "leave that out of its sampling arguments"
+            )
         raw = await self.transport.post(PATH, {"prompt_ids": list(prompt_ids), "n": n, "model": model, **fields})
         url = self.transport.base_url + PATH
         choices = raw.get("choices")

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_random = random.Random()
 _DAY_MINUTES = 24 * 60
 _SPARE_MINUTES = 10
 
@@ -92,7 +93,9 @@ class SandboxMixin:
         self.sandbox_wait_for_creation_max_attempts = sandbox_wait_for_creation_max_attempts
         self.timeouts = timeouts or SandboxTimeouts()
         backoff = Backoff(base_delay, max_backoff_seconds, backoff_factor, jitter=0.0)
-        self._pauses_s = [backoff.wait_s(attempt) + random.uniform(0, jitter) for attempt in range(max(0, max_retries))]
+        self._pauses_s = [
+            backoff.wait_s(attempt) + _random.uniform(0, jitter) for attempt in range(max(0, max_retries))
+        ]
 
     def with_retry(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         """`function`, tried again after a pause that grows, as often as the environment was told.

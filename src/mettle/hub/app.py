@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -23,11 +25,16 @@ from mettle.web.bodies import first_fault
 from mettle.web.doors import LOOPBACK_NAMES, Door
 from mettle.web.problems import HttpError, problem_body
 
+if TYPE_CHECKING:
+    from mettle.hub.lab import Lab
+
 logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 MAX_BODY_BYTES = 1 << 20
-"""Nothing here reads a body."""
+"""Nothing of the read-only pages reads a body."""
+MAX_UPLOAD_BYTES = 512 << 20
+"""The most that any route of a Hub with accounts takes; nearly all take far less."""
 
 
 class CachedStatic(StaticFiles):
@@ -42,28 +49,43 @@ class CachedStatic(StaticFiles):
 
 
 def create_app(
-    runs_dir: Path, *, workspace: Path | None = None, allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES
+    runs_dir: Path,
+    *,
+    workspace: Path | None = None,
+    allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES,
+    lab: Lab | None = None,
 ) -> FastAPI:
     """The pages over a folder of runs, or over one run, and over the evaluations under `workspace`.
 
-    `allowed_hosts` None answers to any name.
+    `allowed_hosts` None answers to any name. With a `lab` it is a Hub with accounts; without one, read-only.
     """
     app = FastAPI(
         title="Mettle Hub",
         version=mettle.__version__,
-        description="Read-only access to runs and evaluations.",
+        description="Runs and evaluations, people and teams, environments.",
         openapi_url="/api/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
     )
     app.state.catalog = RunCatalog(runs_dir, workspace=workspace)
     app.include_router(api.health_router)
-    app.include_router(api.router)
-    app.include_router(pages.router)
-    app.include_router(evaluation_pages.router)
+    app.state.lab = lab
+    shown: list[Any] = []
+    if lab is not None:
+        # The page of one run is quick to start, and needs nothing of this.
+        from mettle.hub.routes import include_routes, looking
+
+        shown = [Depends(looking.looking_at_runs)]
+        include_routes(app)
+    for router in (api.router, pages.router, evaluation_pages.router):
+        app.include_router(router, dependencies=shown)
     app.mount("/static", CachedStatic(directory=STATIC), name="static")
-    app.add_middleware(SecurityMiddleware, door=Door(allowed_hosts, max_body_bytes=MAX_BODY_BYTES))
-    app.add_exception_handler(UserError, _not_found)
+    app.add_middleware(
+        SecurityMiddleware, door=Door(allowed_hosts, max_body_bytes=MAX_UPLOAD_BYTES if lab else MAX_BODY_BYTES)
+    )
+    app.add_exception_handler(UserError, _mistaken)
+    app.add_exception_handler(HttpError, _answered)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(StorageError, _unreadable)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -72,19 +94,44 @@ def create_app(
     return app
 
 
+def _is_for_programs(request: Request) -> bool:
+    return request.url.path.startswith("/api/") or request.url.path.endswith(".json")
+
+
 def _answer(request: Request, status: int, title: str, detail: str) -> Response:
-    if request.url.path.startswith("/api/") or request.url.path.endswith(".json"):
+    if _is_for_programs(request):
         return JSONResponse(problem_body(HttpError(status, detail)), status_code=status)
     return pages.error_page(request, status, title, detail)
 
 
-def _not_found(request: Request, error: Exception) -> Response:
-    return _answer(request, 404, "Not here", str(error))
+def _mistaken(request: Request, error: Exception) -> Response:
+    """What is asked for is not there; what is sent is wrong."""
+    is_read = request.method in ("GET", "HEAD")
+    return _answer(request, 404 if is_read else 400, "Not here" if is_read else "Not possible", str(error))
+
+
+def _answered(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError), "registered for HttpError"
+    if _is_for_programs(request):
+        return JSONResponse(problem_body(error), status_code=error.status, headers=error.headers)
+    if error.status == 401 and request.method in ("GET", "HEAD"):
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"/signin?next={quote(path, safe='')}", status_code=303)
+    answer = pages.error_page(request, error.status, "Not here" if error.status == 404 else "Not possible", str(error))
+    answer.headers.update(error.headers)
+    return answer
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this answer."""
+    return Response(status_code=499)
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
-    logger.warning("cannot read", extra={"path": request.url.path, "error": str(error)})
-    return _answer(request, 503, "This cannot be read", str(error))
+    logger.warning("storage refused", extra={"path": request.url.path, "error": str(error)})
+    return _answer(
+        request, 503, "This cannot be read" if request.method in ("GET", "HEAD") else "Nothing was kept", str(error)
+    )
 
 
 def _refused(request: Request, error: Exception) -> Response:

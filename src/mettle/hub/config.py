@@ -11,7 +11,7 @@ from mettle.config.options import Option
 
 
 class HubConfig(BaseModel):
-    """What `python -m mettle.hub` is started with."""
+    """What the Hub is started with."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -21,8 +21,17 @@ class HubConfig(BaseModel):
     workspace: Path = Path()
     """Folder under which evaluations are looked for, in `outputs/evals` and `environments/*/outputs/evals`."""
 
+    data: Path = Path("hub")
+    """Folder of the Hub itself: accounts, environments, pushed results. Made where it is missing."""
+
+    database: str = ""
+    """Address of a PostgreSQL database, as `postgresql+psycopg://me@host/hub`; empty is SQLite inside `data`."""
+
+    open_runs: bool | None = None
+    """Whether runs and evaluations of this machine are shown without signing in. By default only on loopback."""
+
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback, anybody who reaches it can read every rollout and log."""
+    """Address to listen on. Beyond loopback, put it behind TLS: passwords and tokens travel as they are."""
 
     port: int = Field(default=7860, ge=0, le=65535)
     """Port; 0 takes any free one."""

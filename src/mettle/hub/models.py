@@ -136,6 +136,7 @@ class CanaryAgreement(BaseModel):
     max_abs_diff: float
     worst_mean_abs_diff: float = Field(description="largest mean over all checked versions")
     num_versions: int
+    dtype: str = Field(default="float32", description="type in which the engine computes")
 
 
 class RewardNow(BaseModel):

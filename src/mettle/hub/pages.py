@@ -42,6 +42,7 @@ from mettle.hub.rollouts import (
 )
 from mettle.hub.series import REWARD, WARM_UP_LARGE, charts_of, columns_after, warm_up_columns, warm_up_now
 from mettle.hub.summary import evaluations_of, processes_of, summarise, vitals_of, waits_of
+from mettle.hub.viewer import viewer
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -238,12 +239,12 @@ def is_warming(summary: RunSummary) -> bool:
 
 def page(template: str, **context: Any) -> HTMLResponse:
     """A rendered page."""
-    return HTMLResponse(templates().get_template(template).render(**context))
+    return HTMLResponse(templates().get_template(template).render(viewer=viewer.get(), **context))
 
 
 def error_page(request: Request, status: int, title: str, detail: str) -> Response:
     """A calm page for what went wrong."""
-    html = templates().get_template("error.html").render(title=title, detail=detail, status=status)
+    html = templates().get_template("error.html").render(title=title, detail=detail, status=status, viewer=viewer.get())
     return HTMLResponse(html, status_code=status)
 
 

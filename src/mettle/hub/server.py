@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mettle.errors import UserError
 from mettle.evals.reader import find_evaluations
@@ -13,15 +14,39 @@ from mettle.hub.app import create_app
 from mettle.hub.config import HubConfig
 from mettle.processes.beats import Heartbeat
 from mettle.storage.files import write_json
-from mettle.web.doors import allowed_hosts
+from mettle.web.doors import allowed_hosts, is_loopback
 from mettle.web.server import HttpServer, bind, on_signals, url_of
+
+if TYPE_CHECKING:
+    from mettle.hub.lab import Lab
 
 _GRACE_S = 2.0
 
 
-def serve(config: HubConfig, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until a signal ends the process. `on_ready` is called with the address once requests are answered.
+def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) -> None:
+    """Serve a Hub with accounts until a signal ends the process.
 
+    `on_ready` is called with the address, and with that of the first admin's link where there is no admin yet.
+    Raises: UserError when the port is taken or a setting is wrong, StorageError when the disk or database refuses.
+    """
+    from mettle.hub.lab import open_lab
+
+    are_open = is_loopback(config.host) if config.open_runs is None else config.open_runs
+    listener = bind(config.host, config.port)
+    lab = open_lab(config.data, database=config.database, are_runs_open=are_open)
+    try:
+        secret = lab.first_link()
+        asyncio.run(
+            _serve(config, listener, lambda url: on_ready(url, None if secret is None else f"{url}/join/{secret}"), lab)
+        )
+    finally:
+        lab.close()
+
+
+def serve(config: HubConfig, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve the read-only page of runs until a signal ends the process; it knows no people.
+
+    `on_ready` is called with the address once requests are answered.
     Raises: UserError when the folder is missing or the port is taken.
     """
     if not config.runs.is_dir() and not find_evaluations(config.workspace):
@@ -29,11 +54,13 @@ def serve(config: HubConfig, on_ready: Callable[[str], None] | None = None) -> N
     asyncio.run(_serve(config, bind(config.host, config.port), on_ready))
 
 
-async def _serve(config: HubConfig, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
+async def _serve(
+    config: HubConfig, listener: socket.socket, on_ready: Callable[[str], None] | None, lab: Lab | None = None
+) -> None:
     over = asyncio.Event()
     port = listener.getsockname()[1]
     base_url = url_of(config.host, port)
-    app = create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host))
+    app = create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab)
     server = HttpServer(app, listener)
     with on_signals(over.set), Heartbeat.of_run("hub") as heart:
         await server.start()

@@ -247,6 +247,7 @@ def _canary(reader: RunReader) -> CanaryAgreement | None:
     return CanaryAgreement(
         version=newest["version"], mean_abs_diff=newest["canary_mean"], max_abs_diff=newest["canary_max"],
         worst_mean_abs_diff=row["worst"], num_versions=row["number"],
+        dtype=str(reader.setting("inference.dtype") or "float32"),
     )  # fmt: skip
 
 

@@ -81,6 +81,8 @@ async def health(request: Request) -> Response:
         "paused": status.is_paused,
         "kv_bytes": status.kv_bytes,
         "kv_budget_bytes": status.kv_budget_bytes,
+        "dtype": status.dtype,
+        "canary_tolerance": status.canary_tolerance,
     }
     return json_response(body, status=200 if is_ok else 503)
 

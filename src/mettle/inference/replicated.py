@@ -205,6 +205,8 @@ class ReplicatedEngine:
             total,
             version=self._serving.version,
             adapters=one.adapters if one else (),
+            dtype=one.dtype if one else self._past.dtype,
+            canary_tolerance=one.canary_tolerance if one else self._past.canary_tolerance,
             is_paused=self._pause is not None,
             is_alive=self._death is None and not self._closing.is_set(),
             max_slots=sum(part.max_slots for part in parts) if one else self._limits.max_slots,

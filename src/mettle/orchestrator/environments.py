@@ -28,7 +28,7 @@ from mettle.evals.output import task_key_of
 from mettle.evals.source import GroupRequest
 from mettle.orchestrator.config import EnvConfig, OrchestratorConfig
 from mettle.orchestrator.server import EndpointFile
-from mettle.records.sampling import SamplingParams
+from mettle.records.sampling import SamplingParams, other_distribution
 from mettle.records.tasks import UNSCORED, RolloutRecord
 from mettle.web.keys import API_KEY_ENV
 
@@ -53,7 +53,7 @@ class EnvironmentSource:
         self._endpoint = endpoint
         self._model_dir = model_dir
         self._renderer = Renderer.from_directory(model_dir)
-        self._client: TokenClient | None = None
+        self._clients: dict[float | None, TokenClient] = {}
         self._client_url = ""
         self._old_clients: list[TokenClient] = []
         loaded: dict[str, Any] = {}
@@ -62,6 +62,8 @@ class EnvironmentSource:
             return {env.name: _load(env, loaded, num_workers_of(env, config), on_death) for env in envs}
 
         self._train = load(config.envs)
+        for name, env in self._train.items():
+            _check_sampling(name, env)
         self._eval = load(config.eval_envs if config.eval.num_examples != 0 else ())
         self._limited = _limit_time(loaded.values(), config.rollout_timeout_s)
         self._train_rows: dict[str, Rows] = {name: env.get_dataset() for name, env in self._train.items()}
@@ -96,7 +98,8 @@ class EnvironmentSource:
         env = (self._eval if request.is_eval else self._train)[request.env]
         row = rows[request.example_id]
         inputs = [dict(row) for _ in range(request.size)]
-        client = self._described() if isinstance(env, WorkerEnvironment) else self._connect()
+        trains_at = None if request.is_eval else request.sampling.temperature
+        client = self._described(trains_at) if isinstance(env, WorkerEnvironment) else self._connect(trains_at)
         states = await env.run_group(inputs, client, self._model, sampling_args(request.sampling))
         if id(env) in self._limited:
             _blame_time(states)
@@ -118,25 +121,36 @@ class EnvironmentSource:
 
     async def close(self) -> None:
         """Close the connections and tear the environments down."""
-        for client in [*self._old_clients, *([self._client] if self._client is not None else [])]:
+        for client in [*self._old_clients, *self._clients.values()]:
             await client.close()
         for env in {id(env): env for env in [*self._train.values(), *self._eval.values()]}.values():
             await env.teardown()
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self, trains_at: float | None) -> dict[str, Any]:
         """The engine as a worker process connects to it."""
-        return token_spec(self._endpoint.base_url, str(self._model_dir), API_KEY_ENV)
+        return token_spec(self._endpoint.base_url, str(self._model_dir), API_KEY_ENV, trains_at=trains_at)
 
-    def _connect(self) -> TokenClient:
+    def _connect(self, trains_at: float | None) -> TokenClient:
         url = self._endpoint.base_url
-        if self._client is None or url != self._client_url:
-            if self._client is not None:
-                # Groups in flight still hold it; they fail by themselves, and it is closed at the end.
-                self._old_clients.append(self._client)
-            endpoint = ClientConfig(api_base_url=url, api_key_var=API_KEY_ENV)
-            self._client = TokenClient(endpoint, self._renderer)
+        if url != self._client_url:
+            # Groups in flight still hold them; they fail by themselves, and they are closed at the end.
+            self._old_clients += self._clients.values()
+            self._clients.clear()
             self._client_url = url
-        return self._client
+        if trains_at not in self._clients:
+            endpoint = ClientConfig(api_base_url=url, api_key_var=API_KEY_ENV)
+            self._clients[trains_at] = TokenClient(endpoint, self._renderer, trains_at=trains_at)
+        return self._clients[trains_at]
+
+
+def _check_sampling(name: str, env: Any) -> None:
+    """Raises: UserError for an environment whose own arguments would train what the policy did not say."""
+    if other := other_distribution(getattr(env, "sampling_args", None) or {}):
+        asked = ", ".join(f"{field} = {value}" for field, value in sorted(other.items()))
+        raise UserError(
+            f"environment {name!r} samples with {asked} of its own, so the recorded logprobs would not be the policy's "
+            "and the importance ratio biased: leave that out of its sampling_args to train on it (evaluating is fine)"
+        )
 
 
 def _scored(record: RolloutRecord) -> RolloutRecord:

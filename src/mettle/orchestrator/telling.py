@@ -6,12 +6,15 @@ Parts: `tell`; `watch_supervisor`: the supervisor watches everybody else, so som
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from mettle.processes.beats import read_beats
 from mettle.processes.child import process_state
-from mettle.processes.liveness import FROZEN, Looks, diagnose
+from mettle.processes.liveness import FROZEN, SILENT_RESTART_S, Fault, Looks, diagnose
 from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -27,9 +30,12 @@ async def tell(ledger: Ledger, kind: str, message: str, **data: Any) -> None:
 
 
 async def watch_supervisor(ledger: Ledger, run_dir: RunDir, *, look_s: float = LOOK_S) -> None:
-    """Tell when the supervisor stands still, until cancelled. It is not ended: the kernel would end the run with it."""
-    looks = Looks()
-    is_told = False
+    """Tell when the supervisor stands still, wake it, and end it where it does not wake; until cancelled.
+
+    With it the kernel ends the run's other processes, this one included, and `mettle rl resume` goes on from there: a
+    run that nobody watches would stand for ever at the first fault of any of them.
+    """
+    looks, care = Looks(), _Care()
     while True:
         await asyncio.sleep(look_s)
         now = time.monotonic()
@@ -37,6 +43,33 @@ async def watch_supervisor(ledger: Ledger, run_dir: RunDir, *, look_s: float = L
         beats = {name: beat for name, beat in read_beats(run_dir.beats).items() if name == SUPERVISOR}
         faults = diagnose(beats, now, looked_s=looks.seconds_since, state_of=process_state)
         frozen = [fault for fault in faults if fault.kind == FROZEN]  # of a blocked loop its own thread tells
-        for fault in frozen if not is_told else []:
-            await tell(ledger, "stall", fault.text, process=SUPERVISOR, cause=fault.kind, age_s=round(fault.age_s, 1))
-        is_told = bool(frozen)
+        if not frozen:
+            care = _Care()
+        for fault in frozen:
+            await _care_for(fault, care, ledger)
+
+
+@dataclass(slots=True)
+class _Care:
+    """What was done about a supervisor that stands still."""
+
+    is_told: bool = False
+    woken_at_s: float | None = None
+    """How long it had stood when it was told to continue."""
+
+
+async def _care_for(fault: Fault, care: _Care, ledger: Ledger) -> None:
+    facts = {"process": SUPERVISOR, "cause": fault.kind, "age_s": round(fault.age_s, 1)}
+    if not care.is_told:
+        care.is_told = True
+        await tell(ledger, "stall", fault.text, **facts)
+    elif care.woken_at_s is None and fault.is_due:
+        care.woken_at_s = fault.age_s
+        await tell(ledger, "recovery", f"told the supervisor (pid {fault.pid}) to continue (SIGCONT)", **facts)
+        os.kill(fault.pid, signal.SIGCONT)
+    elif care.woken_at_s is not None and fault.age_s - care.woken_at_s >= SILENT_RESTART_S:
+        text = (
+            f"the supervisor (pid {fault.pid}) did not wake and is ended, and the run with it: mettle rl resume goes on"
+        )
+        await tell(ledger, "recovery", text, **facts)
+        os.kill(fault.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 _MEMINFO: Final = Path("/proc/meminfo")
+_CPUINFO: Final = Path("/proc/cpuinfo")
 _OWN_GROUP: Final = Path("/proc/self/cgroup")
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _NO_LIMIT: Final = 1 << 60
@@ -41,6 +42,15 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16 numbers."""
+    try:
+        flags = set(re.findall(r"\w+", _CPUINFO.read_text()))
+    except OSError:
+        return False
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def _least(name: str, limits: list[int]) -> int | None:

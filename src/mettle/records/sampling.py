@@ -1,8 +1,36 @@
-"""How tokens are drawn: the sampling parameters that every engine and client understands."""
+"""How tokens are drawn: the sampling parameters that every engine and client understands.
+
+Parts: `SamplingParams`, `other_distribution` (which arguments of a request would sample from another distribution).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+WHOLE: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({}, [], ()),
+}
+"""Arguments of a request that change the distribution, and the values at which each leaves it as it is."""
+
+
+def other_distribution(fields: Mapping[str, Any], temperature: float | None = None) -> dict[str, Any]:
+    """Those of a request's fields under which tokens would not be drawn from the policy's own distribution.
+
+    `extra_body` counts as laid over the rest. With `temperature` any other temperature is one of them.
+    """
+    asked = {name: value for name, value in {**fields, **(fields.get("extra_body") or {})}.items() if value is not None}
+    found = {name: asked[name] for name, whole in WHOLE.items() if name in asked and asked[name] not in whole}
+    if temperature is not None and asked.get("temperature", 1.0) != temperature:
+        found["temperature"] = asked.get("temperature", 1.0)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

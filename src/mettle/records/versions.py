@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+CANARY_TOLERANCES: Final[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.02}
+"""Largest mean difference of a canary by the type in which an engine computes: float32 shows 1e-7, a stale head .1 and
+more; bfloat16 3e-4 to 7e-3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mettle.inference.config import InferenceConfig
 from mettle.orchestrator.config import OrchestratorConfig
+from mettle.records.versions import CANARY_TOLERANCES
 from mettle.runs.hosted import fan_out
 from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
 from mettle.trainer.presets import PRESETS
@@ -128,6 +129,7 @@ class RunConfig(BaseModel):
         tree = fan_out(tree)
         if isinstance(tree.get("inference"), dict):  # The engine serves the run's own policy; `create` fills in where.
             tree["inference"].setdefault("model", "model")
+            _allow_for_type(tree)
             _make_room_for_adapters(tree["inference"], tree["model"] if isinstance(tree.get("model"), dict) else {})
         return tree
 
@@ -156,6 +158,19 @@ class RunConfig(BaseModel):
                 " leave it out, and it is the run's"
             )
         return self
+
+
+def _allow_for_type(tree: dict[str, Any]) -> None:
+    """An engine in bfloat16 differs from its trainer by what rounding does, which is no news to anybody."""
+    dtype = tree["inference"].get("dtype")
+    tolerance = CANARY_TOLERANCES.get(dtype) if isinstance(dtype, str) else None
+    if tolerance is None or dtype == "float32":
+        return
+    for table, key in ((tree.setdefault("orchestrator", {}), "canary_tolerance"), (tree.setdefault("trainer", {}), "")):
+        if isinstance(table, dict) and key:
+            table.setdefault(key, tolerance)
+        elif isinstance(table, dict) and isinstance(compared := table.setdefault("mismatch", {}), dict):
+            compared.setdefault("tolerance", tolerance)
 
 
 def _make_room_for_adapters(inference: dict[str, Any], model: dict[str, Any]) -> None:

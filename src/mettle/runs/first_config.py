@@ -14,6 +14,7 @@ from typing import Any
 from mettle.clients.renderer import Renderer
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
+from mettle.processes.host import multiplies_bfloat16
 from mettle.storage.files import write_atomic
 
 LORA_LR, FULL_LR = 1e-4, 1e-6
@@ -104,10 +105,6 @@ def _check_model(model: Path) -> dict[str, Any]:
 def _dtype(*, is_short: bool) -> tuple[str, str]:
     if not is_short:
         return "float32", "the files hold no bfloat16"
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        flags = ""
-    if "avx512_bf16" in flags or "amx_bf16" in flags:
+    if multiplies_bfloat16():
         return "bfloat16", "as the files have it, and this processor multiplies it"
     return "float32", 'this processor has no bfloat16; on a GPU say "bfloat16"'

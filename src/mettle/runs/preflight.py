@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from mettle.extras import CHECKOUT, install_line, missing_by_extra, missing_requirements
-from mettle.processes.host import free_memory_bytes
+from mettle.processes.host import free_memory_bytes, multiplies_bfloat16
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -87,6 +87,7 @@ def _cores() -> Finding:
     quota = _cpu_quota()
     usable = cores if quota is None else min(float(cores), quota)
     detail = f"{cores} cores" + (f", limited to {quota:g} by the container" if quota is not None else "")
+    detail += "; they multiply bfloat16" if multiplies_bfloat16() else "; no bfloat16, so float32 is the type to take"
     if usable < 2:
         return Finding(
             "cores", "warn", detail, "sampling and training share one core, so a run takes about twice as long"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.evals.estimator import mean_of, median
+from mettle.records.versions import CANARY_TOLERANCES
 from mettle.runs.costs import DEATHS, totals
 from mettle.runs.progress import describe_eval
 from mettle.storage.evals import EvalRow, read_evals
@@ -13,8 +14,8 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.wording import sparkline
 
-CANARY_TOLERANCE = 1e-5
-"""In fp32 the trainer's and the engine's logprobs of the same tokens agree on average to this."""
+AGREEMENT = {"float32": 1e-5, "bfloat16": CANARY_TOLERANCES["bfloat16"]}
+"""By the engine's type: to this the trainer's and the engine's logprobs of the same tokens agree on average."""
 
 
 def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def summarise(ledger: Ledger, run_dir: Path) -> dict[str, Any]:
         "staleness_max": max((b.staleness_max for b in batches), default=None),
         "mismatch_kl_max": max((v for _, v in journal.metric("mismatch_kl/mean")), default=None),
         "canary_mean_abs_diff": max(canaries, default=None),
+        "inference_dtype": RunDir(run_dir).served_as,
         "tasks": ledger.task_counts(),
         "trained_more_than_once": ledger.trained_more_than_once(),
         "restarts": sum(p.restarts for p in journal.processes()) + (journal.fact(DEATHS) or 0),
@@ -74,10 +76,11 @@ def _figure_lines(summary: dict[str, Any]) -> list[str]:
             f"{'staleness':<10} mean {summary['staleness_mean']:.2f}, at most {summary['staleness_max']} versions"
         )
     if summary["canary_mean_abs_diff"] is not None:
-        agrees = "agree" if summary["canary_mean_abs_diff"] <= CANARY_TOLERANCE else "DISAGREE"
+        dtype = summary["inference_dtype"]
+        agrees = "agree" if summary["canary_mean_abs_diff"] <= AGREEMENT[dtype] else "DISAGREE"
         lines.append(
             f"{'logprobs':<10} trainer and engine {agrees}:"
-            f" mean difference at most {summary['canary_mean_abs_diff']:.1e}"
+            f" mean difference at most {summary['canary_mean_abs_diff']:.1e}, sampled in {dtype}"
         )
     tasks = ", ".join(f"{number} {name}" for name, number in summary["tasks"].items()) or "none yet"
     twice = summary["trained_more_than_once"]

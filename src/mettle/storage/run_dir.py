@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,14 @@ class RunDir:
     def config(self, name: str) -> Path:
         """The resolved config of one process."""
         return self.path / "config" / f"{name}.json"
+
+    @property
+    def served_as(self) -> str:
+        """The type in which the run's engine computes; float32 before there is a config."""
+        try:
+            return str(json.loads(self.config("inference").read_text())["dtype"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "float32"
 
     def endpoint(self, name: str) -> Path:
         """Where a serving process says that it is ready: {"base_url", "host", "port", "pid"}."""

@@ -13,6 +13,7 @@ import hashlib
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -29,6 +30,7 @@ from mettle.storage.files import folder_aside, sha256_file, storage_errors, writ
 WEIGHT_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+_TYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _FILE_OF_KIND = {"full": WEIGHT_FILE, "lora": ADAPTER_FILE}
 
 
@@ -60,10 +62,12 @@ def publish_weights(
     canary: Canary | None = None,
     *,
     adapter: AdapterNotes | None = None,
+    served_as: str | None = None,
 ) -> WeightVersion:
     """Publish one version: `save(path)` writes the weight file at `path`, and the folder appears complete.
 
-    Where `save` says the file's sha256, it is not read for it.
+    Where `save` says the file's sha256, it is not read for it. `served_as` is the type in which the engine that it is
+    for computes; the manifest names it beside the type of the file's tensors.
     """
     final = root / f"v{version}"
     kind = "full" if adapter is None else "lora"
@@ -75,7 +79,9 @@ def publish_weights(
                 scratch / "canary.npz", token_ids=canary.token_ids, lengths=canary.lengths, logprobs=canary.logprobs
             )
         published = WeightVersion(version, str(final), digest or sha256_file(path), kind)
-        manifest = {**asdict(published), "published_at": time.time()}
+        manifest = {**asdict(published), "published_at": time.time(), "dtype": _type_of(path)}
+        if served_as is not None:
+            manifest["served_as"] = served_as
         if adapter is not None:
             write_json(scratch / ADAPTER_CONFIG, adapter.config)
             manifest["base_digest"] = adapter.base_digest
@@ -92,6 +98,18 @@ def copy_adapter(published: Path, final: Path, *, base: Path) -> Path:
         if (published / "manifest.json").exists():
             shutil.copyfile(published / "manifest.json", scratch / "manifest.json")
     return final
+
+
+def _type_of(path: Path) -> str | None:
+    """The type of a safetensors file's tensors, by its header; of several the one with most tensors."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        types = Counter(entry["dtype"] for name, entry in header.items() if name != "__metadata__")
+        ((name, _),) = types.most_common(1)
+    except (OSError, ValueError, KeyError, TypeError, MemoryError):
+        return None
+    return _TYPE_NAMES.get(name, str(name))
 
 
 def read_version(folder: Path) -> WeightVersion:

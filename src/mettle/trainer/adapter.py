@@ -22,6 +22,9 @@ from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import PREFIX, AdapterFile, LowRankPair
 from mettle.trainer.config import LoraConfig
 
+_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
+"""What experts call their matrices in checkpoints, however they are stacked here."""
+
 
 class Adapter:
     """The trained pairs of one adapter, by module name, and what it was made with."""
@@ -116,9 +119,11 @@ def linear_modules(network: nn.Module) -> dict[str, nn.Linear]:
 def choose_modules(network: nn.Module, config: LoraConfig) -> dict[str, nn.Linear]:
     """The linear modules that `config` names.
 
-    Raises: UserError for a name that no linear module ends with, or that is only the tied output head's.
+    Raises: UserError for a name that no linear module ends with, or that is only the tied output head's, and where a
+    mixture's experts would be among them.
     """
     modules, head = linear_modules(network), head_name(network)
+    _refuse_experts(network, config)
     is_tied = bool(getattr(network.config, "tie_word_embeddings", False))
     if config.target_modules == "all-linear":
         chosen = [name for name in modules if _is_switched_on(name, config, head)]
@@ -137,6 +142,22 @@ def choose_modules(network: nn.Module, config: LoraConfig) -> dict[str, nn.Linea
         why = "its output head is tied to the input embedding and left alone" if is_tied else "none is chosen"
         raise UserError(f"lora: there is nothing to train in this model: {why}")
     return {name: modules[name] for name in chosen}
+
+
+def _refuse_experts(network: nn.Module, config: LoraConfig) -> None:
+    """A mixture's experts are stacked in one parameter, not linear modules: they would be left out without a word."""
+    experts = {name.rpartition(".")[2] for name, _ in network.named_parameters() if ".experts." in name}
+    if not experts:
+        return
+    named = () if config.target_modules == "all-linear" else config.target_modules
+    if named and not any(target.rpartition(".")[2] in _OF_EXPERTS | experts for target in named):
+        return
+    if not named and not config.mlp:
+        return
+    raise UserError(
+        "lora: this model is a mixture, and adapters of experts are not trained; set lora.mlp = false, or name modules"
+        " of attention in lora.target_modules"
+    )
 
 
 def head_name(network: nn.Module) -> str | None:

@@ -49,7 +49,9 @@ class PreparedVersion:
             self._done.set_exception(error)
 
 
-def prepare_version(root: Path, version: int, learner: Learner, sequences: list[Index]) -> PreparedVersion | None:
+def prepare_version(
+    root: Path, version: int, learner: Learner, sequences: list[Index], *, served_as: str | None = None
+) -> PreparedVersion | None:
     """Begin to publish what is trained as v{version}. Every rank calls it; rank 0 gets what it has to settle."""
-    writer = version_writer(root, version, learner, sequences)
+    writer = version_writer(root, version, learner, sequences, served_as=served_as)
     return None if writer is None else PreparedVersion(writer.publish, is_beside=writer.num_bytes >= BESIDE_BYTES)

@@ -121,6 +121,7 @@ class Learner:
                 self.world.total(parameter.grad)  # adapters are whole on every rank
         grad_norm = clip_gradients(tenant.trained, params.max_grad_norm)
         is_finite = math.isfinite(grad_norm)
+        self.before_step()
         for optimizer in tenant.optimizers:
             if is_finite:
                 set_params(optimizer, params)

@@ -36,7 +36,7 @@ from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
-from mettle.trainer.mismatch.monitor import MismatchMonitor
+from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
 from mettle.trainer.model import Policy, load_policy, shard_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences
 from mettle.trainer.tenant import Tenant
@@ -147,7 +147,9 @@ class Trainer:
             assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
         self._saved_at = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
-        prepared = prepare_version(self.run_dir.weights, step, self.learner, sequences)
+        prepared = prepare_version(
+            self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as
+        )
         self.heart.advance()
         if prepared is not None:
             weights = prepared.settle()
@@ -172,12 +174,17 @@ class Trainer:
             self.settle()  # it reads the published versions, and puts older weights into the network for a while
         compared = self._monitor.look(step, batch)
         metrics = self.learner.train(batch, step)
+        if compared is not None:
+            metrics |= figures(compared)
         started = time.perf_counter()
         sequences = canary_sequences(batch, self.config.canary_sequences)
-        prepared = prepare_version(self.run_dir.weights, step, self.learner, sequences)
+        prepared = prepare_version(
+            self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as
+        )
         if prepared is None:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
+        assert self._pending is None, "the optimiser step has settled the version before"
         self._pending = PendingStep(step, prepared, metrics, batch.draw_ids, compared)
         if not prepared.is_beside:
             self.settle()

@@ -34,17 +34,23 @@ CANARY_TOKENS = 64
 FIXED_CANARY_SEED = 7
 
 
-def publish_version(root: Path, version: int, learner: Learner, sequences: list[Index]) -> WeightVersion:
+def publish_version(
+    root: Path, version: int, learner: Learner, sequences: list[Index], *, served_as: str | None = None
+) -> WeightVersion:
     """Publish what is trained as v{version}; every rank calls it, rank 0 writes, all get the result."""
-    write = version_writer(root, version, learner, sequences)
+    write = version_writer(root, version, learner, sequences, served_as=served_as)
     return learner.world.share(write.publish() if write is not None else None)
 
 
-def version_writer(root: Path, version: int, learner: Learner, sequences: list[Index]) -> VersionWriter | None:
+def version_writer(
+    root: Path, version: int, learner: Learner, sequences: list[Index], *, served_as: str | None = None
+) -> VersionWriter | None:
     """What is trained, ready to be written as v{version}. Every rank calls it; rank 0 gets the writer."""
     canary = compute_canary(learner.policy, sequences, learner.world)
     state = published_state(learner)
-    return VersionWriter(root, version, state, canary, _notes(learner)) if learner.world.is_main else None
+    if not learner.world.is_main:
+        return None
+    return VersionWriter(root, version, state, canary, _notes(learner), served_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class VersionWriter:
     state: Mapping[str, Tensor]
     canary: Canary
     notes: AdapterNotes | None
+    served_as: str | None
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +74,9 @@ class VersionWriter:
         disturbed."""
         final = self.root / f"v{self.version}"
         published = _same_already(final, self._save) if final.exists() else None
-        return published or publish_weights(self.root, self.version, self._save, self.canary, adapter=self.notes)
+        return published or publish_weights(
+            self.root, self.version, self._save, self.canary, adapter=self.notes, served_as=self.served_as
+        )
 
     def _save(self, path: Path) -> str:
         with storage_errors(path, "writing weights"):

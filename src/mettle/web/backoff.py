@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+_random: Final = random.SystemRandom()  # a fork has no copy of its state: clients must differ
 _MAX_DOUBLINGS: Final = 64  # more would overflow a float, and every limit is reached long before
 
 
@@ -29,7 +30,7 @@ class Backoff:
     jitter: float = 0.5
 
     def wait_s(
-        self, attempt: int, asked_s: float | None = None, rng: Callable[[float, float], float] = random.uniform
+        self, attempt: int, asked_s: float | None = None, rng: Callable[[float, float], float] = _random.uniform
     ) -> float:
         """Seconds to wait after the failure of attempt `attempt` (from 0); `asked_s`, the server's wish, is obeyed."""
         if asked_s is not None:
@@ -55,7 +56,7 @@ class Retries:
         limit_s: float | None = None,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        rng: Callable[[float, float], float] = random.uniform,
+        rng: Callable[[float, float], float] = _random.uniform,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_done = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -52,6 +53,9 @@ def test_from_a_file_to_a_checked_environment(mettle, sums):
 def test_json_of_each_reading_command(mettle, sums):
     found = mettle("data", "inspect", "sums.jsonl", "-n", 1, "--json").json
     assert (found["format"]["name"], len(found["rows"]), found["splits"]) == ("gsm8k", 1, {"train": 40})
+    shipped = Path(__file__).resolve().parents[3] / "environments" / "arithmetic"
+    ignored = shutil.ignore_patterns("outputs")  # a card tells of the evaluations that it finds beside
+    shutil.copytree(shipped, sums.parent / "environments" / "arithmetic", ignore=ignored)
     report = mettle("env", "test", "arithmetic", "--json").json
     assert (report["status"], report["kinds"][0]["kind"]) == ("pass", "gold")
     card = mettle("env", "check", "arithmetic", "--no-tests", "--json").json

@@ -98,6 +98,21 @@ def test_no_page_is_wider_than_a_telephone(page):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
 
+def test_the_big_figures_stay_in_their_card_at_any_width(page):
+    """Two figures of four digits and a negative one, the widest that there are."""
+    page.goto("/runs/followed")
+    page.evaluate("document.querySelectorAll('.big span').forEach(figure => { figure.textContent = '-0.888'; })")
+    beyond = """[...document.querySelectorAll(".big")].map(line => {
+        const card = line.closest(".card, .headline").getBoundingClientRect();
+        return [...line.children].some(part => part.getBoundingClientRect().right > card.right - 8);
+    })"""
+    for width in (390, 800, 1200, 1300, 1600):
+        page.set_viewport_size({"width": width, "height": 900})
+        found = page.evaluate(beyond)
+        assert found, width
+        assert not any(found), width
+
+
 def test_pages_say_what_they_hold_without_scripts(browser, live_hub):
     context = browser.new_context(base_url=live_hub[0], java_script_enabled=False)
     opened = context.new_page()

@@ -21,6 +21,7 @@ from policies import (
     tiny_config,
     with_adapter,
 )
+from pydantic import ValidationError
 from schedulers import Heard, ask
 
 from mettle.errors import MettleError, UserError
@@ -188,3 +189,26 @@ def test_an_engine_that_starts_from_an_adapter_takes_the_next_one_beside_the_bas
     wrong = adapter_version(base, tmp_path, 3, canary_offset=0.1)
     with pytest.raises(UserError, match="cannot be started from"):
         start_engine(InferenceConfig(model=base, weights=wrong, version=3))
+
+
+def test_an_engine_in_bfloat16_has_a_tolerance_of_its_own_and_says_so(base: Path, tmp_path: Path) -> None:
+    config = InferenceConfig(model=base, max_slots=8, dtype="bfloat16")
+    assert (config.tolerance, InferenceConfig(model=base).tolerance) == (0.02, 1e-3)
+    assert InferenceConfig(model=base, dtype="bfloat16", canary_tolerance=0.5).tolerance == 0.5
+    small = make_model(tiny_config(initializer_range=0.02))
+    engine = start_engine(config)
+    try:
+        update = engine.update_weights(publish(small, tmp_path / "weights", 1), 1)
+        assert update.canary is not None
+        assert 1e-5 < update.canary.mean_abs_diff < 0.02
+        status = engine.status()
+        assert (status.dtype, status.canary_tolerance) == ("bfloat16", 0.02)
+        with pytest.raises(WeightsRejected, match=r"more than the 0\.02 allowed"):
+            engine.update_weights(publish(small, tmp_path / "weights", 2, canary_offset=0.1), 2)
+    finally:
+        engine.close()
+
+
+def test_types_that_do_not_pay_are_refused_with_the_figure() -> None:
+    with pytest.raises(ValidationError, match=r"6\.3 ms in bfloat16 and 28 ms in int8"):
+        InferenceConfig.model_validate({"model": "m", "dtype": "int8"})

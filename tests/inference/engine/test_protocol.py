@@ -167,6 +167,7 @@ def vllm_engine(folder: Path, renderer: Renderer, settings: VllmSettings, logs: 
 SHARED = ("vllm", "vllm-stand-in")
 """Engines that start too slowly to be started for each test: they get their first weights back after each."""
 STAND_IN = Path(__file__).parents[1] / "vllm" / "stand_in"
+VLLM_ARGS = ("--enforce-eager", "--max-num-batched-tokens", "64")  # longer prompts come in parts
 VLLM_ENV = "METTLE_TEST_VLLM"
 """The interpreter of an environment that has the real package (docs/how-to/serve-with-vllm.md says how to make it)."""
 
@@ -196,7 +197,7 @@ def started(
     def start(name: str) -> SamplingEngine:
         if name not in running:
             if name == "vllm":
-                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=("--enforce-eager",), lora_rank=4)
+                settings = VllmSettings(python=Path(os.environ[VLLM_ENV]), args=VLLM_ARGS, lora_rank=4)
             else:
                 path = os.pathsep.join([str(STAND_IN), import_path()])
                 settings = VllmSettings(python=Path(sys.executable), lora_rank=4, environment={"PYTHONPATH": path})
@@ -294,6 +295,19 @@ def test_a_seed_repeats_and_each_choice_draws_its_own(bench: Bench) -> None:
     assert drawn == [tuple(choice.token_ids) for choice in again.choices]
     assert len(set(drawn)) == 3
     assert bench.ask(max_tokens=8, ignore_eos=True, seed=6).answer().choices[0].token_ids != first.choices[0].token_ids
+
+
+def test_a_seed_repeats_behind_a_prompt_that_is_computed_in_parts_beside_others(bench: Bench) -> None:
+    bench.needs_model()
+    prompt = tuple(range(1, 201))
+    others = [bench.ask(max_tokens=100, ignore_eos=True, seed=n) for n in range(3)]
+    first = bench.ask(prompt=prompt, max_tokens=8, ignore_eos=True, seed=5).answer().choices[0]
+    for heard in others:
+        heard.answer()
+    alone = bench.ask(prompt=prompt, max_tokens=8, ignore_eos=True, seed=5).answer().choices[0]
+    assert alone.token_ids == first.token_ids
+    expected = picked_logprobs(bench.model, [*prompt, *alone.token_ids])[len(prompt) - 1 :]
+    assert torch.allclose(torch.tensor(alone.logprobs), expected, atol=TOLERANCE)
 
 
 def test_choices_with_seeds_of_their_own_come_as_if_asked_one_by_one(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from schedulers import CPU, Heard, ask, make_scheduler
 from mettle.errors import ServiceError
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import run_requests
+from mettle.inference.engine.matrices import Matrix
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse
@@ -208,9 +210,9 @@ def replay(model: Any, other: Any, prompt: list[int], token_ids: list[int], vers
 def test_weights_that_give_nan_fail_the_request_and_do_not_poison_the_slot(model: Any) -> None:
     scheduler, heard = make_scheduler(model), Heard()
     good = scheduler.decoder
-    broken = fuse(good.shape, model.state_dict(), CPU, torch.float32)
-    broken.layers[0].qkv.fill_(torch.nan)
-    scheduler.swap(good.with_weights(broken), 1)
+    weights = fuse(good.shape, model.state_dict(), CPU, torch.float32)
+    broken = replace(weights.layers[0], qkv=Matrix(torch.full(weights.layers[0].qkv.shape, torch.nan)))
+    scheduler.swap(good.with_weights(replace(weights, layers=(broken, *weights.layers[1:]))), 1)
     scheduler.add(ask("a", [1] * 30, n=3), heard)
     while scheduler.step():
         pass

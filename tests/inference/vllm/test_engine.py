@@ -21,7 +21,7 @@ from mettle.inference.config import InferenceConfig, VllmSettings
 from mettle.inference.engine.protocol import EngineLost, Generation, GenerationRequest, RequestRefused, WeightsRejected
 from mettle.inference.launch import open_engine
 from mettle.inference.vllm.engine import VllmEngine
-from mettle.inference.vllm.launch import command
+from mettle.inference.vllm.launch import command, first_complaint
 from mettle.processes.child import import_path, process_state
 from mettle.records.sampling import SamplingParams
 
@@ -115,6 +115,18 @@ def test_a_child_that_ends_at_once_says_why(policy_folder: Path) -> None:
     )
     with pytest.raises(ServiceError, match="unrecognized arguments: --no-such-flag"):
         open_engine(config_of(policy_folder, vllm=settings))
+
+
+def test_the_first_complaint_is_the_reason_and_not_how_others_heard_of_it(tmp_path: Path) -> None:
+    log = tmp_path / "out"
+    log.write_text(
+        "ValueError: of a life before\n"
+        "(VllmWorker-0 pid=8) ERROR 11-23 05:59:11 [executor.py:953] ValueError: Available memory is too little (0.92)\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert first_complaint(log, 29) == "ValueError: Available memory is too little (0.92)"
+    assert first_complaint(log, log.stat().st_size) == ""
+    assert first_complaint(tmp_path / "none", 0) == ""
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,7 @@ FAULTS = {
     "frozen orchestrator": frozen("orchestrator"),
     "frozen worker": frozen("worker"),
     "frozen page": frozen("hub", places=BEHIND_THE_PAGE),
-    "frozen supervisor": Fault(
-        lambda run: run.stop_process("supervisor"), "is stopped by a signal", "supervisor", places=("event", "page")
-    ),
+    "frozen supervisor": frozen("supervisor", places=("event", "page")),  # it cannot write to its terminal
     "blocked trainer": blocked("trainer"),
     "blocked inference": blocked("inference"),
     "blocked orchestrator": blocked("orchestrator"),

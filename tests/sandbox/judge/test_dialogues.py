@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from serving import ApiCaller
 
 from mettle.errors import UserError
 from mettle.sandbox import (
@@ -20,6 +19,7 @@ from mettle.sandbox import (
     Verdict,
     open_judge,
 )
+from serving import ApiCaller
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from serving import ApiCaller, make_token, serving
 
 from mettle.errors import UserError
 from mettle.sandbox import StdioTest
 from mettle.sandbox.service import tokens as kept
 from mettle.sandbox.service.config import QuotaConfig
 from mettle.sandbox.service.wire import pack, unpack
+from serving import ApiCaller, make_token, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from serving import make_token, serving
 
 from mettle.errors import UserError
 from mettle.sandbox import MachineConfig, SandboxConfig, StdioTest, open_judge, open_machines
@@ -21,6 +20,7 @@ from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.tokens import TOKEN_ENV
+from serving import make_token, serving
 
 Certify = Callable[[str, str], tuple[Path, Path]]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from serving import ApiCaller, make_token, serving, wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]

@@ -9,11 +9,11 @@ import json
 import time
 
 import pytest
-from serving import ApiCaller
 
 from mettle.sandbox.service.faults import TooLarge
 from mettle.sandbox.service.long_bodies import LongBodies, slices
 from mettle.web.problems import HttpError
+from serving import ApiCaller
 
 in_module = pytest.mark.asyncio(loop_scope="module")
 

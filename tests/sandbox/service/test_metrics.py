@@ -10,10 +10,10 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 import pytest_asyncio
-from serving import ApiCaller, make_token, serving
 
 from mettle.sandbox.service import metrics
 from mettle.sandbox.service.tokens import TOKEN_ENV
+from serving import ApiCaller, make_token, serving
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "sandbox-api.md"
 OWN = "the token of whoever runs it"

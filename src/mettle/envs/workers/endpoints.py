@@ -19,9 +19,15 @@ from mettle.errors import UserError
 Spec = dict[str, Any]
 
 
-def token_spec(base_url: str, model_dir: str, api_key_var: str | None = None) -> Spec:
-    """Token in, token out at `base_url`, rendered by the tokenizer and template in `model_dir`."""
-    return {"tokens": {"api_base_url": base_url, "api_key_var": api_key_var}, "model_dir": model_dir}
+def token_spec(
+    base_url: str, model_dir: str, api_key_var: str | None = None, *, trains_at: float | None = None
+) -> Spec:
+    """Token in, token out at `base_url`, rendered by the tokenizer and template in `model_dir`.
+
+    `trains_at` is the temperature of what is to be trained (see `TokenClient`).
+    """
+    endpoint = {"api_base_url": base_url, "api_key_var": api_key_var}
+    return {"tokens": endpoint, "model_dir": model_dir, "trains_at": trains_at}
 
 
 def client_spec(client: Any) -> Spec:
@@ -73,4 +79,5 @@ class ClientCache:
         model_dir = spec["model_dir"]
         if model_dir not in self._renderers:
             self._renderers[model_dir] = Renderer.from_directory(model_dir)
-        return TokenClient(ClientConfig(**spec["tokens"]), self._renderers[model_dir])
+        endpoint, trains_at = ClientConfig(**spec["tokens"]), spec.get("trains_at")
+        return TokenClient(endpoint, self._renderers[model_dir], trains_at=trains_at)

@@ -21,14 +21,13 @@ from torch import Tensor
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import AdapterFile, LowRankPair
 from mettle.inference.engine.architecture import ModelShape
+from mettle.inference.engine.matrices import min_rows
 
 
 class NotByRow(UserError):
     """An adapter of modules that no single row can have changed; merged into its base it could be served."""
 
 
-MIN_ROWS = 8
-_MIN_ROWS_OF_THREADS = 12
 RANK_STEP = 16
 
 
@@ -76,11 +75,6 @@ class LayerRows(NamedTuple):
     layer: LayerAdapter
     places: Tensor
     padded: Tensor
-
-
-def min_rows() -> int:
-    """The least rows that a matrix product may have in this thread: two threads may share 9 to 11 as 8 and too few."""
-    return MIN_ROWS if torch.get_num_threads() == 1 else _MIN_ROWS_OF_THREADS
 
 
 def group_rows(adapters: Sequence[AdapterWeights | None], device: torch.device, repeat: int = 1) -> list[AdapterRows]:

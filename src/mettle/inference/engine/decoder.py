@@ -18,9 +18,10 @@ from torch import Tensor
 from mettle.inference.engine.adapters import AdapterRows, AdapterWeights, LayerRows, group_rows
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
-from mettle.inference.engine.layers import Rotation, finish, project, with_rows
+from mettle.inference.engine.layers import Rotation, finish, project
+from mettle.inference.engine.matrices import min_rows, row_steps, with_rows
 from mettle.inference.engine.rotary import rope_tables
-from mettle.inference.engine.weights import FusedWeights, fuse, num_parameters_of
+from mettle.inference.engine.weights import FusedWeights, fuse
 
 
 class Decoder:
@@ -28,9 +29,9 @@ class Decoder:
 
     def __init__(self, shape: ModelShape, weights: FusedWeights, max_length: int) -> None:
         self.shape = shape
-        self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
+        self._take(weights)
         ropes = {layer.rope for layer in shape.layers if layer.rope is not None}
         self._tables = {rope: self._table(rope, whole_blocks(max_length)) for rope in ropes}
 
@@ -42,7 +43,7 @@ class Decoder:
     @property
     def num_parameters(self) -> int:
         """Weights of the model, tied ones once."""
-        return num_parameters_of(self.weights)
+        return self.weights.num_parameters
 
     def with_state(self, state: Mapping[str, Tensor]) -> Decoder:
         """A decoder of the same model with the weights of a Hugging Face state dict, which are copied.
@@ -55,20 +56,31 @@ class Decoder:
         """A decoder of the same shape with other weights; it shares nothing that either would change."""
         twin = object.__new__(Decoder)
         twin.__dict__.update(self.__dict__)
-        twin.weights = weights
+        twin._take(weights)
         return twin
+
+    def _take(self, weights: FusedWeights) -> None:
+        self.weights = weights
+        packed = [matrix.is_packed for matrix in weights.matrices]
+        self._has_packed, self._has_plain = any(packed), not all(packed)
+
+    def _padded(self, num_rows: int) -> int:
+        # With how many rows so many are computed.
+        padded = row_steps(num_rows) if self._has_packed else num_rows
+        return max(padded, min_rows()) if self._has_plain else padded
 
     def forward(
         self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: Sequence[AdapterRows] = ()
     ) -> Tensor:
         """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
         num_rows = len(token_ids_R)
-        rotations = self._rotations(with_rows(positions_R))
-        hidden_RD = self._embed(with_rows(token_ids_R))
+        padded = self._padded(num_rows)
+        rotations = self._rotations(with_rows(positions_R, padded))
+        hidden_RD = self._embed(with_rows(token_ids_R, padded))
         for number, (kind, layer) in enumerate(zip(self.shape.layers, self.weights.layers, strict=True)):
             added = [LayerRows(weights.layers[number], *rows) for weights, *rows in adapters]
             heads = project(self.shape, layer, hidden_RD, _of(rotations, kind), added)
-            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads)), added)
+            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads), padded), added)
         return hidden_RD[:num_rows]
 
     def prefill(
@@ -107,7 +119,7 @@ class Decoder:
         """Logits [R, V] in float32 of hidden states [R, D]."""
         shape = self.shape
         normed = F.rms_norm(hidden, (shape.hidden_size,), self.weights.norm, shape.norm_eps)
-        logits = F.linear(with_rows(normed), self.weights.head)[: len(hidden)].float()
+        logits = self.weights.head.times(with_rows(normed, self._padded(len(normed))))[: len(hidden)].float()
         return logits if shape.logit_cap is None else torch.tanh(logits / shape.logit_cap) * shape.logit_cap
 
     def _embed(self, token_ids: Tensor) -> Tensor:

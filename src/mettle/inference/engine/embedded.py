@@ -208,6 +208,8 @@ class EmbeddedEngine:
             total_preempted=totals.preempted,
             adapters=scheduler.adapters.statuses(),
             forward_of=scheduler.decoder.forward_of,
+            dtype=str(scheduler.decoder.dtype).removeprefix("torch."),
+            canary_tolerance=self._canary_tolerance,
         )
 
     def close(self) -> None:
@@ -348,7 +350,7 @@ def start_engine(
     return EmbeddedEngine(
         scheduler,
         max_queue=config.max_queue,
-        canary_tolerance=config.canary_tolerance,
+        canary_tolerance=config.tolerance,
         num_threads=config.threads,
         base=config.model,
         is_of_base=policy.is_base,
@@ -381,7 +383,7 @@ def _first_policy(config: InferenceConfig, device: torch.device, dtype: torch.dt
         return PublishedPolicy(make(read_state(config.model)), is_base=True)
     try:
         policy = load_published(config.weights, config.version, config.model, make)
-        prove(policy.decoder, config.weights, config.version, config.canary_tolerance, policy.adapter)
+        prove(policy.decoder, config.weights, config.version, config.tolerance, policy.adapter)
     except WeightsRejected as error:
         raise UserError(f"{config.weights} cannot be started from: {error}") from error
     return policy

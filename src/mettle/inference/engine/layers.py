@@ -3,8 +3,8 @@
 Legend: R rows (tokens), D hidden, H heads, K kv heads, E head size, F intermediate, C experts. Everything is computed
 row by row, so prompts and decoding share it.
 
-Invariant, on a CPU: a row's result does not depend on the others, to the last bit. Matrix products keep to it from
-`min_rows()` rows on; with fewer another kernel adds up in another order, so rows of zeros are added.
+Invariant, on a CPU: a row's result does not depend on the others, to the last bit. Matrix products keep to it from a
+least number of rows on (`matrices.py`), so rows of zeros are added; hidden states come with them already.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.adapters import LayerRows, LowRank, add_low_rank, min_rows
+from mettle.inference.engine.adapters import LayerRows, LowRank, add_low_rank
 from mettle.inference.engine.architecture import Activation, Experts, ModelShape
+from mettle.inference.engine.matrices import Matrix, with_rows
 from mettle.inference.engine.weights import ExpertMlps, LayerWeights
 
 
@@ -26,12 +27,6 @@ class Rotation(NamedTuple):
 
     cos: Tensor
     sin: Tensor
-
-
-def with_rows(rows_B: Tensor) -> Tensor:
-    """At least `min_rows()` rows; the added ones are zeros and nobody reads what becomes of them."""
-    missing = min_rows() - len(rows_B)
-    return rows_B if missing <= 0 else torch.cat([rows_B, rows_B.new_zeros(missing, *rows_B.shape[1:])])
 
 
 def project(
@@ -43,7 +38,7 @@ def project(
 ) -> Tensor:
     """Heads [R, H + 2K, E]: queries and keys normed and rotated in place, values as they are."""
     normed = _normed(shape, hidden_RD, layer.attention_norm)
-    made = F.linear(normed, layer.qkv, layer.qkv_bias)
+    made = layer.qkv.times(normed, layer.qkv_bias)
     for rows in adapters:
         add_low_rank(made, normed, rows.layer.qkv, rows)
     heads = made.view(len(hidden_RD), -1, shape.head_size)
@@ -68,19 +63,19 @@ def finish(
 ) -> Tensor:
     """The layer's hidden states from what its attention gave."""
     lows = [(rows.layer.output, rows) for rows in adapters]
-    hidden_RD = _add(shape, hidden_RD, attended_RD, layer.output_t, layer.output_bias, layer.attention_end_norm, lows)
+    hidden_RD = _add(shape, hidden_RD, attended_RD, layer.output, layer.output_bias, layer.attention_end_norm, lows)
     normed = _normed(shape, hidden_RD, layer.mlp_norm)
     if isinstance(layer.mlp, ExpertMlps):
         assert shape.experts is not None, "a layer has experts only in a model that has them"
         mixed = _mix(shape.experts, shape.activation, layer.mlp, normed)
         return hidden_RD + _normed(shape, mixed, layer.mlp_end_norm)
-    gate_up = F.linear(normed, layer.mlp.gate_up, layer.mlp.gate_up_bias)
+    gate_up = layer.mlp.gate_up.times(normed, layer.mlp.gate_up_bias)
     for rows in adapters:
         add_low_rank(gate_up, normed, rows.layer.gate_up, rows)
     gate, up = gate_up.chunk(2, -1)
     lows = [(rows.layer.down, rows) for rows in adapters]
     inner_RF = _activate(gate, shape.activation) * up
-    return _add(shape, hidden_RD, inner_RF, layer.mlp.down_t, layer.mlp.down_bias, layer.mlp_end_norm, lows)
+    return _add(shape, hidden_RD, inner_RF, layer.mlp.down, layer.mlp.down_bias, layer.mlp_end_norm, lows)
 
 
 def _normed(shape: ModelShape, rows_RD: Tensor, weight: Tensor | None) -> Tensor:
@@ -99,13 +94,13 @@ def _add(
     shape: ModelShape,
     hidden_RD: Tensor,
     rows_RX: Tensor,
-    matrix_t: Tensor,
+    matrix: Matrix,
     bias: Tensor | None,
     end_norm: Tensor | None,
     lows: Sequence[tuple[LowRank | None, LayerRows]],
 ) -> Tensor:
     """Hidden states and a projection that is added to them, by way of a norm where the family has one there."""
-    made = torch.addmm(hidden_RD, rows_RX, matrix_t) if end_norm is None else torch.mm(rows_RX, matrix_t)
+    made = matrix.added_to(hidden_RD, rows_RX) if end_norm is None else matrix.times(rows_RX)
     if bias is not None:
         made = made + bias
     for low, rows in lows:

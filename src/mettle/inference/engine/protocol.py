@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from mettle.errors import MettleError, ServiceError
 from mettle.records.sampling import SamplingParams
-from mettle.records.versions import CanaryCheck
+from mettle.records.versions import CANARY_TOLERANCES, CanaryCheck
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["keep", "drain"]
@@ -184,6 +184,8 @@ class EngineStatus:
     kv_budget_bytes: int = 0
     adapters: tuple[AdapterStatus, ...] = ()
     forward_of: str = "mettle"
+    dtype: str = "float32"
+    canary_tolerance: float = CANARY_TOLERANCES["float32"]
 
 
 class SamplingEngine(Protocol):

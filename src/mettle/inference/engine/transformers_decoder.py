@@ -28,7 +28,7 @@ from mettle.errors import UserError
 from mettle.inference.engine.architecture import LayerShape, ModelShape
 from mettle.inference.engine.attention import Attend
 from mettle.inference.engine.decoder import Decoder
-from mettle.inference.engine.layers import with_rows
+from mettle.inference.engine.matrices import with_rows
 
 _NAME: Final = "mettle_engine"
 _CHECK_LENGTHS: Final = (19, 11)

@@ -20,6 +20,7 @@ from torch import Tensor
 from mettle.errors import UserError
 from mettle.inference.engine.architecture import LayerShape, ModelShape
 from mettle.inference.engine.families import Norms
+from mettle.inference.engine.matrices import Matrix
 
 _NORM_NAMES: Mapping[Norms, tuple[str | None, str | None, str | None, str | None]] = {
     "before": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -36,11 +37,11 @@ _NORM_NAMES: Mapping[Norms, tuple[str | None, str | None, str | None, str | None
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """A gated MLP. D hidden, F intermediate: `gate_up` is [2F, D], `down_t` [F, D]."""
+    """A gated MLP. D hidden, F intermediate: `gate_up` is [2F, D], `down` [D, F]."""
 
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down_t: Tensor
+    down: Matrix
     down_bias: Tensor | None
 
 
@@ -57,16 +58,15 @@ class ExpertMlps:
 class LayerWeights:
     """One decoder layer. D hidden, H heads, K kv heads, E head size; matrices are [outputs, inputs].
 
-    `qk_norm` is [H + K, E]: the weights of the query heads' norm, then those of the key heads'. Output matrices are
-    kept transposed, [inputs, outputs], for they are multiplied and added to the residual in one operation. A norm that
-    the family has not is None.
+    `qk_norm` is [H + K, E]: the weights of the query heads' norm, then those of the key heads'. A norm that the family
+    has not is None.
     """
 
     attention_norm: Tensor | None
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    output_t: Tensor
+    output: Matrix
     output_bias: Tensor | None
     attention_end_norm: Tensor | None
     mlp_norm: Tensor | None
@@ -76,12 +76,27 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class FusedWeights:
-    """All weights of a model. `head` is `embedding` itself when the two are tied."""
+    """All weights of a model. `head` is of `embedding`'s numbers when the two are tied."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Matrix
+    is_tied: bool
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers of the model, tied ones once."""
+        return sum(_count_numbers(part) for part in (self.embedding, self.layers, self.norm)) + (
+            0 if self.is_tied else self.head.num_parameters
+        )
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """Those that every row is multiplied with."""
+        dense = [layer.mlp for layer in self.layers if isinstance(layer.mlp, DenseMlp)]
+        attention = [matrix for layer in self.layers for matrix in (layer.qkv, layer.output)]
+        return [*attention, *(matrix for mlp in dense for matrix in (mlp.gate_up, mlp.down)), self.head]
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
@@ -112,12 +127,12 @@ def fuse(shape: ModelShape, state: Mapping[str, Tensor], device: torch.device, d
         layers = tuple(_fuse_layer(shape, kind, source, f"model.layers.{i}.") for i, kind in enumerate(shape.layers))
         norm = source.norm("model.norm.weight", shape.hidden_size)
         if shape.has_tied_embeddings:
-            head = embedding
+            head = Matrix(embedding)
             source.ignore("lm_head.weight")
         else:
-            head = source.take("lm_head.weight", shape.vocab_size, shape.hidden_size)
+            head = Matrix(source.take("lm_head.weight", shape.vocab_size, shape.hidden_size))
     source.check_all_used()
-    return FusedWeights(embedding, layers, norm, head)
+    return FusedWeights(embedding, layers, norm, head, shape.has_tied_embeddings)
 
 
 def _fuse_layer(shape: ModelShape, kind: LayerShape, source: _Source, prefix: str) -> LayerWeights:
@@ -129,10 +144,10 @@ def _fuse_layer(shape: ModelShape, kind: LayerShape, source: _Source, prefix: st
     norms = [None if name is None else source.norm(f"{prefix}{name}.weight", hidden) for name in names]
     return LayerWeights(
         attention_norm=norms[0],
-        qkv=torch.cat([source.take(name + ".weight", size, hidden) for name, size in parts]),
+        qkv=Matrix(torch.cat([source.take(name + ".weight", size, hidden) for name, size in parts])),
         qkv_bias=_cat_biases(source, parts) if shape.has_qkv_bias else None,
         qk_norm=_qk_norm(shape, source, attention),
-        output_t=source.take(attention + "o_proj.weight", hidden, queries).t(),
+        output=Matrix(source.take(attention + "o_proj.weight", hidden, queries)),
         output_bias=source.take(attention + "o_proj.bias", hidden) if shape.has_output_bias else None,
         attention_end_norm=norms[1],
         mlp_norm=norms[2],
@@ -147,9 +162,9 @@ def _fuse_mlp(shape: ModelShape, source: _Source, mlp: str) -> DenseMlp:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     pair = ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))
     return DenseMlp(
-        gate_up=torch.cat([source.take(name + ".weight", size, hidden) for name, size in pair]),
+        gate_up=Matrix(torch.cat([source.take(name + ".weight", size, hidden) for name, size in pair])),
         gate_up_bias=_cat_biases(source, pair) if shape.has_mlp_bias else None,
-        down_t=source.take(mlp + "down_proj.weight", hidden, inner).t(),
+        down=Matrix(source.take(mlp + "down_proj.weight", hidden, inner)),
         down_bias=source.take(mlp + "down_proj.bias", hidden) if shape.has_mlp_bias else None,
     )
 
@@ -228,12 +243,6 @@ class _Source:
             raise UserError(f"{len(self._left)} tensors have no place in a {self._model} model, {some} among them")
 
 
-def num_parameters_of(weights: FusedWeights) -> int:
-    """All numbers in a model's weights, tied ones once."""
-    tensors = {id(tensor): tensor for tensor in _tensors(weights)}
-    return sum(tensor.numel() for tensor in tensors.values())
-
-
 def tokens_of_a_step(num_parameters: int) -> int:
     """How many tokens of prompts go into one step by default: those of about two seconds of a CPU core.
 
@@ -242,16 +251,15 @@ def tokens_of_a_step(num_parameters: int) -> int:
     return min(8192, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    # All tensors of a dataclass, in whatever it is made of.
+def _count_numbers(value: object) -> int:
+    # In all tensors and matrices of a dataclass, in whatever it is made of.
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+        return value.numel()
+    if isinstance(value, Matrix):
+        return value.num_parameters
+    if isinstance(value, tuple):
+        return sum(_count_numbers(item) for item in value)
+    return sum(_count_numbers(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0
 
 
 @contextmanager

@@ -160,6 +160,8 @@ class VllmEngine:
             total_updates=self._num_updates,
             total_rejected_updates=self._num_rejected,
             adapters=self._adapters.statuses(),
+            dtype=self._config.dtype,
+            canary_tolerance=self._config.tolerance,
         )
 
     def close(self) -> None:
@@ -357,10 +359,10 @@ class VllmEngine:
         if not len(apart):
             raise WeightsRejected(f"the canary of version {version} holds no tokens to compare")
         check = CanaryCheck(version, float(apart.mean()), float(apart.max()), len(apart))
-        if not check.mean_abs_diff <= self._config.canary_tolerance:
+        if not check.mean_abs_diff <= self._config.tolerance:
             message = (
                 f"version {version} is not served: vLLM's log-probabilities differ from the trainer's by "
-                f"{check.mean_abs_diff:.3g} in the mean, more than the {self._config.canary_tolerance:g} allowed"
+                f"{check.mean_abs_diff:.3g} in the mean, more than the {self._config.tolerance:g} allowed"
             )
             raise WeightsRejected(message, check)
         return check

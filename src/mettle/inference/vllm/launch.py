@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ LORAS_IN_A_BATCH: Final = 4
 """Versions of adapters that one step of vLLM's computes together; the requests of a further one wait."""
 _POLL_S: Final = 0.25
 _TELL_EVERY_S: Final = 15.0
+_COMPLAINT: Final = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?([A-Z]\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _ENVIRONMENT: Final = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes for pausing and for weights
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -50,6 +52,7 @@ class VllmServer:
         self.socket = self._folder / "http"
         shutil.copy(Path(__file__).with_name("worker.py"), self._folder / f"{WORKER_MODULE}.py")
         self._log = log or self._folder / "out"
+        self._begun_at = self._log.stat().st_size if self._log.exists() else 0
         try:
             self._child = ChildProcess(
                 command(config, self.socket, max_model_len),
@@ -79,7 +82,14 @@ class VllmServer:
     def death(self) -> str | None:
         """How it ended, with its last lines; None while it runs."""
         code = self._child.exit_code()
-        return None if code is None else f"vLLM {how_it_ended(code)}; it said last:\n{self.tail()}"
+        if code is None:
+            return None
+        said = f"vLLM {how_it_ended(code)}; it said last:\n{self.tail()}"
+        return (
+            f"{said}\nvLLM's first complaint: {cause}"
+            if (cause := first_complaint(self._log, self._begun_at))
+            else said
+        )
 
     async def died(self) -> str:
         """Wait for its end, and say how it came."""
@@ -100,6 +110,17 @@ class VllmServer:
         """End it, and all that it started."""
         self._child.end(grace_s=10.0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def first_complaint(log: Path, begun_at: int) -> str:
+    """What the first exception says in a log from a byte on; what comes after it is how others heard of that."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begun_at)
+            found = _COMPLAINT.search(file.read().decode("utf-8", "replace"))
+    except OSError:
+        return ""
+    return "" if found is None else found[1]
 
 
 def command(config: InferenceConfig, socket: Path, max_model_len: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 `mettle_reload` reads other weights in place and says how many tokens each request had by then: that is where the new
 version begins. On CPUs vLLM keeps packed copies of its linear layers, which its own reload leaves as they were, without
-an error: they are made again here.
+an error: they are made again here. A second fault of the same kind, of seeds on CPUs, is mended while this is imported.
 """
 
 # mypy: ignore-errors
@@ -13,6 +13,37 @@ import signal
 
 # vLLM's engine is a process of its own; it must not outlive the server that started it, also when that was killed.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _keep_seeds_on_cpus():
+    """A request with a seed whose prompt is computed in parts must not end the process.
+
+    After each part vLLM winds the request's generator back by an offset, and generators on CPUs have none. Such a
+    request has drawn nothing yet, so that its generator may begin anew instead.
+    """
+    import numpy as np
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if not current_platform.is_cpu():
+        return
+    bookkeeping = GPUModelRunner._bookkeeping_sync
+
+    def without_offsets(self, *args, **kwargs):
+        generators = self.input_batch.generators
+        rows = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        begun = {int(row): generators.pop(int(row)) for row in rows if int(row) in generators}
+        for generator in begun.values():
+            generator.manual_seed(generator.initial_seed())
+        try:
+            return bookkeeping(self, *args, **kwargs)
+        finally:
+            generators.update(begun)
+
+    GPUModelRunner._bookkeeping_sync = without_offsets
+
+
+_keep_seeds_on_cpus()
 
 
 class MettleWorker:

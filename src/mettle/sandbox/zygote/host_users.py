@@ -29,6 +29,7 @@ from mettle.sandbox.zygote.settings import Settings
 BLOCK: Final = 4096
 INSIDE: Final = 100_000  # where a template's own namespace shows the range that newuidmap gave it
 _MAX_TRIES: Final = 64
+_random: Final = random.SystemRandom()  # a fork has no copy of its state
 _claims: list[socket.socket] = []
 
 
@@ -50,7 +51,7 @@ class HostUsers:
 
     def clone(self, flags: int) -> tuple[int, int]:
         """A process in new namespaces that belong to a user of its own: its pid (0 in itself), and the user."""
-        user = self._free.popleft() if self._free else random.choice(list(self._taken.values()))
+        user = self._free.popleft() if self._free else _random.choice(list(self._taken.values()))
         _become(user)
         try:
             pid = kernel.clone_process(flags)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from serving import make_token, serving
 
 from mettle.sandbox import SandboxConfig, open_judge, open_machines
 from mettle.sandbox.protocols import Judge, Machines
 from mettle.sandbox.service.state import SandboxService
 from mettle.sandbox.testing import JudgeContract, MachineContract
+from serving import make_token, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 

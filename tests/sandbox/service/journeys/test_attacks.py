@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from serving import ApiCaller, make_token, wait_until
 
 from mettle.errors import UserError
 from mettle.sandbox.service import faults
@@ -22,6 +21,7 @@ from mettle.sandbox.service.client import connection
 from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.faults import ServiceLost
 from mettle.sandbox.service.tokens import revoke_token
+from serving import ApiCaller, make_token, wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 

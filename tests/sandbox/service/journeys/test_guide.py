@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import make_token, serving
 
 from mettle.sandbox.service.config import ServiceConfig
 from mettle.sandbox.service.tokens import TOKEN_ENV
+from serving import make_token, serving
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "how-to" / "serve-sandboxes.md").read_text()
 

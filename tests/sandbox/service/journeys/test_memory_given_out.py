@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from serving import ApiCaller, make_token
 
 from mettle.processes import host
 from mettle.sandbox.service.config import QuotaConfig
+from serving import ApiCaller, make_token
 
 
 def test_a_quota_that_says_nothing_of_memory_is_the_hosts() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
+
 from serving import ApiCaller
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Use = Literal["judge", "machines"]
+_random: Final = random.Random()
 _LOOK_TIMEOUT_S: Final = 5.0
 _NUM_MISSES: Final = 3
 _LOOK_BACKOFF: Final = Backoff(first_s=1.0, max_s=2.0, jitter=0.2)
@@ -155,7 +156,7 @@ class Fleet:
             there = [member for member in self.members if member.is_there]
             if there:
                 left = [member for member in there if id(member) not in avoided]
-                random.shuffle(left)
+                _random.shuffle(left)
                 return min(left, key=lambda member: member.busyness(self._use), default=None)
             left_s = began + self.config.start_timeout_s - time.monotonic()
             if left_s <= 0 or not self._looking:

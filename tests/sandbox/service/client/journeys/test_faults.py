@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from owners import ENVIRONMENT, is_alive
-from serving import make_token, service_process, serving, wait_until
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import Machine, MachineConfig, MachineLost, SandboxConfig, StdioTest, open_judge, open_machines
@@ -20,6 +19,7 @@ from mettle.sandbox.service.client.client import ServiceClient
 from mettle.sandbox.service.client.machine import RemoteMachine
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceLost, TokenRefused
 from mettle.sandbox.zygote import watch
+from serving import make_token, service_process, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("_needs_isolation")
 

@@ -1,0 +1,122 @@
+"""The Hub's database: SQLite in its folder by default, PostgreSQL where a team has one.
+
+Parts: `HubDatabase` with `read` and `write`, `migrate`. Invariants: a block of `write` is kept whole or not at all; a
+database that refuses (full, read-only, gone) is a StorageError in one line, and never a traceback.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from mettle.errors import StorageError, UserError
+from mettle.hub.tables import metadata
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+_IMMEDIATE = "is_write"
+_WAIT_MS = 20_000
+
+
+class HubDatabase:
+    """A pool of connections to one database. Raises: UserError for an address that nothing here understands."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            self.engine = create_engine(url, **_arguments(url))
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise UserError(
+                f"database {url!r} is no address: write it like postgresql+psycopg://me@host/hub"
+            ) from error
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", _prepare)
+            event.listen(self.engine, "begin", _begin)
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> HubDatabase:
+        """The SQLite database of a Hub's folder."""
+        return cls(f"sqlite:///{(folder / 'hub.db').resolve()}")
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection that sees one state of the database. Raises: StorageError when the database refuses."""
+        with self._refusals(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction: kept when the block ends well. Raises: StorageError when the database refuses."""
+        with self._refusals(), self._writer.begin() as connection:
+            yield connection
+
+    def migrate(self) -> None:
+        """Bring the schema to that of this release. Raises: StorageError for one of a later release."""
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.set_main_option("path_separator", "os")
+        script = ScriptDirectory.from_config(config)
+
+        def upgrade(revision: Any, context: MigrationContext) -> Any:
+            known = {each.revision for each in script.walk_revisions()}
+            for own in context.get_current_heads():
+                if own not in known:
+                    raise StorageError(
+                        f"the database is of a later release of Mettle (its schema is {own}): update Mettle"
+                    )
+            return script._upgrade_revs("head", revision)
+
+        with self.write() as connection, EnvironmentContext(config, script, fn=upgrade) as environment:
+            environment.configure(connection=connection, target_metadata=metadata, transactional_ddl=False)
+            environment.run_migrations()
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self.engine.dispose()
+
+    @property
+    def _writer(self) -> Engine:
+        return self.engine.execution_options(**{_IMMEDIATE: True})
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            # What a statement says wrong is our mistake and stays an exception of its own.
+            if type(error).__name__ not in ("OperationalError", "InternalError"):
+                raise
+            said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+            hint = "; nothing of this request is kept: free some space" if "full" in said or "space" in said else ""
+            raise StorageError(f"the Hub's database refused: {said}{hint}") from error
+
+
+def _arguments(url: str) -> dict[str, Any]:
+    if url.startswith("sqlite"):
+        return {"connect_args": {"check_same_thread": False, "timeout": _WAIT_MS / 1000}, "pool_size": 16}
+    return {"pool_pre_ping": True, "pool_size": 16, "isolation_level": "READ COMMITTED"}
+
+
+def _prepare(connection: sqlite3.Connection, record: object) -> None:
+    connection.isolation_level = None  # transactions begin where SQLAlchemy says so (`_begin`)
+    for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", f"busy_timeout = {_WAIT_MS}"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _begin(connection: Connection) -> None:
+    """A writer takes the lock at once: two that read first and write then would refuse each other."""
+    is_write = connection.get_execution_options().get(_IMMEDIATE)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")

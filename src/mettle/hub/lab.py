@@ -1,0 +1,67 @@
+"""What a Hub with accounts keeps: its database, its blobs, and how it checks who asks.
+
+Parts: `Lab`, `open_lab`. Everything is under one folder, which only its user can read:
+
+    hub/hub.db       people, environments, evaluations, runs (elsewhere with `database`)
+    hub/blobs/       wheels and source archives, by their SHA-256
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mettle.errors import StorageError
+from mettle.hub.accounts.passwords import Passwords
+from mettle.hub.accounts.people import num_admins
+from mettle.hub.accounts.sessions import make_link
+from mettle.hub.database import HubDatabase
+from mettle.hub.limits import RateLimit
+from mettle.storage.blobs import BlobStore
+
+
+@dataclass(slots=True)
+class HubLimits:
+    """How often one address, or one name, may try."""
+
+    sign_in_by_address: RateLimit = field(default_factory=lambda: RateLimit(20, 20))
+    sign_in_by_name: RateLimit = field(default_factory=lambda: RateLimit(10, 5))
+    challenges: RateLimit = field(default_factory=lambda: RateLimit(20, 20))
+    writes: RateLimit = field(default_factory=lambda: RateLimit(600, 600))
+
+
+@dataclass(slots=True)
+class Lab:
+    """The state behind the routes that know people."""
+
+    folder: Path
+    database: HubDatabase
+    blobs: BlobStore
+    passwords: Passwords = field(default_factory=Passwords)
+    limits: HubLimits = field(default_factory=HubLimits)
+    are_runs_open: bool = True
+    """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
+
+    def first_link(self) -> str | None:
+        """A fresh secret of the link that makes the first admin; None where there is one."""
+        with self.database.write() as c:
+            return None if num_admins(c) else make_link(c, "admin")
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self.database.close()
+
+
+def open_lab(folder: Path, *, database: str = "", are_runs_open: bool = True) -> Lab:
+    """Make the folder where it is missing, and bring the database to this release.
+
+    Raises: StorageError when the disk or the database refuses, UserError for an address that is none.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise StorageError(f"the Hub's folder {folder}: {error.strerror or error}") from error
+    opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
+    opened.migrate()
+    return Lab(folder, opened, BlobStore(folder / "blobs"), are_runs_open=are_runs_open)

@@ -1,0 +1,128 @@
+"""The tables of the Hub, as SQLAlchemy describes them; the migrations beside them make the same.
+
+Times are seconds since 1970. A secret stands as its SHA-256, never as itself. Invariant: a table here and the schema
+that the migrations lead to are the same (`tests/hub/test_database.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+
+def _key(name: str = "id") -> Column[str]:
+    return Column(name, String(64), primary_key=True)
+
+
+def _to(name: str, target: str, *, nullable: bool = False, primary_key: bool = False) -> Column[Any]:
+    return Column(
+        name, String(64), ForeignKey(f"{target}.id", ondelete="CASCADE"), nullable=nullable, primary_key=primary_key
+    )
+
+
+def _time(name: str, *, nullable: bool = False) -> Column[Any]:
+    return Column(name, Float(53), nullable=nullable)
+
+
+owners = Table(
+    "owners",
+    metadata,
+    _key(),
+    Column("slug", String(40), nullable=False, unique=True),
+    Column("kind", String(8), nullable=False),  # person or team
+    Column("name", String(100), nullable=False),
+    _time("created_at"),
+)
+
+people = Table(
+    "people",
+    metadata,
+    Column("id", String(64), ForeignKey("owners.id", ondelete="CASCADE"), primary_key=True),
+    Column("email", String(200), nullable=False, server_default=""),
+    Column("password_hash", String(200), nullable=False),
+    Column("is_admin", Boolean, nullable=False),
+    Column("is_disabled", Boolean, nullable=False),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    _to("team_id", "owners", primary_key=True),
+    _to("person_id", "people", primary_key=True),
+    Column("role", String(8), nullable=False),  # ADMIN or MEMBER
+    _time("joined_at"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    _key(),
+    _to("person_id", "people"),
+    Column("name", String(100), nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("scopes", JSON, nullable=False),
+    _time("created_at"),
+    _time("expires_at", nullable=True),
+    _time("used_at", nullable=True),
+    _time("revoked_at", nullable=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    _to("person_id", "people"),
+    Column("csrf", String(64), nullable=False),
+    _time("created_at"),
+    _time("expires_at"),
+)
+
+links = Table(
+    "links",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("kind", String(16), nullable=False),  # admin, invitation or password
+    _to("person_id", "people", nullable=True),  # whose password it sets
+    _to("team_id", "owners", nullable=True),  # the team that an invitation leads into
+    _time("created_at"),
+    _time("expires_at"),
+    _time("used_at", nullable=True),
+)
+
+challenges = Table(
+    "challenges",
+    metadata,
+    Column("code", String(16), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("public_key", Text, nullable=False),
+    _to("person_id", "people", nullable=True),
+    _time("created_at"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    _time("at"),
+    Column("actor", String(100), nullable=False),
+    Column("action", String(60), nullable=False),
+    Column("subject", String(200), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("address", String(60), nullable=False),
+    Index("audit_at", "at"),
+)
