@@ -81,6 +81,7 @@ async def health(request: Request) -> Response:
         "paused": status.is_paused,
         "kv_bytes": status.kv_bytes,
         "kv_budget_bytes": status.kv_budget_bytes,
+        "preempted": status.total_preempted,
         "dtype": status.dtype,
         "canary_tolerance": status.canary_tolerance,
     }

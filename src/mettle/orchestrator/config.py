@@ -189,6 +189,9 @@ class OrchestratorConfig(_Section):
     """A run ended by `max_empty_batches` has ended well when those groups have at least this mean reward."""
     max_inflight_groups: int | None = Field(default=None, ge=1)
     """Most groups open at once; None allows as many as a batch has."""
+    min_inflight_groups: int | None = Field(default=None, ge=1)
+    """Fewest groups open at once while the engine is short of memory for keys and values; None: an eighth of the most.
+    A synchronous run keeps to the most, so that its seed decides what is drawn."""
     rollout_timeout_s: float = Field(default=600.0, gt=0.0)
     """A group that takes longer is ended and its rollouts count as timed out."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
@@ -256,6 +259,13 @@ class OrchestratorConfig(_Section):
         return self.max_inflight_groups or self.groups_per_batch
 
     @property
+    def fewest_inflight_groups(self) -> int:
+        """Fewest groups open at once, however short of memory the engine is."""
+        if self.is_synchronous:
+            return self.inflight_groups
+        return self.min_inflight_groups or max(1, self.inflight_groups // 8)
+
+    @property
     def eval_envs(self) -> list[EnvConfig]:
         """Environments to evaluate."""
         return self.eval.envs or self.envs
@@ -282,6 +292,11 @@ class OrchestratorConfig(_Section):
             raise ValueError(
                 f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size}): "
                 f"take {lower} or {lower + self.group_size}"
+            )
+        if (self.min_inflight_groups or 1) > self.inflight_groups:
+            raise ValueError(
+                f"min_inflight_groups ({self.min_inflight_groups}) is above the most that are open at once "
+                f"({self.inflight_groups}): lower it, or raise max_inflight_groups"
             )
         if self.max_staleness < self.max_lag:
             raise ValueError(

@@ -20,6 +20,7 @@ class Ending(StrEnum):
 
     SCORED = "scored"
     PUT_BACK = "put_back"
+    CUT_SHORT = "cut_short"
     CANCELLED = "cancelled"
 
 

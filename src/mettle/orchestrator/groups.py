@@ -34,6 +34,7 @@ from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.sampling import SamplingParams
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
+from mettle.records.versions import staleness
 from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
 from mettle.storage.shards import ShardWriter
@@ -60,6 +61,7 @@ class GroupRunner:
         is_ordered: bool,
         group_size: int,
         rollout_timeout_s: float,
+        max_staleness: int,
         room: Room,
         admission: Admission,
         starvation: Starvation,
@@ -79,6 +81,7 @@ class GroupRunner:
         self._is_ordered = is_ordered
         self._group_size = group_size
         self._rollout_timeout_s = rollout_timeout_s
+        self._max_staleness = max_staleness
         self._room = room
         self._admission = admission
         self._starvation = starvation
@@ -93,12 +96,14 @@ class GroupRunner:
         self.next_step = 1
         self.num_finished = 0
         self._num_settled = self._num_looked = 0
+        self._rolling: dict[int, asyncio.Task[tuple[RolloutRecord, ...]]] = {}
         self.stats = StepStats(0.0)
 
     async def run(self) -> None:
         """Keep groups open while there is room, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
+                self._cut_short()
                 for group in await self._open_groups():
                     tasks.create_task(self._run_group(group))
                 if self._is_ordered and self._num_looked != self._num_settled:
@@ -143,7 +148,10 @@ class GroupRunner:
     async def _run_group(self, group: OpenGroup) -> None:
         while True:
             incarnation = self._policy.incarnation
-            rollouts = await self._roll_out(group)
+            rollouts = await self._rolled_out(group)
+            if rollouts is None:
+                await self._end_cut(group)
+                return
             while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
                 await self._pulse.wait()
             record, is_counted = GroupRecord(group.draw, group.version, rollouts), False
@@ -157,6 +165,44 @@ class GroupRunner:
                 await self._put_back(record, is_counted=is_counted)
                 return
             await self._try_in_place(record, is_counted=is_counted)
+
+    def _cut_short(self) -> None:
+        """End the rollouts of groups that could only land in a batch for which their first tokens are too stale.
+
+        Not where nothing stale is trained: there a batch waits for its groups."""
+        if self._is_ordered:
+            return
+        for group in self._dispatcher.open_groups():
+            rolling = self._rolling.get(group.draw.draw_id)
+            if rolling is not None and staleness(self.next_step, group.version) > self._max_staleness:
+                rolling.cancel()
+
+    async def _rolled_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...] | None:
+        """The group's rollouts; None when they were cut short."""
+        draw_id = group.draw.draw_id
+        rolling = self._rolling[draw_id] = asyncio.create_task(self._roll_out(group))
+        try:
+            await asyncio.wait([rolling])
+        finally:  # the run may end under it
+            del self._rolling[draw_id]
+            rolling.cancel()
+        return None if rolling.cancelled() else rolling.result()
+
+    async def _end_cut(self, group: OpenGroup) -> None:
+        """A group that was cut short waits for another turn; one that never comes in time is dropped."""
+        draw = group.draw
+        is_hopeless = self._dispatcher.count_failure(draw.draw_id) >= self._admission.retry.max_attempts
+        async with transaction_soon(self._ledger.database):
+            if is_hopeless:
+                self._ledger.drop(draw.draw_id, DropReason.STALE)
+            else:
+                self._ledger.put_back([draw.draw_id])
+        self._dispatcher.end(draw.draw_id, Ending.CUT_SHORT)
+        if not is_hopeless:
+            self._dispatcher.wait([draw], due=asyncio.get_running_loop().time())
+        self.stats.num_cut_short += 1
+        self.num_finished += 1
+        self._pulse.fire()
 
     def _is_its_turn(self, draw_id: int) -> bool:
         return self._num_looked == self._num_settled and self._dispatcher.oldest_draw == draw_id

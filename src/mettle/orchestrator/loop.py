@@ -16,6 +16,7 @@ from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
+from mettle.orchestrator.concurrency import Concurrency, EngineLoad
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
 from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
@@ -79,6 +80,7 @@ class Orchestrator:
             config.curriculum, ratios, ledger, source, shuffle=config.shuffle, seed=config.seed
         )
         self._dispatcher = Dispatcher(config.inflight_groups)
+        self._concurrency = Concurrency(config.fewest_inflight_groups, config.inflight_groups, config.group_size)
         self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
         shards = ShardWriter(run_dir.rollouts)
         recorded = [(row.kind, row.step, row.env_id) for row in read_evals(ledger.database) if row.is_finished]
@@ -93,6 +95,7 @@ class Orchestrator:
             health_s=config.health_s,
             canary_tolerance=config.canary_tolerance,
             inference_budget_s=config.budgets.inference_s,
+            on_load=self._fit_to,
         )
         self._evaluator = Evaluator(config, ledger, shards, source, schedule, self._policy, self._updater, pulse)
         self._groups = GroupRunner(
@@ -104,6 +107,7 @@ class Orchestrator:
             is_ordered=config.is_synchronous,
             group_size=config.group_size,
             rollout_timeout_s=config.rollout_timeout_s,
+            max_staleness=config.max_staleness,
             room=Room(
                 max_steps=config.max_steps,
                 groups_per_batch=config.groups_per_batch,
@@ -133,6 +137,14 @@ class Orchestrator:
             source=source,
             observe=lambda group: self._groups.stats.observe(group, None),
         )
+
+    def _fit_to(self, load: EngineLoad) -> None:
+        """Open as many groups as the engine has memory for."""
+        limit = self._concurrency.observe(load, self._dispatcher.num_open)
+        if limit != self._dispatcher.max_open:
+            logger.info("open groups", extra={"limit": limit, "preempted": load.num_preempted})
+            self._dispatcher.max_open = limit
+            self._pulse.fire()
 
     def _algorithms(self) -> RunAlgorithms:
         provides = self._source.provides_advantages
@@ -274,6 +286,7 @@ class Orchestrator:
             "staleness/max": float(largest),
             "queue/ready_groups": float(self._batcher.num_ready),
             "queue/inflight_groups": float(self._dispatcher.num_open),
+            "queue/inflight_limit": float(self._dispatcher.max_open),
             "event_loop_lag/max_ms": self._lag.take_max_ms(),
             **self._source.figures(),
             **update_figures(updates),

@@ -33,7 +33,7 @@ class StepStats:
         self._num_tokens = 0
         self._groups: Counter[str] = Counter()
         self._drops: Counter[DropReason] = Counter()
-        self.num_stale = 0
+        self.num_stale = self.num_cut_short = 0
 
     def observe(self, group: GroupRecord, drop: DropReason | None) -> None:
         """Take a finished group into account."""
@@ -77,6 +77,7 @@ class StepStats:
             "groups/solved_none": self._groups["solved_none"] / num_groups,
             "groups/zero_advantage": self._drops[DropReason.ZERO_ADVANTAGE] / num_groups,
             "staleness/dropped": float(self.num_stale),
+            "staleness/cut_short": float(self.num_cut_short),
             "throughput/inference_tokens_per_s": self._num_tokens / elapsed,
             "time/gather_s": elapsed,
         }

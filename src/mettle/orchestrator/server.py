@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from mettle.errors import ProviderError
 from mettle.inference.client import ServerClient
 from mettle.inference.engine.protocol import WeightUpdate
+from mettle.orchestrator.concurrency import EngineLoad
 from mettle.records.versions import WeightVersion
 
 NOT_SERVED = -1
@@ -24,10 +25,11 @@ NOT_SERVED = -1
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """`incarnation` changes when the server is started again; `version` is what it serves."""
+    """`incarnation` changes when the server is started again; `version` is what it serves; None: it tells no load."""
 
     incarnation: str
     version: int
+    load: EngineLoad | None = None
 
 
 class PolicyServer(Protocol):
@@ -93,12 +95,16 @@ class HttpPolicyServer:
         """What the server says of itself."""
         incarnation = self._endpoint.incarnation
         if self._adapter is None:
-            return ServerHealth(incarnation, (await self._client.health())["version"])
+            told = await self._client.health()
+            return ServerHealth(incarnation, told["version"], _load(told))
         status = await self._client.status()
         if not status.is_alive:
             raise ProviderError("the engine has ended")
         versions = next((one.versions for one in status.adapters if one.name == self._adapter), ())
-        return ServerHealth(incarnation, versions[-1] if versions else NOT_SERVED)
+        load = EngineLoad(
+            status.num_running, status.num_waiting, status.kv_bytes, status.kv_budget_bytes, status.total_preempted
+        )
+        return ServerHealth(incarnation, versions[-1] if versions else NOT_SERVED, load)
 
     async def update(self, weights: WeightVersion) -> WeightUpdate:
         """Hand over a published folder; returns once it is served and its canary was reproduced."""
@@ -107,3 +113,9 @@ class HttpPolicyServer:
     async def close(self) -> None:
         """Close the session."""
         await self._client.close()
+
+
+def _load(told: dict[str, Any]) -> EngineLoad | None:
+    names = ("running", "waiting", "kv_bytes", "kv_budget_bytes", "preempted")
+    values = [told.get(name) for name in names]
+    return EngineLoad(*values) if all(isinstance(value, int) for value in values) else None  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ import numpy as np
 from mettle.errors import ProviderError
 from mettle.evals.source import GroupRequest
 from mettle.inference.engine.protocol import WeightsRejected, WeightUpdate
+from mettle.orchestrator.concurrency import EngineLoad
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.server import ServerHealth
@@ -69,6 +70,8 @@ class SimulatedWorld:
     """0 is a restart that nobody notices but by asking: for a while it samples with v0."""
     straggler_rate: float = 0.0
     """Share of rollouts that take ten times as long."""
+    kv_groups: int | None = None
+    """Groups that the engine's memory holds; more of them preempt each other and take twice as long. None: any."""
     trainer_deaths: tuple[int, ...] = ()
     """After which steps the trainer falls back to its last checkpoint."""
     checkpoint_every: int = 2
@@ -91,6 +94,12 @@ class SimulatedEngine:
         self.life = 0
         self.is_up = True
         self.num_updates = 0
+        self.num_running = self.num_preempted = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """True while more groups run than fit."""
+        return self._world.kv_groups is not None and self.num_running > self._world.kv_groups
 
     async def live_and_die(self) -> None:
         """Follow the schedule of deaths."""
@@ -107,7 +116,14 @@ class SimulatedEngine:
         """Its life and version."""
         await asyncio.sleep(0)
         self._demand_life(self.life)
-        return ServerHealth(f"life-{self.life}", self.version)
+        return ServerHealth(f"life-{self.life}", self.version, self._load())
+
+    def _load(self) -> EngineLoad | None:
+        """A group takes one byte."""
+        if self._world.kv_groups is None:
+            return None
+        fitting = min(self.num_running, self._world.kv_groups)
+        return EngineLoad(fitting, self.num_running - fitting, fitting, self._world.kv_groups, self.num_preempted)
 
     async def update(self, weights: WeightVersion) -> WeightUpdate:
         """Serve other weights after `update_s`."""
@@ -131,8 +147,9 @@ class SimulatedEngine:
         for _ in range(count):
             self._demand_life(life)
             versions.append(self.version)
+            self.num_preempted += self.is_crowded
             if pause_s:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s * 2 if self.is_crowded else pause_s)
         return versions
 
     async def close(self) -> None:
@@ -175,13 +192,17 @@ class SimulatedSource:
         luck = random.Random(f"{self._world.seed}/{request.sampling.seed}")
         pace = random.Random(f"{self._world.pace_seed}/{request.prefix}/{self._num_calls}")
         is_equal = luck.random() < self._world.equal_rate
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(
-                    self._rollout(request, position, random.Random(luck.random()), self._pause_s(pace), is_equal)
-                )
-                for position in range(request.size)
-            ]
+        self._engine.num_running += 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(
+                        self._rollout(request, position, random.Random(luck.random()), self._pause_s(pace), is_equal)
+                    )
+                    for position in range(request.size)
+                ]
+        finally:
+            self._engine.num_running -= 1
         return tuple(task.result() for task in running)
 
     async def close(self) -> None:

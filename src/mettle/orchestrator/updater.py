@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from mettle.errors import ProviderError, ServiceError
 from mettle.inference.engine.protocol import WeightsRejected, WeightUpdate
+from mettle.orchestrator.concurrency import EngineLoad
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.server import PolicyServer, ServerHealth
 from mettle.orchestrator.telling import tell
@@ -53,6 +55,7 @@ class Updater:
         health_s: float,
         canary_tolerance: float,
         inference_budget_s: float,
+        on_load: Callable[[EngineLoad], None] = lambda load: None,
     ) -> None:
         self._engine = engine
         self._ledger = ledger
@@ -63,6 +66,7 @@ class Updater:
         self._health_s = health_s
         self._canary_tolerance = canary_tolerance
         self._inference_budget_s = inference_budget_s
+        self._on_load = on_load
         self._probing: asyncio.Lock = asyncio.Lock()
         self._next_probe = 0.0
         self._num_refused = 0
@@ -97,6 +101,8 @@ class Updater:
                 logger.warning("%s: pushing the weights again", text)
                 await tell(self._ledger, "engine_changed", text, version=health.version)
                 self._policy.lose()
+            if health.load is not None:
+                self._on_load(health.load)
             return health
 
     async def _keep_in_touch(self) -> None:
