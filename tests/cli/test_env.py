@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from mettle.cli.env import _pip_error
+from mettle.envs.packages.install import pip_error
 
 
 @pytest.fixture
@@ -112,5 +112,5 @@ def test_the_line_that_says_what_is_wrong_is_taken_from_what_pip_prints():
         "WARNING: old\n  error: subprocess-exited-with-error\n      ModuleNotFoundError: No module named 'hatchling'\n"
     )
     said += "  note: This error originates from a subprocess, and is likely not a problem with pip.\n"
-    assert _pip_error(said) == "ModuleNotFoundError: No module named 'hatchling'"
-    assert _pip_error("ERROR: No matching distribution found for words\n") == "No matching distribution found for words"
+    assert pip_error(said) == "ModuleNotFoundError: No module named 'hatchling'"
+    assert pip_error("ERROR: No matching distribution found for words\n") == "No matching distribution found for words"

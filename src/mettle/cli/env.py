@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mettle.cli.env_hub import (
+    delete,
+    fork,
+    info_hub,
+    install_hub,
+    is_hub_name,
+    list_hub,
+    pull,
+    push,
+    star,
+    versions,
+    yank,
+)
+from mettle.cli.env_hub import inspect as inspect_package
 from mettle.cli.env_quality import check, test
 from mettle.cli.groups import NounGroup
 from mettle.cli.terminal import json_option, print_json, print_next, print_table
@@ -97,10 +110,21 @@ def _make_from_data(name: str, directory: Path, file: str, question: str | None,
 
 
 @env.command("list")
+@click.argument("words", default="")
+@click.option(
+    "--hub", "is_hub", is_flag=True, help="Those of the Hub in use, with WORDS in name, description or README."
+)
+@click.option("--mine", is_flag=True, help="Those on the Hub that are one's own or one's teams'.")
 @json_option
-def list_environments(is_json: bool) -> None:
-    """List the environments that can be loaded here."""
+def list_environments(words: str, is_hub: bool, mine: bool, is_json: bool) -> None:
+    """List the environments that can be loaded here; with --hub, those of the Hub."""
     from mettle.envs.packages import registry
+
+    if is_hub or mine:
+        list_hub(words, is_mine=mine, is_json=is_json)
+        return
+    if words:
+        raise UserError(f"words are looked for on a Hub: `mettle env list {words} --hub`")
 
     entries = registry.list_environments()
     if is_json:
@@ -121,10 +145,16 @@ def list_environments(is_json: bool) -> None:
 @click.argument("name")
 @json_option
 def info(name: str, is_json: bool) -> None:
-    """Describe an environment. What it takes, how many tasks it has, how it scores. Loads it, so its code runs."""
+    """Describe an environment. What it takes, how many tasks it has, how it scores. Loads it, so its code runs.
+
+    OWNER/NAME[@VERSION] is one of the Hub, of which nothing runs.
+    """
     from mettle.envs.packages.loading import parse_environment_id
     from mettle.envs.packages.registry import find_environment
 
+    if is_hub_name(name):
+        info_hub(name, is_json=is_json)
+        return
     entry = find_environment(parse_environment_id(name).name)
     facts = {**_entry(entry), **_described(entry)}
     problem = facts.get("problem")
@@ -141,29 +171,35 @@ def info(name: str, is_json: bool) -> None:
 
 
 @env.command()
-@click.argument("source", metavar="PATH|NAME")
+@click.argument("source", metavar="PATH|NAME|OWNER/NAME[@VERSION]")
 @click.option("--editable/--no-editable", default=True, help="Install a folder so that changes take effect at once.")
 def install(source: str, editable: bool) -> None:
-    """Install an environment. From a folder, one under ./environments, or a package that pip can find."""
+    """Install an environment. From a folder, one under ./environments, the Hub, or a package that pip can find."""
     import subprocess
 
-    folder = _folder(source)
+    from mettle.envs.packages.install import builds_with_what_is_here, package_folder, pip_error
+
+    if is_hub_name(source):
+        _check_installed()
+        install_hub(source)
+        return
+    folder = package_folder(source)
     _check_installed()
     target = [source] if folder is None else [*(["-e"] if editable else []), str(folder)]
-    if folder is not None and _builds_with_what_is_here(folder):
+    if folder is not None and builds_with_what_is_here(folder):
         target = ["--no-build-isolation", *target]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *target]
     click.echo(f"installing {folder or source}")
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise ServiceError(f"pip could not install {folder or source}: {_pip_error(done.stderr)}")
+        raise ServiceError(f"pip could not install {folder or source}: {pip_error(done.stderr)}")
     name = _project_name(folder) if folder is not None else source.partition("=")[0].partition("@")[0]
     click.echo(f"installed {name}")
     print_next(f"mettle env info {name}")
 
 
-env.add_command(test)
-env.add_command(check)
+for _command in (push, pull, versions, inspect_package, fork, star, yank, delete, test, check):
+    env.add_command(_command)
 
 
 def _entry(entry: EnvironmentEntry) -> dict[str, Any]:
@@ -217,20 +253,6 @@ def _length(rows: Any) -> int | None:
     return None if rows is None else len(rows)
 
 
-def _folder(source: str) -> Path | None:
-    """The folder that is meant; None for the name of a package.
-
-    Raises: UserError for a path that is no environment package.
-    """
-    candidates = [Path(source), Path("environments") / source.replace("-", "_"), Path("environments") / source]
-    for path in candidates:
-        if (path / "pyproject.toml").is_file():
-            return path.resolve()
-    if Path(source).exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise UserError(f"no environment package in {source}: it has no pyproject.toml")
-    return None
-
-
 def _project_name(folder: Path) -> str:
     import tomllib
 
@@ -249,25 +271,6 @@ def _check_installed() -> None:
             "Mettle runs from its source and is not installed here, so pip would look for it elsewhere: `make install`"
             " first; an environment under ./environments needs no installing"
         ) from None
-
-
-def _builds_with_what_is_here(folder: Path) -> bool:
-    """True when the package is built by hatchling and that is installed, so that nothing has to be fetched."""
-    import tomllib
-    from importlib.util import find_spec
-
-    manifest = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    backend = (manifest.get("build-system") or {}).get("build-backend")
-    return backend == "hatchling.build" and all(find_spec(name) is not None for name in ("hatchling", "editables"))
-
-
-def _pip_error(text: str) -> str:
-    """The line that says what is wrong: pip ends with notes about it."""
-    lines = [line.strip(" \u2502\u2570\u2500>\u00d7") for line in text.splitlines()]
-    wanted = re.compile(r"(ERROR:|\w*Error:|error in ) ?(?!subprocess)")
-    errors = [line.removeprefix("ERROR: ") for line in lines if wanted.match(line)]
-    rest = [line for line in lines if line and not line.startswith("note:")]
-    return (errors or rest or ["it said nothing"])[-1]
 
 
 def _cell(value: Any) -> str:

@@ -1,23 +1,23 @@
 """Who asks, and what they may do.
 
-A request comes with a token (`Authorization: Bearer`), with the cookie of a session, or with neither. Parts: `Caller`;
-`caller_of`; the dependencies `SignedIn`, `Anybody`, `scoped`. Invariants: a token does what its scopes say and never
-more than its person; a write that a session's cookie carries needs the session's CSRF word, too; somebody who may not
-know of a thing hears that it is not there.
+A request comes with a token (`Authorization: Bearer`), with the cookie of a session, or with neither. Parts:
+`caller_of`; the dependencies `SignedIn`, `Anybody`, `Admin`, `scoped`. Invariants: a token does what its scopes say and
+never more than its person; a write that a session's cookie carries needs the session's CSRF word, too; somebody who may
+not know of a thing hears that it is not there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
 
-from mettle.hub.accounts.people import Person, person_by_id
+from mettle.hub.accounts.people import person_by_id
 from mettle.hub.accounts.sessions import find_session
-from mettle.hub.accounts.teams import ADMIN, Team, teams_of
+from mettle.hub.accounts.teams import teams_of
 from mettle.hub.accounts.tokens import SCOPES, holder_of, touch
+from mettle.hub.caller import Caller
 from mettle.hub.lab import Lab
 from mettle.web.doors import bearer, is_same_secret
 from mettle.web.problems import HttpError
@@ -25,48 +25,6 @@ from mettle.web.problems import HttpError
 COOKIE: Final = "mettle_session"
 CSRF_HEADER: Final = "x-csrf-token"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks. `person` is None for somebody who is not signed in; a session has every scope."""
-
-    person: Person | None = None
-    teams: tuple[Team, ...] = ()
-    scopes: frozenset[str] = frozenset()
-    csrf: str = ""
-    is_session: bool = False
-    address: str = ""
-    token_id: str = ""
-    roles: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def is_admin(self) -> bool:
-        return self.person is not None and self.person.is_admin
-
-    @property
-    def name(self) -> str:
-        """For the audit log."""
-        return "nobody" if self.person is None else self.person.slug
-
-    @property
-    def owner_ids(self) -> list[str]:
-        """Whose things are theirs: the person's own and those of the teams."""
-        return [] if self.person is None else [self.person.id, *(team.id for team in self.teams)]
-
-    def may(self, scope: str) -> bool:
-        """Whether the session or the token covers an area; reading is part of writing."""
-        return scope in self.scopes or scope.replace(":read", ":write") in self.scopes
-
-    def is_member(self, owner_id: str) -> bool:
-        """Whether a person or team is the caller, or one of theirs."""
-        return owner_id in self.owner_ids
-
-    def governs(self, owner_id: str) -> bool:
-        """Whether they decide for an owner: themselves, a team that they are an admin of, or anything for an admin."""
-        if self.person is None:
-            return False
-        return self.is_admin or owner_id == self.person.id or self.roles.get(owner_id) == ADMIN
 
 
 def lab_of(request: Request) -> Lab:

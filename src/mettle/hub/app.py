@@ -37,6 +37,9 @@ MAX_UPLOAD_BYTES = 512 << 20
 """The most that any route of a Hub with accounts takes; nearly all take far less."""
 
 
+_PROGRAMS = ("/api/", "/simple/", "/owners/", "/packages/")
+
+
 class CachedStatic(StaticFiles):
     """Static files that a browser may keep; their addresses carry the version."""
 
@@ -95,7 +98,7 @@ def create_app(
 
 
 def _is_for_programs(request: Request) -> bool:
-    return request.url.path.startswith("/api/") or request.url.path.endswith(".json")
+    return request.url.path.startswith(_PROGRAMS) or request.url.path.endswith(".json")
 
 
 def _answer(request: Request, status: int, title: str, detail: str) -> Response:

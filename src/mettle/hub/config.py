@@ -27,6 +27,9 @@ class HubConfig(BaseModel):
     database: str = ""
     """Address of a PostgreSQL database, as `postgresql+psycopg://me@host/hub`; empty is SQLite inside `data`."""
 
+    upstream_index: str = ""
+    """Package index that pip is sent to for names that nobody has on this Hub, private ones included; empty: none."""
+
     open_runs: bool | None = None
     """Whether runs and evaluations of this machine are shown without signing in. By default only on loopback."""
 

@@ -17,6 +17,7 @@ from mettle.hub.accounts.people import num_admins
 from mettle.hub.accounts.sessions import make_link
 from mettle.hub.database import HubDatabase
 from mettle.hub.limits import RateLimit
+from mettle.hub.registry.releases import blobs_in_use
 from mettle.storage.blobs import BlobStore
 
 
@@ -39,6 +40,8 @@ class Lab:
     blobs: BlobStore
     passwords: Passwords = field(default_factory=Passwords)
     limits: HubLimits = field(default_factory=HubLimits)
+    upstream_index: str = ""
+    """Where a package index sends pip for names that nobody has here; empty: nowhere."""
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
 
@@ -52,7 +55,7 @@ class Lab:
         self.database.close()
 
 
-def open_lab(folder: Path, *, database: str = "", are_runs_open: bool = True) -> Lab:
+def open_lab(folder: Path, *, database: str = "", are_runs_open: bool = True, upstream_index: str = "") -> Lab:
     """Make the folder where it is missing, and bring the database to this release.
 
     Raises: StorageError when the disk or the database refuses, UserError for an address that is none.
@@ -64,4 +67,8 @@ def open_lab(folder: Path, *, database: str = "", are_runs_open: bool = True) ->
         raise StorageError(f"the Hub's folder {folder}: {error.strerror or error}") from error
     opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
     opened.migrate()
-    return Lab(folder, opened, BlobStore(folder / "blobs"), are_runs_open=are_runs_open)
+    lab = Lab(folder, opened, BlobStore(folder / "blobs"), are_runs_open=are_runs_open, upstream_index=upstream_index)
+    with opened.read() as c:
+        known = blobs_in_use(c)
+    lab.blobs.sweep(known)  # what pushes that were cut off have left
+    return lab

@@ -33,7 +33,7 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
 
     are_open = is_loopback(config.host) if config.open_runs is None else config.open_runs
     listener = bind(config.host, config.port)
-    lab = open_lab(config.data, database=config.database, are_runs_open=are_open)
+    lab = open_lab(config.data, database=config.database, are_runs_open=are_open, upstream_index=config.upstream_index)
     try:
         secret = lab.first_link()
         asyncio.run(

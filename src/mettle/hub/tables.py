@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 metadata = MetaData()
@@ -125,4 +126,61 @@ audit = Table(
     Column("detail", Text, nullable=False),
     Column("address", String(60), nullable=False),
     Index("audit_at", "at"),
+)
+
+environments = Table(
+    "environments",
+    metadata,
+    _key(),
+    _to("owner_id", "owners"),
+    Column("name", String(100), nullable=False),
+    Column("visibility", String(8), nullable=False),  # PUBLIC or PRIVATE: to its owner, or to the team that owns it
+    Column("description", Text, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("forked_from", String(200), nullable=False),
+    Column("num_downloads", Integer, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    UniqueConstraint("owner_id", "name", name="environment_name"),
+    Index("environment_by_name", "name"),
+    Index("environment_updated_at", "updated_at"),
+)
+
+releases = Table(
+    "releases",
+    metadata,
+    _key(),
+    _to("environment_id", "environments"),
+    Column("version", String(60), nullable=False),
+    Column("content_hash", String(64), nullable=False),
+    Column("state", String(8), nullable=False),  # pending, ready or deleted; a version that was deleted stays taken
+    Column("is_yanked", Boolean, nullable=False),
+    Column("yanked_reason", String(200), nullable=False),
+    Column("published_by", String(40), nullable=False),
+    Column("metadata", JSON, nullable=False),
+    Column("readme", Text, nullable=False),
+    Column("wheel_name", String(200), nullable=False),
+    Column("wheel_sha256", String(64), nullable=False),
+    Column("wheel_bytes", Integer, nullable=False),
+    Column("wheel_key", String(64), nullable=False),  # digest of the secret in the address of its upload
+    Column("wheel_metadata", Text, nullable=False),  # its METADATA; empty until it was checked
+    Column("source_name", String(200), nullable=False),
+    Column("source_sha256", String(64), nullable=False),
+    Column("source_bytes", Integer, nullable=False),
+    Column("source_key", String(64), nullable=False),
+    Column("card", JSON, nullable=True),
+    Column("card_state", String(10), nullable=False),  # empty, PENDING, RUNNING, SUCCESS or FAILED
+    Column("card_log", Text, nullable=False),
+    _time("created_at"),
+    UniqueConstraint("environment_id", "version", name="release_version"),
+    Index("release_wheel_key", "wheel_key"),
+    Index("release_source_key", "source_key"),
+)
+
+stars = Table(
+    "stars",
+    metadata,
+    _to("environment_id", "environments", primary_key=True),
+    _to("person_id", "people", primary_key=True),
+    _time("at"),
 )

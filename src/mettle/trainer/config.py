@@ -223,6 +223,12 @@ class TrainerConfig(BaseModel):
     """Comparing what the engine recorded with what the trainer computes."""
     keep_versions: int = Field(default=8, ge=2)
     """Published versions kept on disk; must exceed the largest staleness in the run."""
+    weight_broadcast: Literal["file", "gloo", "nccl"] = "file"
+    """How engines get a version: from its file, or by a collective of the trainer's thread for it and all engines that
+    are told of the version, over gloo between CPUs or NCCL between GPUs. Where that fails they read the file."""
+    weight_broadcast_host: str = "127.0.0.1"
+    """The trainer's and the engines' address for gloo's connections: a name of this host's network card where engines
+    are on other hosts, which must see the run's folder."""
     canary_sequences: int = Field(default=4, ge=1)
     """Sequences published with their logprobs beside each version, for the engine to reproduce."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -246,6 +252,11 @@ class TrainerConfig(BaseModel):
             raise ValueError(f"scheduler.warmup_steps {warmup} leaves nothing to decay in {self.max_steps} steps")
         if self.lora is not None and self.optim.type == "muon":
             raise ValueError("optim.type 'muon' is for full fine-tuning: an adapter's factors are trained by 'adamw'")
+        if self.weight_broadcast != "file" and self.lora is not None:
+            raise ValueError(
+                f"weight_broadcast {self.weight_broadcast!r} is for full weights: adapters are a few hundred kB and go"
+                " by file; leave it out"
+            )
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
         return self

@@ -19,6 +19,7 @@ from mettle.processes.beats import Gauge, Heartbeat
 from mettle.processes.orphans import tie_to_thread
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.trainer.broadcast import broadcasting
 from mettle.trainer.config import TrainerConfig, read_config
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.world import join_world
@@ -64,7 +65,9 @@ def train(run_dir: RunDir) -> None:
             with Heartbeat.of_run(name, unit="micro batches") as heart:
                 if not world.is_main:  # it stands in a collective while rank 0 waits, and knows nothing of that
                     heart.gauge = lambda: Gauge(0, has_work=False)
-                step = Trainer(run_dir, config, world, ledger, stop, heart).run()
+                kind = config.weight_broadcast if world.is_main else "file"
+                with broadcasting(run_dir.weights, kind, config.weight_broadcast_host):
+                    step = Trainer(run_dir, config, world, ledger, stop, heart).run()
             logger.info("trainer is done", extra={"step": step, "max_steps": config.max_steps})
         finally:
             if ledger is not None:

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 def include_routes(app: FastAPI) -> None:
     """Add them to an application. They stand before the pages of runs, whose addresses are more general."""
-    from mettle.hub.routes import account_api, account_pages, team_pages
+    from mettle.hub.routes import account_api, account_pages, package_index, registry_api, registry_pages, team_pages
 
-    for router in (account_api.router, account_pages.router, team_pages.router):
-        app.include_router(router)
+    for module in (account_api, account_pages, team_pages, registry_api, package_index, registry_pages):
+        app.include_router(module.router)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from mettle.errors import UserError
-from mettle.hub.access import AccountReader, AccountWriter, Caller, LabHere, SignedIn
+from mettle.hub.access import AccountReader, AccountWriter, LabHere, SignedIn
 from mettle.hub.accounts import audit, people, sessions, teams, tokens
+from mettle.hub.caller import Caller
+from mettle.hub.routes.addresses import iso
 from mettle.hub.routes.json_bodies import HubRequest, body_of
 from mettle.web.doors import bearer
 from mettle.web.problems import HttpError
@@ -45,15 +46,6 @@ class TokenAsked(HubRequest):
     name: str
     scopes: list[str]
     days: float | None = Field(default=None, gt=0)
-
-
-def iso(at: float | None) -> str | None:
-    """A time as the field's clients read it."""
-    return (
-        None
-        if at is None
-        else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
 
 
 @router.post("/auth_challenge/generate")

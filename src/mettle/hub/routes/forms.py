@@ -7,7 +7,8 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
-from mettle.hub.access import Caller, SignedIn
+from mettle.hub.access import SignedIn
+from mettle.hub.caller import Caller
 from mettle.web.bodies import read_body
 from mettle.web.doors import is_same_secret
 from mettle.web.problems import HttpError

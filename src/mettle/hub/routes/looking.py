@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
-from mettle.hub.access import Anybody, Caller, caller_of, lab_of
+from mettle.hub.access import Anybody, caller_of, lab_of
+from mettle.hub.caller import Caller
 from mettle.hub.viewer import Viewer, viewer
 from mettle.web.problems import HttpError
 

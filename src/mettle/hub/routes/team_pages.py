@@ -10,10 +10,12 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 
 from mettle.errors import UserError
-from mettle.hub.access import Admin, Caller, LabHere, SignedIn
+from mettle.hub.access import Admin, LabHere, SignedIn
 from mettle.hub.accounts import audit, people, sessions, teams
+from mettle.hub.caller import Caller
 from mettle.hub.lab import Lab
 from mettle.hub.pages import page
+from mettle.hub.routes.addresses import root_of
 from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
 from mettle.web.problems import HttpError
@@ -166,4 +168,4 @@ def _must_be_admin(team: teams.Team) -> None:
 
 
 def _link(request: Request, secret: str) -> str:
-    return f"{request.url.scheme}://{request.headers.get('host', '')}/join/{secret}"
+    return f"{root_of(request)}/join/{secret}"

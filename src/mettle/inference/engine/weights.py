@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mettle.errors import UserError
 from mettle.inference.engine.architecture import LayerShape, ModelShape
+from mettle.inference.engine.broadcast import receive
 from mettle.inference.engine.families import Norms
 from mettle.inference.engine.matrices import Matrix
 
@@ -100,10 +101,12 @@ class FusedWeights:
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the safetensors files in a folder.
+    """All tensors of the safetensors files in a folder, by collective where the publisher of a version broadcasts it.
 
     Raises: UserError when there are none or one is damaged.
     """
+    if (received := receive(folder)) is not None:
+        return received
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{folder} holds no .safetensors file")

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 SERVED_NAME: Final = "policy"
 WORKER_MODULE: Final = "mettle_vllm_worker"
+BROADCAST_MODULE: Final = "mettle_weight_broadcast"
 TAIL_LINES: Final = 12
 LORAS_IN_A_BATCH: Final = 4
 """Versions of adapters that one step of vLLM's computes together; the requests of a further one wait."""
@@ -51,6 +52,7 @@ class VllmServer:
         self._folder = Path(tempfile.mkdtemp(prefix="mettle-vllm-"))
         self.socket = self._folder / "http"
         shutil.copy(Path(__file__).with_name("worker.py"), self._folder / f"{WORKER_MODULE}.py")
+        shutil.copy(Path(__file__).parents[1] / "engine" / "broadcast.py", self._folder / f"{BROADCAST_MODULE}.py")
         self._log = log or self._folder / "out"
         self._begun_at = self._log.stat().st_size if self._log.exists() else 0
         try:

@@ -1,8 +1,10 @@
-"""Runs inside vLLM's worker processes, as `--worker-extension-cls`. It is copied there alone: nothing of ours is there.
+"""Runs inside vLLM's worker processes, as `--worker-extension-cls`. It is copied there with `engine.broadcast`, under
+the name below: nothing else of ours is there.
 
-`mettle_reload` reads other weights in place and says how many tokens each request had by then: that is where the new
-version begins. On CPUs vLLM keeps packed copies of its linear layers, which its own reload leaves as they were, without
-an error: they are made again here. A second fault of the same kind, of seeds on CPUs, is mended while this is imported.
+`mettle_reload` takes other weights in place, by collective or from their file, and says how many tokens each request
+had by then: that is where the new version begins. On CPUs vLLM keeps packed copies of its linear layers, which its own
+reload leaves as they were, without an error: they are made again here. A second fault of vLLM's on CPUs, of seeds, is
+mended while this is imported.
 """
 
 # mypy: ignore-errors
@@ -10,6 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import signal
+from pathlib import Path
+
+from mettle_weight_broadcast import receive
 
 # vLLM's engine is a process of its own; it must not outlive the server that started it, also when that was killed.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -53,7 +58,11 @@ class MettleWorker:
         """Serve the weights in `folder`; the number of tokens that each request known here has."""
         runner = self.model_runner
         counts = {name: len(request.output_token_ids) for name, request in runner.requests.items()}
-        runner.reload_weights(weights_path=folder)
+        state = receive(Path(folder))
+        if state is None:
+            runner.reload_weights(weights_path=folder)
+        else:
+            runner.reload_weights(weights_iterator=iter(state.items()))
         num_packed = self._mettle_repack(runner.get_model())
         return {"counts": counts, "repacked": num_packed}
 
