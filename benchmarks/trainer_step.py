@@ -34,7 +34,7 @@ from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import preset
 from mettle.trainer.process import setup_torch
-from mettle.trainer.tenant import build_optimizer
+from mettle.trainer.tenant import build_optimizers
 from mettle.trainer.world import World
 
 MICRO_ROWS = 128
@@ -72,7 +72,7 @@ class PlainLoop:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.train()
-        self.optimizer = build_optimizer(list(self.model.parameters()), recipe.optim)
+        self.optimizer, _ = build_optimizers(list(self.model.parameters()), recipe.optim)
         self.recipe = recipe
 
     def backward(self, batch: Batch) -> None:

@@ -76,7 +76,8 @@ from mettle.orchestrator.shipping import assemble
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.storage.batches import read_batch, write_batch
 from mettle.storage.shards import decode_group, encode_group
-from mettle.trainer.layout import Sequences, deal_sequences, plan_layouts
+from mettle.trainer.layout import Sequences, lay_out
+from mettle.trainer.passes import plan_passes
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.loss import TargetTensors, total_loss
 from mettle.trainer.losses import PolicyLoss
@@ -99,7 +100,8 @@ samples = group_samples(group, seq_len=9, keep_zero_advantages=False)
 folder = Path(tempfile.mkdtemp())
 batch = read_batch(folder, write_batch(folder, assemble(1, [ReadyGroup.of(1, samples)]))[0])
 sequences = Sequences.of(batch)
-(layout,) = plan_layouts(sequences, deal_sequences(sequences, 1)[0], MicroBatchConfig(), attention_cost=0.01)
+(((each,),),) = [plan_passes(sequences, MicroBatchConfig(), attention_cost=0.01)]
+layout = lay_out(sequences, each.form, each.rows)
 targets = TargetTensors.of(layout.targets, torch.device("cpu"))
 seen_columns = []
 own = torch.tensor([-1.0, -2.0], requires_grad=True)

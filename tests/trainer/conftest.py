@@ -25,12 +25,13 @@ from mettle.trainer.config import (
     read_config,
     write_config,
 )
-from mettle.trainer.layout import Sequences, deal_sequences, plan_layouts
+from mettle.trainer.layout import Sequences, lay_out
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
+from mettle.trainer.passes import plan_passes
 from mettle.trainer.policy import model_config, write_policy, write_tokenizer
 from mettle.trainer.presets import END_TOKEN_ID, PolicyConfig
 from mettle.trainer.world import World
@@ -127,8 +128,13 @@ def gradients(learner, batch):
 
 def planned(batch, config, **options):
     """The layouts of a batch on one rank."""
-    sequences = Sequences.of(batch)
-    return plan_layouts(sequences, deal_sequences(sequences, 1)[0], config, **options)
+    return layouts_of(Sequences.of(batch), config, **options)
+
+
+def layouts_of(sequences, config, **options):
+    """The layouts of sequences on one rank."""
+    (own,) = plan_passes(sequences, config, **options)
+    return [lay_out(sequences, each.form, each.rows) for each in own]
 
 
 # Runs

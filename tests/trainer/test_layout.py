@@ -1,16 +1,14 @@
 """Layouts change what a batch costs and nothing else."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.conftest import gradients, make_batch, make_group, make_learner, make_sample, planned
+from tests.trainer.conftest import gradients, layouts_of, make_batch, make_group, make_learner, make_sample, planned
 
 from mettle.trainer.config import MicroBatchConfig
-from mettle.trainer.layout import Sequences, _row_size, deal_sequences, empty_layout, plan_layouts
+from mettle.trainer.layout import Sequences, empty_layout
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 
@@ -142,16 +140,6 @@ def test_garbage_in_the_padding_changes_nothing(learner):
     assert torch.equal(found, expected)
 
 
-@given(seed=st.integers(0, 10_000), num_ranks=st.integers(1, 6))
-def test_every_sequence_that_trains_is_computed_whole_by_one_rank(seed, num_ranks):
-    sequences = Sequences.of(make_batch(flat(mixed_groups(seed))))
-    dealt = deal_sequences(sequences, num_ranks)
-    assert len(dealt) == num_ranks
-    assert sorted(np.concatenate(dealt).tolist()) == np.flatnonzero(sequences.num_members).tolist()
-    loads = [sequences.needed[members].sum() for members in dealt]
-    assert max(loads) - min(loads) <= sequences.needed.max()
-
-
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10_000), max_rows=st.integers(1, 9), max_tokens=st.integers(8, 200))
 def test_a_sequence_is_never_split_over_passes_and_its_tokens_have_one_number(learner, seed, max_rows, max_tokens):
@@ -216,7 +204,7 @@ def sequences_of(*needed, prompt=2):
 def shapes(needed, *, is_packed=False, **limits):
     sequences = sequences_of(*needed)
     config = MicroBatchConfig(share_prompts=False, **limits)
-    layouts = plan_layouts(sequences, np.arange(len(needed)), config, attention_cost=0.01, is_packed=is_packed)
+    layouts = layouts_of(sequences, config, attention_cost=0.01, is_packed=is_packed)
     return [layout.token_ids.shape for layout in layouts]
 
 
@@ -239,14 +227,15 @@ def test_a_pass_takes_as_many_rows_as_its_limits_allow_longest_first(limits, exp
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "expected"), [(13, [(1, 13)]), (12, [(1, 10), (1, 3)]), (10, [(1, 10), (1, 3)]), (4, [(1, 5), (1, 5), (1, 3)])]
+    ("max_tokens", "expected"), [(13, [(1, 13)]), (12, [(1, 8), (1, 5)]), (8, [(1, 8), (1, 5)]), (4, [(1, 5), (1, 5), (1, 3)])]
 )  # fmt: skip
 def test_a_packed_pass_takes_as_many_tokens_as_its_limit_allows(max_tokens, expected):
     assert shapes([5, 3, 5], is_packed=True, max_tokens=max_tokens) == expected
 
 
 def test_nothing_chosen_is_no_pass_and_an_empty_pass_has_one_token_and_no_target():
-    assert plan_layouts(sequences_of(5), np.zeros(0, np.int64), MicroBatchConfig(), attention_cost=0.01) == []
+    idle = make_sample(np.random.default_rng(0), np.array([1, 2]), 3, component="none")
+    assert planned(make_batch([idle]), MicroBatchConfig(), attention_cost=0.01) == []
     empty = empty_layout()
     assert (empty.form, empty.token_ids.tolist(), empty.positions.tolist()) == ("padded", [[0]], [[0]])
     assert (empty.segments, len(empty.sources), len(empty.targets.token_ids)) == (None, 0, 0)
@@ -286,39 +275,3 @@ def test_a_shared_row_is_laid_out_as_its_picture_says():
     rows = planned(make_batch([a, b, other, other, other]), MicroBatchConfig(), attention_cost=1 / 256)
     (both,) = [layout for layout in rows if layout.token_ids.shape[0] == 2]
     assert both.segments.tolist()[1] == [0, 0, 0, -1, -1, -1, -1, -1, -1]
-
-
-def test_a_rank_gets_the_longest_that_is_left_when_it_has_the_least():
-    sequences = sequences_of(9, 8, 7, 6, 5, 4)
-    assert [members.tolist() for members in deal_sequences(sequences, 2)] == [[0, 3, 4], [1, 2, 5]]
-    assert [members.tolist() for members in deal_sequences(sequences, 1)] == [[0, 1, 2, 3, 4, 5]]
-    assert [members.tolist() for members in deal_sequences(sequences_of(3), 2)] == [[0], []]
-
-
-def cost_per_sequence(prompt, tail, attention_cost, size):
-    """Of a row of `size` sequences behind one prompt; alone, attention looks at half the square."""
-    length = prompt + size * tail
-    return length + attention_cost * length**2 / 2 if size == 1 else (length + attention_cost * length**2) / size
-
-
-@pytest.mark.parametrize("attention_cost", [1 / 64, 1 / 256, 1 / 1024])
-@pytest.mark.parametrize("prompt", [1, 6, 40, 300])
-@pytest.mark.parametrize("tail", [1, 8, 60])
-@pytest.mark.parametrize("number", [2, 5, 64])
-def test_a_row_has_about_as_many_sequences_as_cost_least(attention_cost, prompt, tail, number):
-    sequences = SimpleNamespace(prompts=np.full(number, prompt), needed=np.full(number, prompt + tail))
-    size = _row_size(sequences, np.arange(number), attention_cost, 10**6)
-    costs = {m: cost_per_sequence(prompt, tail, attention_cost, m) for m in range(1, number + 1)}
-    assert 1 <= size <= number
-    assert costs[size] <= 1.02 * min(costs.values())
-    assert (size > 1) == (min(costs.values()) < costs[1]) or costs[1] <= 1.02 * min(costs.values())
-
-
-def test_a_row_keeps_to_the_tokens_of_a_pass():
-    sequences = SimpleNamespace(prompts=np.full(64, 300), needed=np.full(64, 310))
-    group = np.arange(64)
-    assert _row_size(sequences, group, 1 / 4096, 10**6) == 64
-    assert _row_size(sequences, group, 1 / 4096, 360) == 6
-    assert _row_size(sequences, group, 1 / 4096, 359) == 5
-    assert _row_size(sequences, group, 1 / 4096, 301) == 1
-    assert _row_size(sequences, group, 1 / 4096, 100) == 1

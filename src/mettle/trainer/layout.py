@@ -1,8 +1,8 @@
 """From a flat batch to what a device computes: rows of tokens, and the targets that are read from them.
 
-Parts: `Sequences` (the batch's sequences, with what each token trains), `deal_sequences` (which rank computes which),
-`plan_layouts` (which sequences share a forward pass, and how), `Layout` (the arrays of one forward pass). This is the
-only place where a batch is cut: who ships it knows neither ranks nor devices. Three forms:
+Parts: `Sequences` (the batch's sequences, with what each token trains), `Layout` (the arrays of one forward pass),
+`lay_out` (which makes them of the sequences of a pass; `passes` says which those are). Who ships a batch knows neither
+ranks nor devices. Three forms:
 
 - padded: one sequence a row, sorted by length; causal attention, padding on the right is never looked at;
 - shared: sequences that begin with the same untrained tokens stand behind one copy of them, each seeing the copy and
@@ -18,7 +18,6 @@ Legend: N flat tokens, S sequences, B rows, T columns, K trained tokens; C seque
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mettle.records.tokens import COLUMNS, Batch, BoolArray, FloatArray, TokenRow, filled
-from mettle.trainer.config import MicroBatchConfig
 
 Index = NDArray[np.int64]
 Form = Literal["padded", "shared", "packed"]
@@ -146,99 +144,17 @@ def _member_weights(batch: Batch, first: Index) -> tuple[dict[str, FloatArray], 
     return weights, ComponentCounts(*(int(mask.sum()) for mask in (is_rl, is_ce, is_ref_kl, unknown)))
 
 
-def deal_sequences(sequences: Sequences, num_ranks: int) -> list[Index]:
-    """The sequences of each rank that train: longest first to the rank that has the least to compute, then in order."""
-    trained = np.flatnonzero(sequences.num_members)
-    if num_ranks == 1:
-        return [trained]
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
-    loads = [0] * num_ranks
-    for s in trained[np.argsort(-sequences.needed[trained], kind="stable")].tolist():
-        rank = loads.index(min(loads))
-        ranks[rank].append(s)
-        loads[rank] += int(sequences.needed[s])
-    return [np.sort(np.array(members, np.int64)) for members in ranks]
-
-
-def plan_layouts(
-    sequences: Sequences, chosen: Index, config: MicroBatchConfig, *, attention_cost: float, is_packed: bool = False
-) -> list[Layout]:
-    """Cut the chosen sequences [C] into forward passes.
-
-    `attention_cost` is the price of one query-key pair in tokens (see `model.Traits`).
-    """
-    if not len(chosen):
-        return []
-    if is_packed:
-        return _packed_layouts(sequences, chosen, config)
-    rows: list[Index] = []
-    if config.share_prompts:
-        rows, chosen = _shared_rows(sequences, chosen, attention_cost, config.max_tokens)
-    shared = [_shared_layout(sequences, chunk) for chunk in _chunks(rows, _row_lengths(sequences, rows), config)]
-    alone = [np.array([s]) for s in chosen]
-    padded = [
-        _padded_layout(sequences, np.concatenate(chunk)) for chunk in _chunks(alone, sequences.needed[chosen], config)
-    ]
-    return shared + padded
+def lay_out(sequences: Sequences, form: Form, rows: list[Index]) -> Layout:
+    """The arrays of a pass: each of `rows` names its sequences (one where the form is padded; packed has one row)."""
+    if form == "shared":
+        return _shared_layout(sequences, rows)
+    return (_packed_layout if form == "packed" else _padded_layout)(sequences, np.concatenate(rows))
 
 
 def empty_layout() -> Layout:
     """A pass that trains nothing, for a rank that has fewer passes than its peers. One token, no target."""
     one, none = np.zeros((1, 1), np.int64), np.zeros(0, np.int64)
     return Layout("padded", one, one, None, none, bare_targets(none), none)
-
-
-# Which sequences share a prompt
-
-
-def _shared_rows(
-    sequences: Sequences, trained: Index, attention_cost: float, max_tokens: int
-) -> tuple[list[Index], Index]:
-    """Rows of sequences behind one prompt, where that is cheaper, and the sequences that stay alone."""
-    groups: dict[bytes, list[int]] = {}
-    for s in trained.tolist():
-        start = sequences.starts[s]
-        groups.setdefault(sequences.tokens[start : start + sequences.prompts[s]].tobytes(), []).append(s)
-    rows: list[Index] = []
-    alone: list[Index] = []
-    for members in groups.values():
-        group = np.array(members)
-        size = _row_size(sequences, group, attention_cost, max_tokens)
-        (alone if size == 1 else rows).extend(np.array_split(group, math.ceil(len(group) / size)))
-    return rows, np.concatenate(alone) if alone else np.zeros(0, np.int64)
-
-
-def _row_size(sequences: Sequences, group: Index, attention_cost: float, max_tokens: int) -> int:
-    """How many sequences of a group share a row; 1 when sharing costs more than it saves.
-
-    A row of m sequences with prompt P and s tokens each costs P + m s + a (P + m s)^2, so the cost per sequence is
-    least at m = sqrt(P (1 + a P) / a) / s. Alone, causal attention looks at half the square.
-    """
-    prompt, tail = int(sequences.prompts[group[0]]), float((sequences.needed - sequences.prompts)[group].mean())
-    best = math.sqrt(prompt * (1 + attention_cost * prompt) / attention_cost) / max(tail, 0.5)
-    size = min(len(group), max(1, round(best)), max(1, int((max_tokens - prompt) // max(tail, 1))))
-    length = prompt + size * tail
-    together = (length + attention_cost * length**2) / size
-    apart = (prompt + tail) + attention_cost * (prompt + tail) ** 2 / 2
-    return size if together < apart else 1
-
-
-def _row_lengths(sequences: Sequences, rows: list[Index]) -> Index:
-    tails = sequences.needed - sequences.prompts
-    return np.array([sequences.prompts[row[0]] + tails[row].sum() for row in rows], np.int64)
-
-
-def _chunks(rows: list[Index], lengths: Index, config: MicroBatchConfig) -> list[list[Index]]:
-    """Rows, longest first, in chunks that keep to the limits on rows and padded tokens."""
-    chunks: list[list[Index]] = []
-    longest = 0
-    for i in np.argsort(-lengths, kind="stable").tolist():
-        fits = bool(chunks) and len(chunks[-1]) < config.max_rows
-        if not fits or (len(chunks[-1]) + 1) * longest > config.max_tokens:
-            chunks.append([])
-            longest = int(lengths[i])
-        chunks[-1].append(rows[i])
-    return chunks
 
 
 # The arrays of a pass
@@ -263,7 +179,6 @@ def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
     """
     chosen = np.concatenate(rows)  # [C], row by row
     sizes = np.array([len(row) for row in rows])  # [B]
-    width = int(_row_lengths(sequences, rows).max())
     firsts = np.array([row[0] for row in rows])  # [B], whose prompt is copied
     prompts, tails = sequences.prompts[chosen], (sequences.needed - sequences.prompts)[chosen]  # [C]
     row_of = np.repeat(np.arange(len(rows)), sizes)  # [B] -> [C]
@@ -271,6 +186,7 @@ def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
     ahead = np.cumsum(tails) - tails  # [C], own tokens of the sequences before it, in all rows
     columns = prompts + ahead - np.repeat(ahead[opens], sizes)  # [C], where its own tokens begin in its row
     ordinal = np.arange(len(chosen)) - np.repeat(opens, sizes) + 1  # [C], 1.. in its row
+    width = int((columns + tails).max())
 
     token_ids, positions = np.zeros((2, len(rows), width), np.int64)  # [B, T] each
     segments = np.full((len(rows), width), -1, np.int64)  # [B, T]
@@ -293,21 +209,13 @@ def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
     return Layout("shared", token_ids, positions, segments, sources, targets, order, num_labels)
 
 
-def _packed_layouts(sequences: Sequences, trained: Index, config: MicroBatchConfig) -> list[Layout]:
-    layouts: list[Layout] = []
-    needed = sequences.needed
-    pending: list[int] = []
-    for s in [*trained[np.argsort(-needed[trained], kind="stable")].tolist(), -1]:
-        if pending and (s < 0 or needed[[*pending, s]].sum() > config.max_tokens):
-            chosen = np.array(pending)  # [C]
-            ends = np.cumsum(needed[chosen])
-            token_ids = sequences.tokens[_ranges(sequences.starts[chosen], needed[chosen])][None]  # [1, T]
-            positions = _ranges(np.zeros_like(chosen), needed[chosen])[None]  # [1, T]
-            read = _read(sequences, chosen, ends - needed[chosen] - sequences.starts[chosen])
-            layouts.append(Layout("packed", token_ids, positions, None, *read))
-            pending = []
-        pending.append(s)
-    return layouts
+def _packed_layout(sequences: Sequences, chosen: Index) -> Layout:
+    needed = sequences.needed[chosen]  # [C]
+    ends = np.cumsum(needed)
+    token_ids = sequences.tokens[_ranges(sequences.starts[chosen], needed)][None]  # [1, T]
+    positions = _ranges(np.zeros_like(chosen), needed)[None]  # [1, T]
+    read = _read(sequences, chosen, ends - needed - sequences.starts[chosen])
+    return Layout("packed", token_ids, positions, None, *read)
 
 
 def _read(sequences: Sequences, chosen: Index, shift: Index) -> tuple[Index, Targets, Index, int]:

@@ -20,11 +20,12 @@ from torch.distributed.tensor import DTensor
 
 from mettle.records.tokens import Batch, FloatArray
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
-from mettle.trainer.layout import ComponentCounts, Layout, Sequences, deal_sequences, empty_layout, plan_layouts
+from mettle.trainer.layout import ComponentCounts, Layout, Sequences, empty_layout, lay_out
 from mettle.trainer.loss import BatchLoss, TargetLoss, TargetTensors
 from mettle.trainer.losses import PolicyLoss
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import Policy, Traits
+from mettle.trainer.passes import plan_passes
 from mettle.trainer.tenant import OptimParams, Tenant
 from mettle.trainer.world import World
 
@@ -152,15 +153,15 @@ class Learner:
 
     def plan(self, sequences: Sequences) -> list[Layout]:
         """This rank's forward passes; the ranks have equally many, for their collectives go in step."""
-        own = deal_sequences(sequences, self.world.size)[self.world.rank]
         is_packed = self._traits.can_pack and self.world.device.type == "cuda"
         config = self.recipe.micro_batch
         if not self._traits.can_share:
             config = config.model_copy(update={"share_prompts": False})
-        layouts = plan_layouts(sequences, own, config, attention_cost=self._traits.attention_cost, is_packed=is_packed)
-        most = int(self.world.largest(torch.tensor(len(layouts), device=self.world.device)).item())
-        missing = max(most, 1) - len(layouts)
-        return layouts + [empty_layout()] * missing if missing else layouts
+        price = self._traits.attention_cost
+        ranks = plan_passes(sequences, config, attention_cost=price, num_ranks=self.world.size, is_packed=is_packed)
+        most = max(1, *map(len, ranks))
+        layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[self.world.rank]]
+        return layouts + [empty_layout()] * (most - len(layouts))
 
     def _loss_at(self, rate: float) -> PolicyLoss:
         """The configured loss; exploration fades with the learning rate, so that the last steps can be sure."""

@@ -100,13 +100,15 @@ def total_loss(
     own_K = log_ratio_K if form.ratio == "token" else logprobs_K - logprobs_K.detach()
     seen = SeenByLoss(logprobs_K, own_K, moved_K, is_rl_K, targets.sequences, targets)
     surrogate_K, is_masked_K = form.surrogate(seen)
-    rl_K = form.kl_tau * form.penalty(log_ratio_K) - form.adv_tau * surrogate_K
+    # What leaving the sampler costs. Source of k3: joschu.net/blog/kl-approx.html.
+    penalty_K = log_ratio_K.exp() - log_ratio_K - 1 if form.kl == "k3" else log_ratio_K.square()
+    rl_K = form.kl_tau * penalty_K - form.adv_tau * surrogate_K
     if form.entropy_tau:
         rl_K = rl_K - form.entropy_tau * entropy_K
     rl_K = torch.where(is_rl_K, targets.rl_weights * rl_K, 0.0)
     # On-policy distillation: the reference's surprise is the advantage. Source: arXiv 2306.13649.
     pull_K = (targets.ref_logprobs - logprobs_K).detach() * log_ratio_K.exp()
-    ref_kl_K = form.ref_kl_tau * form.penalty(log_ratio_K) - torch.where(moved_K < -form.mask_low, 0.0, pull_K)
+    ref_kl_K = form.ref_kl_tau * penalty_K - torch.where(moved_K < -form.mask_low, 0.0, pull_K)
     ref_kl_K = torch.where(is_ref_kl_K, targets.ref_kl_weights * ref_kl_K, 0.0)
     ce_K = -(targets.ce_weights * logprobs_K)
 

@@ -110,12 +110,6 @@ class PolicyLoss(BaseModel):
         """([K] what is to be made large, before weights; [K] True where a trust region holds the token back)."""
         raise NotImplementedError
 
-    def penalty(self, log_ratio_K: Tensor) -> Tensor:
-        """[K] what leaving the sampler costs, before its weight. Source of k3: joschu.net/blog/kl-approx.html."""
-        if self.kl == "k3":
-            return log_ratio_K.exp() - log_ratio_K - 1
-        return log_ratio_K.square()
-
     def build(self) -> PolicyLoss:
         """The loss that this configures."""
         return self
