@@ -10,6 +10,7 @@ import click
 
 from mettle.cli.groups import NounGroup
 from mettle.cli.replay import replay
+from mettle.cli.shares import go_on, share
 from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.wording import duration
@@ -30,8 +31,11 @@ def rl() -> None:
 @click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the resolved config with the source of each value, and stop.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+@click.option(
+    "--share", "share_dir", type=click.Path(path_type=Path), help="Train beside the runs of a share that is running."
+)
 @json_option
-def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json: bool) -> int:
+def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, share_dir: Path | None, is_json: bool) -> int:
     """Train from config files, composed left to right, then overrides.
 
     \b
@@ -43,7 +47,8 @@ def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json
     files, overrides = split_arguments(arguments)
     if not files:
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
-    loaded = launch.load_run_config(files, overrides)
+    place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
+    loaded = launch.load_run_config(files, (*overrides, *place))
     for name in ignored_fields(loaded.config.model_dump()):
         click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
@@ -129,9 +134,11 @@ def simulate(
 @click.argument("run")
 @json_option
 def resume(run: str, is_json: bool) -> int:
-    """Continue a run that was stopped or killed."""
+    """Continue a run, or a share with its runs, that was stopped or killed."""
     from mettle.runs import launch
 
+    if (Path(run) / "share.json").exists():
+        return go_on(Path(run), is_json=is_json)
     with going_on(f"`mettle rl resume {run}` continues the run"):
         return _end(launch.resume(find_run(run), is_quiet=is_json), is_json=is_json)
 
@@ -213,6 +220,7 @@ def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
 
 
 rl.add_command(replay)
+rl.add_command(share)
 
 
 @rl.command()
