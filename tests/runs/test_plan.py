@@ -12,6 +12,7 @@ from mettle.runs.quickstart import config_files
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.nightly  # in one process: `trainer/test_plan.py`
 @pytest.mark.timeout(600)
 def test_the_quickstart_with_adapters_is_planned():
     overrides = ["--model.lora.rank", "4", "--max_steps", "50", "--trainer.scheduler.warmup_steps", "5"]

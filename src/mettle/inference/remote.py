@@ -257,6 +257,9 @@ class RemoteEngine:
 def wire_request(request: GenerationRequest) -> dict[str, Any]:
     """The body of `/v1/generate` that asks for exactly this."""
     body: dict[str, Any] = dataclasses.asdict(request.params)
+    constraint = request.params.constraint
+    del body["constraint"]
+    body["structured_outputs"] = constraint.wire() if constraint is not None else None
     body["logit_bias"] = {str(token_id): bias for token_id, bias in request.params.logit_bias} or None
     body |= {
         "prompt_ids": list(request.prompt_ids),
