@@ -1,3 +1,19 @@
 """Mettle: an open, self-hosted lab for training language models with reinforcement learning."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mettle.runs.python import RLTrainer as RLTrainer
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # `mettle.RLTrainer` is imported when it is asked for: most programs need a small part of Mettle alone.
+    if name == "RLTrainer":
+        from mettle.runs.python import RLTrainer
+
+        return RLTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
