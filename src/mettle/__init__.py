@@ -1,11 +1,6 @@
 """Mettle: an open, self-hosted lab for training language models with reinforcement learning."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mettle.runs.python import RLTrainer as RLTrainer
+from typing import Any
 
 __version__ = "0.1.0"
 
