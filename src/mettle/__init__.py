@@ -10,5 +10,5 @@ def __getattr__(name: str) -> Any:
     # `mettle.RLTrainer` is imported when it is asked for: most programs need a small part of Mettle alone. By name, for
     # an import statement would make the whole package a circle to type checkers.
     if name == "RLTrainer":
-        return import_module("mettle.runs.python").RLTrainer
+        return import_module("mettle.runs.rl_trainer").RLTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

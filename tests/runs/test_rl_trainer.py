@@ -4,8 +4,8 @@ import pytest
 
 import mettle
 from mettle.errors import UserError
-from mettle.runs import python
-from mettle.runs.python import RLTrainer
+from mettle.runs import rl_trainer
+from mettle.runs.rl_trainer import RLTrainer
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.policy import write_policy
@@ -69,8 +69,8 @@ def test_an_environment_or_a_model_that_is_not_there_is_refused(model, tmp_path)
 
 def test_a_run_that_was_cut_off_is_continued_and_one_that_is_finished_is_not_begun_again(model, tmp_path, monkeypatch):
     called = []
-    monkeypatch.setattr(python, "drive", lambda run_dir, is_quiet: called.append(("drive", run_dir.path)))
-    monkeypatch.setattr(python, "resume", lambda path, is_quiet: called.append(("resume", path)))
+    monkeypatch.setattr(rl_trainer, "drive", lambda run_dir, is_quiet: called.append(("drive", run_dir.path)))
+    monkeypatch.setattr(rl_trainer, "resume", lambda path, is_quiet: called.append(("resume", path)))
     trainer = RLTrainer("reverse-text", model, directory=tmp_path / "run", is_quiet=True)
     trainer.train()
     assert [name for name, _ in called] == ["drive"]
