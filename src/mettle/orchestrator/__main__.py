@@ -25,6 +25,7 @@ from mettle.orchestrator.telling import tell, watch_supervisor
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.storage.share_dir import ShareDir
 from mettle.web.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -84,8 +85,12 @@ async def orchestrate(
         return
     from mettle.orchestrator.environments import EnvironmentSource
 
-    endpoint = EndpointFile(run_dir.endpoint("inference"))
-    engine = HttpPolicyServer(endpoint, keys.admin)
+    if config.share is None:
+        endpoint = EndpointFile(run_dir.endpoint("inference"))
+        engine = HttpPolicyServer(endpoint, keys.admin)
+    else:
+        endpoint = EndpointFile(ShareDir(config.share).endpoint)
+        engine = HttpPolicyServer(endpoint, keys.admin, adapter=config.served_model_name)
     telling: set[asyncio.Task[None]] = set()
 
     def tell_death(text: str) -> None:
