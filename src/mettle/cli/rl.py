@@ -97,6 +97,39 @@ def plan(arguments: Sequence[str], is_json: bool) -> None:
     print_next(f"mettle rl run {' '.join(arguments)}")
 
 
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--from", "measured", required=True, metavar="RUN", help="The run whose measured times are taken.")
+@click.option("--gpus", "num_gpus", type=click.IntRange(1), default=1, show_default=True, help="Devices.")
+@click.option("--trainer-ranks", type=click.IntRange(1), help="Devices that train.  [default: the best]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulated schedule.")
+@json_option
+def simulate(
+    arguments: Sequence[str], measured: str, num_gpus: int, trainer_ranks: int | None, seed: int, is_json: bool
+) -> None:
+    """Predict throughput, idle shares and staleness on other numbers of devices, from an earlier run's times."""
+    from dataclasses import asdict
+
+    from mettle.runs import launch
+    from mettle.runs.simulate import layouts, measure, predict, prediction_lines
+
+    files, overrides = split_arguments(arguments)
+    if not files:
+        raise UserError("name a config file, as in `mettle rl simulate configs/reverse-text.toml --from RUN`")
+    config = launch.load_run_config(files, overrides).config.orchestrator
+    seen = measure(find_run(measured))
+    tried = [
+        predict(config, seen, num_engines=engines, num_ranks=ranks, seed=seed)
+        for engines, ranks in layouts(num_gpus, num_ranks=trainer_ranks)
+    ]
+    best = min(tried, key=lambda found: (found["step_s"], found["num_ranks"]))
+    if is_json:
+        times = {name: value for name, value in asdict(seen).items() if not isinstance(value, tuple)}
+        print_json({"measured": times, "predicted": best, "tried": tried})
+        return
+    click.echo("\n".join(prediction_lines(best, seen)))
+
+
 @rl.command()
 @click.argument("run")
 @json_option
