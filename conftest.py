@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -38,6 +39,9 @@ _TOUCHES: Final = frozenset(
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{6,}")
 _is_testing = False
 set_hypothesis_home_dir(ROOT / ".hypothesis")
+# What is imported and collected stays: looking through its millions of objects for garbage, again and again, is half of
+# what collecting costs, and a part of every test.
+gc.disable()
 
 
 def pytest_configure() -> None:
@@ -61,6 +65,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.chdir(empty)
     session.config.add_cleanup(leave)
     sys.addaudithook(_refuse_what_is_a_persons)
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for again, among what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def _refuse_what_is_a_persons(event: str, args: tuple[Any, ...]) -> None:

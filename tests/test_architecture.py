@@ -121,7 +121,7 @@ def test_nothing_in_the_project_names_a_package_registry_or_somebodys_home():
         "Makefile",
         "pyproject.toml",
         ".ci/*",
-        "environments/**/*.toml",
+        "environments/*/pyproject.toml",
     ):
         for path in ROOT.glob(pattern):
             if path.is_file() and names.search(path.read_text(encoding="utf-8", errors="replace")):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from mettle.cli.logs import follow, tail
 from mettle.cli.rl import split_arguments
+from mettle.storage.ledger import Ledger
 
 
 def test_list_shows_runs_and_names_the_next_command(mettle, run_dir):
@@ -94,6 +97,36 @@ def test_resume_of_a_finished_run_is_refused(mettle, run_dir):
     ended = mettle("rl", "resume", "words")
     assert ended.code == 2
     assert "is finished" in ended.err
+
+
+SUPERVISOR = """
+import signal, sys
+from pathlib import Path
+from mettle.runs.lock import RunLock
+from mettle.storage.run_dir import RunDir
+with RunLock(RunDir(Path(sys.argv[1]))):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    print("running", flush=True)
+    signal.pause()
+"""
+
+
+def test_a_run_that_is_running_is_left_alone_and_can_be_stopped(mettle, run_dir):
+    """A stand-in holds its lock; a real run is stopped by `runs/journeys/test_interruptions.py`, nightly."""
+    ledger = Ledger(run_dir / "run.db")
+    ledger.journal.set_fact("state", "running")
+    ledger.close()
+    command = [sys.executable, "-c", SUPERVISOR, str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == "running\n"
+        resumed = mettle("rl", "resume", "words")
+        assert (resumed.code, resumed.err.count("\n")) == (2, 1)
+        assert f"is already running (pid {supervisor.pid})" in resumed.err
+        assert supervisor.poll() is None
+        stopped = mettle("rl", "stop", "words")
+        assert (stopped.code, stopped.out) == (0, "stopped words\nnext: mettle rl resume words\n")
+        assert supervisor.wait(60) == 130
 
 
 @pytest.mark.parametrize("verb", ["metrics", "logs", "resume", "stop"])

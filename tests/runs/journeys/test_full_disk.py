@@ -77,9 +77,8 @@ def test_a_disk_with_too_little_space_is_refused_at_the_start(disk, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "size", [pytest.param("3m", marks=pytest.mark.nightly), "7m", pytest.param("12m", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly  # in one process: what meets a full disk in `storage`, `trainer`, and `runs/test_supervisor.py`
+@pytest.mark.parametrize("size", ["3m", "7m", "12m"])
 def test_a_full_disk_ends_a_run_with_one_line_and_nothing_lost(disk, tmp_path, size):
     run = Run(tmp_path, prefix=disk.prefix, at=disk.inside)
     try:

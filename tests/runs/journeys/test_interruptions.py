@@ -1,8 +1,9 @@
 """A run that is stopped, fails, or finds its checkpoints cut short: it says so in one line, and nothing is lost.
 
 "Nothing lost" is checked by going on: the run is resumed to its end and its accounts hold. A run costs a dozen seconds
-of processor time for its processes to start, so two runs are led through everything, and each test looks at one thing
-that was noted on the way.
+of processor time for its processes to start, so one run is led through everything, and each test looks at one thing
+that was noted on the way; a second one, which is stopped from elsewhere, is nightly (`tests/cli/test_rl.py` stops a
+stand-in every day).
 """
 
 import os
@@ -149,6 +150,7 @@ def halted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Halted]:
         run.close()
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_running_is_left_alone_and_can_be_stopped_from_elsewhere(halted):
     assert "is already running" in halted.refusals["resume"]
     assert "there is a run at" in halted.refusals["run"]
@@ -160,6 +162,7 @@ def test_a_run_that_is_running_is_left_alone_and_can_be_stopped_from_elsewhere(h
     assert (again.returncode, "was not running" in again.stdout) == (0, True)
 
 
+@pytest.mark.nightly  # in one process: `orchestrator/test_rebuilding.py`
 def test_without_a_whole_checkpoint_or_what_batches_are_made_from_the_run_says_so_and_touches_nothing(halted):
     run = halted.run
     checkpoints = checkpoints_of(run)
