@@ -89,7 +89,7 @@ class RemoteEngine:
 
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request. A queue that is full over there is told to the listener, as EngineBusy."""
-        check_request(request, self._limits, self._status.vocab_size)
+        check_request(request, self._limits, self._status.vocab_size, keeps_grammars=True)
         if not self._is_alive or self._exit_code() is not None:
             raise EngineStopped(self._lost())
         self._calls.take(request, listener)
