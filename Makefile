@@ -107,10 +107,10 @@ $(VENV)/.torch: | $(BIN)/python
 $(VENV)/.installed: $(MANIFESTS) $(CONSTRAINTS) $(VENV)/.torch
 	@echo "installing Mettle and its environments; a few minutes the first time"
 	@$(INSTALL) hatchling editables $(TOLD)
-	@$(INSTALL) --no-build-isolation -e '.[train,hub,service]' $(EDITABLE) $(TOLD)
+	@$(INSTALL) --no-build-isolation -e '.[train,hub,service,grammar]' $(EDITABLE) $(TOLD)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what is needed to work on Mettle"
-	@$(INSTALL) --no-build-isolation -e '.[train,hub,service,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS) $(TOLD)
+	@$(INSTALL) --no-build-isolation -e '.[train,hub,service,grammar,math,data,docker,kubernetes,gepa,tui,dev]' $(EDITABLE) $(EDITABLE_ADAPTERS) $(TOLD)
 	@touch $@

@@ -72,7 +72,7 @@ class PlainLoop:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.train()
-        self.optimizer, _ = build_optimizers(list(self.model.parameters()), recipe.optim)
+        self.optimizer, _ = build_optimizers(dict(self.model.named_parameters()), recipe.optim)
         self.recipe = recipe
 
     def backward(self, batch: Batch) -> None:

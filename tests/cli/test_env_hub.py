@@ -103,3 +103,18 @@ def test_what_cannot_be_published_is_said_in_one_line(mettle, hub):
     assert "needs a README.md" in mettle("env", "push", "my-task").err
     assert "write it like owner/name" in mettle("env", "pull", "my-task").err
     assert "there is no such" not in mettle("env", "fork", "bob/none").out
+
+
+def test_results_are_pushed_listed_and_read_back(mettle, hub, tmp_path):
+    folder = tmp_path / "outputs" / "evals" / "words--m" / "1a2b"
+    folder.mkdir(parents=True)
+    (folder / "metadata.json").write_text(json.dumps({"env_id": "words", "model": "m", "num_examples": 3}))
+    rows = [{"example_id": i, "prompt": "p", "completion": "c", "reward": i / 2, "metrics": {}} for i in range(3)]
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pushed = mettle("eval", "push", str(folder), "--public", "--json")
+    assert pushed.code == 0, pushed.err
+    assert (pushed.json["total_samples"], pushed.json["avg_score"]) == (3, 0.5)
+    assert "words" in mettle("eval", "list").out
+    assert mettle("eval", "list", "--json").json[0]["model_name"] == "m"
+    assert mettle("eval", "samples", pushed.json["id"]).json["samples"][2]["reward"] == 1.0
+    assert mettle("eval", "push", str(tmp_path / "nothing")).code == 2

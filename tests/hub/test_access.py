@@ -60,6 +60,24 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("PATCH", "/api/v1/environmentshub/{owner}/{name}"): ("govern", ENV, {"visibility": "PRIVATE"}),
     ("DELETE", "/api/v1/environmentshub/{owner}/{name}/@{version}"): ("govern", f"{ENV}/@0.1.1", None),
     ("DELETE", "/api/v1/environmentshub/{owner}/{name}"): ("govern", ENV, None),
+    ("GET", "/api/v1/evaluations/"): ("public evals", "", None),
+    ("POST", "/api/v1/evaluations/"): ("evals write", "", {"name": "x", "environment": "words"}),
+    ("GET", "/api/v1/evaluations/leaderboard"): ("public evals", "?environment=words", None),
+    ("POST", "/api/v1/evaluations/compare"): ("secret", "", {}),
+    ("GET", "/api/v1/evaluations/{result_id:result}"): ("own evals", "/api/v1/evaluations/RESULT", None),
+    ("GET", "/api/v1/evaluations/{result_id:result}/samples"): ("own evals", "/api/v1/evaluations/RESULT/samples", None),
+    ("POST", "/api/v1/evaluations/{result_id:result}/samples"): (
+        "own evals write", "/api/v1/evaluations/RESULT/samples", {"samples": []},
+    ),
+    ("POST", "/api/v1/evaluations/{result_id:result}/finalize"): (
+        "own evals write", "/api/v1/evaluations/RESULT/finalize", {},
+    ),
+    ("PUT", "/api/v1/evaluations/{result_id:result}"): ("own evals write", "/api/v1/evaluations/RESULT", {"name": "y"}),
+    ("DELETE", "/api/v1/evaluations/{result_id:result}"): ("own evals write", "/api/v1/evaluations/RESULT", None),
+    ("GET", "/evaluations"): ("open", "", None),
+    ("GET", "/compare"): ("secret", "", None),
+    ("POST", "/evaluations/{result_id:result}"): ("own evals' session", "/evaluations/RESULT", {"action": "unshare"}),
+    ("GET", "/dashboard/evaluations/{result_id:result}"): ("open", "/dashboard/evaluations/RESULT", None),
     ("GET", "/simple/"): ("public read", "", None),
     ("GET", "/owners/{owner}/simple/"): ("public read", "/owners/robots/simple/", None),
     ("GET", "/simple/{project}/"): ("read", "/simple/my-task/", None),
@@ -125,6 +143,11 @@ MAY: dict[str, set[str]] = {
     "member's session": MEMBERS,
     "team admin's session": {"bob's session"},
     "admin's session": {"ann's session"},
+    "public evals": {"nobody", *SESSIONS} | tokens("evals", "read", "write"),
+    "evals write": SESSIONS | tokens("evals", "write"),
+    "own evals": {*MEMBERS, "ann's session"} | tokens("evals", "read", "write"),
+    "own evals write": {*MEMBERS, "ann's session"} | tokens("evals", "write"),
+    "own evals' session": {*MEMBERS, "ann's session"},
     "secret": set(),
 }
 
@@ -187,7 +210,10 @@ def prepared(hub):
         name.upper(): hub.with_token(name).get("/api/v1/user/whoami").json()["data"]["id"] for name in ("ann", "eve")
     }
     team = bob.get("/api/v1/user/teams").json()["data"][0]["teamId"]
-    return {"ENVIRONMENT": found["id"], "RELEASE": release, "TEAM": team, **people}
+    told = {"name": "x", "environment": "words", "team_id": team}
+    result = bob.post("/api/v1/evaluations/", json=told).json()["id"]
+    bob.post(f"/api/v1/evaluations/{result}/samples", json={"samples": [{"example_id": 0, "reward": 1.0}]})
+    return {"RESULT": result, "ENVIRONMENT": found["id"], "RELEASE": release, "TEAM": team, **people}
 
 
 def caller(hub, who):
@@ -205,7 +231,8 @@ def send(client, method, target, body):
 
 def rank(method, path):
     ends = path in ("/signout", "/account/password", "/api/v1/user/slug")
-    return (ends, method == "DELETE", -path.count("/"), method, path)
+    is_late = method == "DELETE" or (path.endswith("/finalize") and "evaluations" in path)
+    return (ends, method == "DELETE", is_late or path.endswith("/samples"), -path.count("/"), method, path)
 
 
 def test_a_page_elsewhere_is_let_nowhere(hub):

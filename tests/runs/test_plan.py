@@ -22,8 +22,8 @@ def test_the_quickstart_with_adapters_is_planned():
     assert found["step_s"] >= max(found["train_s"], found["sample_s"])
     assert 2e8 < found["memory_bytes"] < 4e9
     lines = plan_lines(found)
-    assert len(lines) == 6
-    assert lines[-1].startswith("memory")
+    assert [line.split()[0] for line in lines[-2:]] == ["memory", "measured"]
+    assert 0 < found["measured"]["cpu_share"] <= 1
     with pytest.raises(UserError, match="no linear module of this model is called 'qkv'"):
         plan(load_run_config(config_files(is_hard=False), ["--model.lora.target_modules", '["qkv"]']))
 

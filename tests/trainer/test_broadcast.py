@@ -43,8 +43,14 @@ def assert_whole(state):
 
 def test_engines_that_want_a_version_together_get_it_and_acknowledge_it(version, monkeypatch):
     monkeypatch.setattr("mettle.trainer.broadcast.GATHER_S", 0.5)
+    at_once = threading.Barrier(3)
+
+    def engine(folder):
+        at_once.wait()
+        return receive(folder)
+
     with broadcasting(version.parent, "gloo", "127.0.0.1") as sender, ThreadPoolExecutor(3) as engines:
-        for state in engines.map(receive, [version] * 3):
+        for state in engines.map(engine, [version] * 3):
             assert_whole(state)
         first = sender.num_rounds
         assert_whole(receive(version))  # one that is started later
@@ -76,8 +82,9 @@ def test_an_engine_that_dies_in_the_group_keeps_no_other_from_its_weights(versio
     monkeypatch.setattr(engine_side, "GROUP_S", 1.0)
     with broadcasting(version.parent, "gloo", "127.0.0.1") as sender:
         write_whole(version.parent / ROOM / "want-dead.json", {"version": "v1"})  # and never joins
-        assert_whole(read_state(version))
-        assert_whole(read_state(version))
+        assert_whole(read_state(version))  # from the file, if it stood in the same group
+        monkeypatch.setattr(engine_side, "GROUP_S", 60.0)
+        assert_whole(receive(version))
     assert sender.num_acknowledged >= 1
 
 

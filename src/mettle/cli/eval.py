@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mettle.cli.eval_check import check
+from mettle.cli.eval_hub import list_pushed, push, samples
 from mettle.cli.groups import NounGroup
 from mettle.cli.options import ConfigCommand, dry_run_option
 from mettle.cli.terminal import json_option
@@ -127,4 +128,5 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
     export_evaluation(path, output, kind, num_rollouts, is_json=is_json)
 
 
-evaluations.add_command(check)
+for _command in (check, push, list_pushed, samples):
+    evaluations.add_command(_command)

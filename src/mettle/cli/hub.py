@@ -8,7 +8,7 @@ import click
 
 from mettle.cli.groups import NounGroup
 from mettle.cli.options import ConfigCommand, only_files
-from mettle.cli.terminal import going_on
+from mettle.cli.terminal import going_on, print_next
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,3 +41,26 @@ def serve(words: list[str], given: Given) -> None:
     with going_on(f"`mettle hub serve --data {config.data}` starts it again"):
         serve_hub(config, say)
         raise KeyboardInterrupt  # The server ends on Ctrl-C and on SIGTERM, and says nothing then.
+
+
+@hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="[FILE.toml]...")
+def init(words: list[str], given: Given) -> None:
+    """Publish the environments that ship with Mettle into a Hub. Those that are there already are passed over.
+
+    \b
+    mettle hub init
+    mettle hub init --data /srv/hub
+    """
+    from mettle.config import load_config
+    from mettle.hub.config import HubConfig
+    from mettle.hub.lab import open_lab
+    from mettle.hub.shipped import publish_shipped
+
+    config = load_config(HubConfig, only_files(words), given).config
+    lab = open_lab(config.data, database=config.database)
+    try:
+        num = publish_shipped(lab, lambda name, done: click.echo(f"{done}: {name}"))
+    finally:
+        lab.close()
+    click.echo(f"{num} new in the Hub in {config.data}")
+    print_next(f"mettle hub serve --data {config.data}")

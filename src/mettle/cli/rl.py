@@ -10,6 +10,7 @@ import click
 
 from mettle.cli.groups import NounGroup
 from mettle.cli.replay import replay
+from mettle.cli.shares import go_on, share
 from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.wording import duration
@@ -30,8 +31,11 @@ def rl() -> None:
 @click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the resolved config with the source of each value, and stop.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+@click.option(
+    "--share", "share_dir", type=click.Path(path_type=Path), help="Train beside the runs of a share that is running."
+)
 @json_option
-def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json: bool) -> int:
+def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, share_dir: Path | None, is_json: bool) -> int:
     """Train from config files, composed left to right, then overrides.
 
     \b
@@ -43,7 +47,8 @@ def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, is_json
     files, overrides = split_arguments(arguments)
     if not files:
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
-    loaded = launch.load_run_config(files, overrides)
+    place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
+    loaded = launch.load_run_config(files, (*overrides, *place))
     for name in ignored_fields(loaded.config.model_dump()):
         click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
@@ -92,13 +97,48 @@ def plan(arguments: Sequence[str], is_json: bool) -> None:
     print_next(f"mettle rl run {' '.join(arguments)}")
 
 
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--from", "measured", required=True, metavar="RUN", help="The run whose measured times are taken.")
+@click.option("--gpus", "num_gpus", type=click.IntRange(1), default=1, show_default=True, help="Devices.")
+@click.option("--trainer-ranks", type=click.IntRange(1), help="Devices that train.  [default: the best]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulated schedule.")
+@json_option
+def simulate(
+    arguments: Sequence[str], measured: str, num_gpus: int, trainer_ranks: int | None, seed: int, is_json: bool
+) -> None:
+    """Predict throughput, idle shares and staleness on other numbers of devices, from an earlier run's times."""
+    from dataclasses import asdict
+
+    from mettle.runs import launch
+    from mettle.runs.simulate import layouts, measure, predict, prediction_lines
+
+    files, overrides = split_arguments(arguments)
+    if not files:
+        raise UserError("name a config file, as in `mettle rl simulate configs/reverse-text.toml --from RUN`")
+    config = launch.load_run_config(files, overrides).config.orchestrator
+    seen = measure(find_run(measured))
+    tried = [
+        predict(config, seen, num_engines=engines, num_ranks=ranks, seed=seed)
+        for engines, ranks in layouts(num_gpus, num_ranks=trainer_ranks)
+    ]
+    best = min(tried, key=lambda found: (found["step_s"], found["num_ranks"]))
+    if is_json:
+        times = {name: value for name, value in asdict(seen).items() if not isinstance(value, tuple)}
+        print_json({"measured": times, "predicted": best, "tried": tried})
+        return
+    click.echo("\n".join(prediction_lines(best, seen)))
+
+
 @rl.command()
 @click.argument("run")
 @json_option
 def resume(run: str, is_json: bool) -> int:
-    """Continue a run that was stopped or killed."""
+    """Continue a run, or a share with its runs, that was stopped or killed."""
     from mettle.runs import launch
 
+    if (Path(run) / "share.json").exists():
+        return go_on(Path(run), is_json=is_json)
     with going_on(f"`mettle rl resume {run}` continues the run"):
         return _end(launch.resume(find_run(run), is_quiet=is_json), is_json=is_json)
 
@@ -180,6 +220,7 @@ def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
 
 
 rl.add_command(replay)
+rl.add_command(share)
 
 
 @rl.command()

@@ -136,6 +136,10 @@ def _must(caller: Caller, scope: str) -> None:
 AccountReader = scoped("account:read")
 AccountWriter = scoped("account:write")
 EnvironmentWriter = scoped("environments:write")
+EvalWriter = scoped("evals:write")
+TrainingReader = scoped("training:read")
+TrainingWriter = scoped("training:write")
+EvalReader = Annotated[Caller, Depends(readable("evals:read"))]
 EnvironmentReader = Annotated[Caller, Depends(readable("environments:read"))]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -109,8 +111,15 @@ def list_evaluations(catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> mod
     return models.EvaluationCards(evaluations=[card_of(name, entry) for name, entry in own.items()])
 
 
-def open_own(name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:
-    """The evaluation in the path."""
+PUSHED_ID = re.compile(r"c[a-z0-9]{24}")
+"""The name of an evaluation that was pushed to a Hub with accounts; no folder's name is like it."""
+
+
+def open_own(request: Request, name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:
+    """The evaluation in the path: of this machine's store, or pushed."""
+    open_pushed: Callable[[Request, str], OpenEvaluation] | None = request.app.state.open_pushed
+    if open_pushed is not None and PUSHED_ID.fullmatch(name):
+        return open_pushed(request, name)
     return catalog.evaluations.open(name)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -183,4 +184,32 @@ stars = Table(
     _to("environment_id", "environments", primary_key=True),
     _to("person_id", "people", primary_key=True),
     _time("at"),
+)
+
+results = Table(
+    "results",
+    metadata,
+    _key(),
+    _to("owner_id", "owners"),
+    Column("pushed_by", String(40), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("environment", String(160), nullable=False),  # owner/name, or what the pusher calls it
+    _to("environment_id", "environments", nullable=True),
+    Column("model", String(200), nullable=False),
+    Column("status", String(12), nullable=False),
+    Column("is_public", Boolean, nullable=False),
+    Column("framework", String(60), nullable=False),
+    Column("metadata", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("num_samples", Integer, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),  # of the file of samples that count; what is behind them does not
+    Column("mean", Float(53), nullable=True),
+    Column("ci_low", Float(53), nullable=True),
+    Column("ci_high", Float(53), nullable=True),
+    Column("num_tasks", Integer, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("completed_at", nullable=True),
+    Index("result_by_environment", "environment"),
+    Index("result_created_at", "created_at"),
 )

@@ -8,12 +8,15 @@ send extras of their own.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+import json
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from mettle.records.sampling import SamplingParams
+from mettle.inference.engine.protocol import RequestRefused
+from mettle.records.sampling import Constraint, ConstraintKind, SamplingParams
 
+KINDS: Final[tuple[ConstraintKind, ...]] = get_args(ConstraintKind)
 MAX_STOP_STRINGS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 
@@ -36,7 +39,60 @@ def _as_list(value: Any) -> Any:
 TokenIds = list[int]
 JsonObjects = list[dict[str, Any]]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 StopStrings = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
+
+
+def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    kind = (wanted or {}).get("type")
+    if wanted is None or kind in ("text", "json_object"):
+        return wanted
+    if kind != "json_schema":
+        raise ValueError("has type 'text', 'json_object' or 'json_schema'")
+    schema = wanted["json_schema"].get("schema") if isinstance(wanted.get("json_schema"), dict) else None
+    if not isinstance(schema, dict | bool):
+        raise ValueError("of type 'json_schema' has the schema in json_schema.schema")
+    return wanted
+
+
+def _structured_outputs(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    given = {key: value for key, value in (wanted or {}).items() if value is not None and value is not False}
+    if wanted is None:
+        return None
+    if len(given) != 1 or not set(given) <= set(KINDS):
+        raise ValueError(f"has one of {', '.join(KINDS)}, and nothing else")
+    ((kind, value),) = given.items()
+    types: dict[str, tuple[type, ...]] = {"json": (dict, str, bool), "json_object": (bool,), "choice": (list,)}
+    if not isinstance(value, types.get(kind, (str,))):
+        raise ValueError(f"has a {kind} of another type")
+    if isinstance(value, list) and not (value and all(isinstance(choice, str) and choice for choice in value)):
+        raise ValueError("has a choice that is no list of texts")
+    return given
+
+
+def _of_format(wanted: dict[str, Any] | None) -> Constraint | None:
+    match (wanted or {}).get("type"):
+        case "json_object":
+            return Constraint("json_object", field="response_format")
+        case "json_schema":
+            assert wanted is not None, "it has a type"
+            return Constraint("json", json.dumps(wanted["json_schema"]["schema"]), "response_format")
+    return None
+
+
+def _of_structure(given: dict[str, Any] | None, field: str) -> list[Constraint]:
+    return [_constraint(kind, value, field) for kind, value in (given or {}).items()]
+
+
+def _constraint(kind: ConstraintKind | Any, value: Any, field: str) -> Constraint:
+    if kind == "json_object":
+        return Constraint("json_object", field=field)
+    if kind == "json" and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RequestRefused(f"{field}: the schema is not JSON: {error}", field) from error
+    return Constraint(kind, value if isinstance(value, str) else json.dumps(value), field)
 
 
 class RouteBody(BaseModel):
@@ -71,8 +127,12 @@ class SamplingBody(RouteBody):
     best_of: Annotated[Any, _must_be(1)] = None
     suffix: Annotated[Any, _must_be("")] = None
     use_beam_search: Annotated[Any, _must_be(False)] = None
-    guided_json: Annotated[Any, _must_be()] = None
-    structured_outputs: Annotated[Any, _must_be()] = None
+    response_format: Annotated[dict[str, Any] | None, AfterValidator(_response_format)] = None
+    structured_outputs: Annotated[dict[str, Any] | None, AfterValidator(_structured_outputs)] = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
 
     def params(self, max_tokens: int | None) -> SamplingParams:
         return SamplingParams(
@@ -89,7 +149,24 @@ class SamplingBody(RouteBody):
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             logit_bias=tuple((self.logit_bias or {}).items()),
+            constraint=self.constraint(),
         )
+
+    def constraint(self) -> Constraint | None:
+        """What the answer must keep to, by whichever field says it.
+
+        Raises: RequestRefused when several do, or the text of a schema is no JSON.
+        """
+        found = [_of_format(self.response_format), *_of_structure(self.structured_outputs, "structured_outputs")]
+        for kind in KINDS:
+            if kind != "json_object" and (value := getattr(self, f"guided_{kind}")) is not None:
+                found += _of_structure({kind: value}, f"guided_{kind}")
+        asked = [constraint for constraint in found if constraint is not None]
+        if len(asked) > 1:
+            raise RequestRefused(f"{asked[0].field} and {asked[1].field} are two constraints; give one", asked[1].field)
+        if asked and self.ignore_eos:
+            raise RequestRefused("an answer that keeps to a grammar ends with it; leave ignore_eos out", "ignore_eos")
+        return asked[0] if asked else None
 
     @property
     def wants_usage(self) -> bool:
@@ -115,12 +192,6 @@ def _with_roles(messages: JsonObjects) -> JsonObjects:
     return messages
 
 
-def _text_only(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
-    if wanted is not None and wanted.get("type") != "text":
-        raise ValueError("other than {'type': 'text'} is not supported")
-    return wanted
-
-
 def _own_settings(settings: dict[str, Any] | None) -> dict[str, Any] | None:
     if {"messages", "tools", "add_generation_prompt"} & set(settings or ()):
         raise ValueError("must be an object of the template's own settings")
@@ -133,7 +204,6 @@ class ChatBody(SamplingBody):
     messages: Annotated[JsonObjects, Field(min_length=1), AfterValidator(_with_roles)]
     tools: JsonObjects | None = None
     tool_choice: Annotated[Any, _must_be("auto", "none")] = None
-    response_format: Annotated[dict[str, Any] | None, AfterValidator(_text_only)] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_own_settings)] = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)

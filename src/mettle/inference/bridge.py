@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from mettle.errors import MettleError
-from mettle.inference.engine.protocol import Generation, GenerationRequest, SamplingEngine, TokenEvent
+from mettle.inference.engine.protocol import Generation, GenerationRequest, SamplingEngine, TokenEvent, TokenListener
 
 
 class Bridge:
@@ -28,7 +28,7 @@ class Bridge:
         Raises: what `SamplingEngine.submit` raises, and ServiceError when the engine fails under the request.
         """
         listener = _WholeAnswer(self)
-        self.engine.submit(request, listener)
+        await self._submit(request, listener)
         try:
             return await listener.answer
         except asyncio.CancelledError:
@@ -38,7 +38,7 @@ class Bridge:
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | Generation]:
         """A request token by token, and at last the whole of it. The request must have token events."""
         listener = _TokenStream(self)
-        self.engine.submit(request, listener)
+        await self._submit(request, listener)
         has_ended = False
         try:
             while not has_ended:
@@ -50,6 +50,22 @@ class Bridge:
         finally:
             if not has_ended:
                 self.engine.abort(request.request_id)
+
+    async def _submit(self, request: GenerationRequest, listener: TokenListener) -> None:
+        if request.params.constraint is None:
+            self.engine.submit(request, listener)
+            return
+        # A grammar is compiled on the way, which may take some tenths of a second.
+        submitting = asyncio.ensure_future(asyncio.to_thread(self.engine.submit, request, listener))
+        try:
+            await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(lambda task: self._forget(task, request.request_id))
+            raise
+
+    def _forget(self, submitted: asyncio.Future[None], request_id: str) -> None:
+        if submitted.exception() is None:
+            self.engine.abort(request_id)
 
     def post(self, deliver: Callable[[], None]) -> None:
         """Run something in the event loop soon; called from the engine's thread."""

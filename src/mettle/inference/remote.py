@@ -89,7 +89,7 @@ class RemoteEngine:
 
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request. A queue that is full over there is told to the listener, as EngineBusy."""
-        check_request(request, self._limits, self._status.vocab_size)
+        check_request(request, self._limits, self._status.vocab_size, keeps_grammars=True)
         if not self._is_alive or self._exit_code() is not None:
             raise EngineStopped(self._lost())
         self._calls.take(request, listener)
@@ -257,6 +257,9 @@ class RemoteEngine:
 def wire_request(request: GenerationRequest) -> dict[str, Any]:
     """The body of `/v1/generate` that asks for exactly this."""
     body: dict[str, Any] = dataclasses.asdict(request.params)
+    constraint = request.params.constraint
+    del body["constraint"]
+    body["structured_outputs"] = constraint.wire() if constraint is not None else None
     body["logit_bias"] = {str(token_id): bias for token_id, bias in request.params.logit_bias} or None
     body |= {
         "prompt_ids": list(request.prompt_ids),

@@ -114,7 +114,7 @@ class ReplicatedEngine:
 
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Give a request to a replica."""
-        check_request(request, self._limits, self._vocab_size)
+        check_request(request, self._limits, self._vocab_size, keeps_grammars=True)
         self._check_open()
         self._route(_Routed(self, request, listener))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, ServiceError, StorageError, UserError
 from mettle.log import setup_logging
 from mettle.orchestrator.config import OrchestratorConfig
@@ -25,6 +26,7 @@ from mettle.orchestrator.telling import tell, watch_supervisor
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.storage.share_dir import ShareDir
 from mettle.web.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -84,8 +86,12 @@ async def orchestrate(
         return
     from mettle.orchestrator.environments import EnvironmentSource
 
-    endpoint = EndpointFile(run_dir.endpoint("inference"))
-    engine = HttpPolicyServer(endpoint, keys.admin)
+    if config.share is None:
+        endpoint = EndpointFile(run_dir.endpoint("inference"))
+        engine = HttpPolicyServer(endpoint, keys.admin)
+    else:
+        endpoint = EndpointFile(ShareDir(config.share).endpoint)
+        engine = HttpPolicyServer(endpoint, keys.admin, adapter=config.served_model_name)
     telling: set[asyncio.Task[None]] = set()
 
     def tell_death(text: str) -> None:
@@ -98,6 +104,8 @@ async def orchestrate(
     source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death)
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:
+        if config.services:
+            await services.check_vocabularies(Renderer.from_directory(model_dir).encode)
         orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services, heart=heart)
         watching = asyncio.create_task(watch_supervisor(ledger, run_dir))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -152,6 +153,9 @@ class OrchestratorConfig(_Section):
     """Folder of the tokenizer and chat template; the run's own `model/` when left out."""
     served_model_name: str = "policy"
     """The model's name in requests."""
+    share: Path | None = None
+    """Folder of the share whose engine serves this run's adapter as `served_model_name`; a run sets it by
+    `deployment.share`."""
     max_steps: int = Field(default=100, ge=0)
     """Optimiser steps of the run."""
     batch_size: int = Field(default=128, ge=1)

@@ -19,6 +19,9 @@ from mettle.inference.engine.protocol import WeightUpdate
 from mettle.orchestrator.concurrency import EngineLoad
 from mettle.records.versions import WeightVersion
 
+NOT_SERVED = -1
+"""The version of a policy that the server has nothing of yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
@@ -78,21 +81,34 @@ class EndpointFile:
 
 
 class HttpPolicyServer:
-    """The inference server at the address in an endpoint file, by the run's admin key."""
+    """The inference server at the address in an endpoint file, by the run's admin key.
 
-    def __init__(self, endpoint: EndpointFile, admin_key: str = "") -> None:
+    With `adapter` the policy is an adapter of that name beside others on the same server; else it is the model itself.
+    """
+
+    def __init__(self, endpoint: EndpointFile, admin_key: str = "", *, adapter: str | None = None) -> None:
         self._endpoint = endpoint
+        self._adapter = adapter
         self._client = ServerClient(lambda: endpoint.base_url, admin_key)
 
     async def health(self) -> ServerHealth:
         """What the server says of itself."""
         incarnation = self._endpoint.incarnation
-        told = await self._client.health()
-        return ServerHealth(incarnation, told["version"], _load(told))
+        if self._adapter is None:
+            told = await self._client.health()
+            return ServerHealth(incarnation, told["version"], _load(told))
+        status = await self._client.status()
+        if not status.is_alive:
+            raise ProviderError("the engine has ended")
+        versions = next((one.versions for one in status.adapters if one.name == self._adapter), ())
+        load = EngineLoad(
+            status.num_running, status.num_waiting, status.kv_bytes, status.kv_budget_bytes, status.total_preempted
+        )
+        return ServerHealth(incarnation, versions[-1] if versions else NOT_SERVED, load)
 
     async def update(self, weights: WeightVersion) -> WeightUpdate:
         """Hand over a published folder; returns once it is served and its canary was reproduced."""
-        return await self._client.update_weights(Path(weights.path), weights.version)
+        return await self._client.update_weights(Path(weights.path), weights.version, self._adapter)
 
     async def close(self) -> None:
         """Close the session."""

@@ -49,6 +49,30 @@ class Killed(BaseException):
 
 
 @dataclass(frozen=True)
+class MeasuredPace:
+    """Measured times of rollouts, in place of invented ones.
+
+    One of n that run on an engine spends (`base_s` + `each_s` n) x a share in the model, then one of `other_s` outside
+    of it (tools, judges). Shares, whose mean is 1, and `other_s` are drawn as pairs. `num_engines` take equal parts.
+    """
+
+    shares: tuple[float, ...]
+    base_s: float
+    each_s: float
+    other_s: tuple[float, ...]
+    num_engines: int = 1
+
+    def draw(self, luck: random.Random) -> tuple[float, float]:
+        """(share of the model's time, seconds outside of it) of a rollout."""
+        index = luck.randrange(len(self.shares))
+        return self.shares[index], self.other_s[index % len(self.other_s)]
+
+    def token_s(self, num_running: int, num_tokens: int) -> float:
+        """Of one of `num_tokens` equal parts of a rollout while so many rollouts run on all engines."""
+        return (self.base_s + self.each_s * max(1.0, num_running / self.num_engines)) / num_tokens
+
+
+@dataclass(frozen=True)
 class SimulatedWorld:
     """How fast and how reliable everything is. Times are simulated seconds."""
 
@@ -58,6 +82,8 @@ class SimulatedWorld:
     num_tasks: int = 40
     rollout_s: float = 1.0
     """Mean time of a model call of four tokens; each rollout draws its own."""
+    pace: MeasuredPace | None = None
+    """Measured times in place of `rollout_s` and `straggler_rate`."""
     train_s: float = 1.0
     update_s: float = 0.05
     error_rate: float = 0.0
@@ -95,6 +121,10 @@ class SimulatedEngine:
         self.is_up = True
         self.num_updates = 0
         self.num_running = self.num_preempted = 0
+        self.num_sampling = 0
+        self.busy_s = 0.0
+        """Simulated seconds in which an engine had a rollout, added up over the engines."""
+        self._counted_to = 0.0
 
     @property
     def is_crowded(self) -> bool:
@@ -140,15 +170,36 @@ class SimulatedEngine:
             weights.version, 0.0, self._world.update_s * 1000.0, CanaryCheck(weights.version, 0.0, 0.0, 64)
         )
 
-    async def sample(self, count: int, pause_s: float) -> list[int]:
-        """The versions that sampled `count` tokens. Raises: ProviderError when it dies meanwhile."""
+    async def sample(self, count: int, pause_s: float, share: float | None = None) -> list[int]:
+        """The versions that sampled `count` tokens, at `pause_s` each or, given a share, at the measured pace.
+
+        Raises: ProviderError when it dies meanwhile.
+        """
+        self._count(1)
+        try:
+            return await self._sample(count, pause_s, share)
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        """One rollout more or fewer is in the model; they are spread evenly over the engines."""
+        now = asyncio.get_running_loop().time()
+        num_engines = self._world.pace.num_engines if self._world.pace else 1
+        self.busy_s += (now - self._counted_to) * min(self.num_sampling, num_engines)
+        self._counted_to = now
+        self.num_sampling += change
+
+    async def _sample(self, count: int, pause_s: float, share: float | None) -> list[int]:
         life = self.life
         versions = []
         for _ in range(count):
             self._demand_life(life)
             versions.append(self.version)
             self.num_preempted += self.is_crowded
-            if pause_s:
+            if share is not None:
+                assert self._world.pace is not None, "a share is one of a measured pace"
+                await asyncio.sleep(share * self._world.pace.token_s(self.num_sampling, count))
+            elif pause_s:
                 await asyncio.sleep(pause_s * 2 if self.is_crowded else pause_s)
         return versions
 
@@ -218,7 +269,12 @@ class SimulatedSource:
     ) -> RolloutRecord:
         name = f"{request.prefix}-{position}"
         try:
-            versions = await self._engine.sample(self.NUM_TOKENS, pause_s)
+            if self._world.pace is None:
+                versions = await self._engine.sample(self.NUM_TOKENS, pause_s)
+            else:
+                share, other_s = self._world.pace.draw(luck)
+                versions = await self._engine.sample(self.NUM_TOKENS, 0.0, share)
+                await asyncio.sleep(other_s)
         except ProviderError as error:
             return RolloutRecord(name, None, {}, [], (), error_kind="provider", error=str(error))
         if luck.random() < self._world.error_rate:

@@ -1,13 +1,17 @@
 """How tokens are drawn: the sampling parameters that every engine and client understands.
 
-Parts: `SamplingParams`, `other_distribution` (which arguments of a request would sample from another distribution).
+Parts: `SamplingParams`, `Constraint` (what a completion must keep to), `other_distribution` (which arguments of a
+request would sample from another distribution).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+ConstraintKind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
 WHOLE: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -17,6 +21,12 @@ WHOLE: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({}, [], ()),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
 """Arguments of a request that change the distribution, and the values at which each leaves it as it is."""
 
@@ -34,13 +44,33 @@ def other_distribution(fields: Mapping[str, Any], temperature: float | None = No
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a completion must keep to: `text` is a JSON schema, a regular expression, a JSON list of choices, or a Lark
+    grammar, and nothing for `json_object`. `field` is the request's field that it came in."""
+
+    kind: ConstraintKind
+    text: str = ""
+    field: str = "structured_outputs"
+
+    def wire(self) -> dict[str, Any]:
+        """The request's field `structured_outputs` that says the same."""
+        match self.kind:
+            case "json_object":
+                return {"json_object": True}
+            case "json" | "choice":
+                return {self.kind: json.loads(self.text)}
+        return {self.kind: self.text}
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """One request's sampling. Logprobs that come back are those of the distribution sampled from ("processed").
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` -1 and `min_p` 0 leave the support whole, which training demands.
     Penalties and `logit_bias` (token ids and what is added to their logits) are those of the OpenAI API and, for
     repetition, of Hugging Face: 0, 0, 1 and none leave the logits as they are.
-    `seed` makes a request repeatable; choice i of n draws from (seed, i).
+    `seed` makes a request repeatable; choice i of n draws from (seed, i). `constraint` cuts the support to what keeps
+    to it.
     """
 
     max_tokens: int | None = None
@@ -56,6 +86,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    constraint: Constraint | None = None
 
     @property
     def is_truncating(self) -> bool:
@@ -70,4 +101,4 @@ class SamplingParams:
     @property
     def is_the_policys(self) -> bool:
         """True when tokens are drawn from the policy's own distribution, but for the temperature."""
-        return not (self.is_truncating or self.has_penalty or self.logit_bias)
+        return not (self.is_truncating or self.has_penalty or self.logit_bias or self.constraint)

@@ -70,6 +70,8 @@ class DeploymentConfig(BaseModel):
     """Port of the run page; 0 takes a free one."""
     max_restarts: int = Field(default=8, ge=0)
     """How often a process that crashes is started again in one run."""
+    share: Path | None = None
+    """Folder of a share (`mettle rl share`) whose trainer and engine this run uses beside others, for its adapter."""
 
 
 class RunConfig(BaseModel):

@@ -38,23 +38,32 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
     """
     config = loaded.config
     run_dir = RunDir(path.resolve())
-    if run_dir.ledger.exists():
-        raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
-    _check_environments(config)
-    check_fit(config)
-    _check_port(config)
-    _check_place(path)
+    check_run(loaded, path)
     given = _given_demonstrations(config)
     run_dir.path.mkdir(parents=True, exist_ok=True)
     write_configs(run_dir, loaded)
     if config.warm_up.enabled:
         _write_demonstrations(run_dir, config, given)
+    if config.deployment.share is not None:
+        assert config.model.path is not None, "a run in a share has the share's base"
+        run_dir.model.symlink_to(config.model.path.resolve(), target_is_directory=True)
     ledger = Ledger(run_dir.ledger)
     try:
         _write_facts(run_dir, config, ledger)
     finally:
         ledger.close()
     return run_dir
+
+
+def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
+    """Raises: UserError when no run of this config can be made at `path`. Nothing is made."""
+    config = loaded.config
+    if RunDir(path.resolve()).ledger.exists():
+        raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
+    _check_environments(config)
+    check_fit(config)
+    _check_port(config)
+    _check_place(path)
 
 
 def read_run_config(run_dir: RunDir) -> RunConfig:
@@ -145,5 +154,7 @@ def _write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:
         "batch_size": config.orchestrator.batch_size,
         "group_size": config.orchestrator.group_size,
     }
+    if config.deployment.share is not None:
+        facts |= {"share": str(config.deployment.share), "is_warm": True}
     for key, value in facts.items():
         ledger.journal.set_fact(key, value)

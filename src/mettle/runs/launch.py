@@ -20,13 +20,16 @@ from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.membership import membership
 from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.progress import RunProgress
+from mettle.runs.shares import NamedRun, check_joining, join_config, with_base
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.storage.share_dir import ShareDir
 
 RUNS_FOLDER = Path("runs")
 STOP_TIMEOUT_S = 60.0
@@ -49,9 +52,27 @@ def load_run_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loa
 
 def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False) -> RunOutcome:
     """Make a run at `path` (or under `runs/`) and train it to its end."""
-    name = loaded.config.name or new_run_name(loaded.config)
+    name = loaded.config.name or (path.name if path is not None else new_run_name(loaded.config))
+    if loaded.config.deployment.share is not None:
+        loaded = _placed(loaded, name)
     run_dir = create_run(loaded, path or RUNS_FOLDER / name)
     return drive(run_dir, is_quiet=is_quiet)
+
+
+def _placed(loaded: Loaded[RunConfig], name: str) -> Loaded[RunConfig]:
+    """The config of a run that joins a share, which must be running.
+
+    Raises: UserError when it does not fit there.
+    """
+    assert loaded.config.deployment.share is not None
+    share = ShareDir(loaded.config.deployment.share.resolve())
+    named = NamedRun(str(name), name, loaded)
+    check_joining(named, share)
+    if supervisor_pid(share.as_run) is None:
+        raise UserError(f"the share at {share.path} is not running; `mettle rl resume {share.path}` starts it")
+    if any(member.name == name for member in share.members()):
+        raise UserError(f"the share at {share.path} has a run {name!r} already; give this one another name")
+    return with_base(join_config(named, share), Path(share.about()["base"]))
 
 
 def resume(path: Path, *, is_quiet: bool = False) -> RunOutcome:
@@ -126,7 +147,7 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     path = str(run_dir.path)
     specs: list[ProcessSpec] = []
     prepared: tuple[str, ...] = ()
-    if config.deployment.hub:
+    if has_own_page(run_dir, config):
         # Chosen here, so that a page that is started again keeps its address.
         port = config.deployment.hub_port
         if port == 0 or not is_port_free(port):  # one that somebody else has taken must not keep a run from going on
@@ -137,6 +158,9 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         name, module = ("sft", "mettle.trainer.sft") if config.warm_up.enabled else ("policy", "mettle.trainer.initial")
         specs.append(ProcessSpec(name, module, (path,)))
         prepared = (name,)
+    if config.deployment.share is not None:
+        keys = run_keys(ShareDir(config.deployment.share).as_run).environment()
+        return [*specs, ProcessSpec("orchestrator", "mettle.orchestrator", (path,), environment=keys)]
     inference = (
         "--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")),
         "--log-file", str(run_dir.logs / "inference.log"),
@@ -151,6 +175,12 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment=keys),
     ]  # fmt: skip
     return specs
+
+
+def has_own_page(run_dir: RunDir, config: RunConfig) -> bool:
+    """A run that a share has started is on the share's page."""
+    share = config.deployment.share
+    return config.deployment.hub and (share is None or run_dir.path.parent != ShareDir(share).runs)
 
 
 def _trainer_spec(path: str, config: RunConfig, after: tuple[str, ...]) -> ProcessSpec:
@@ -187,11 +217,13 @@ def _supervise(
     reader = Ledger(run_dir.ledger, is_read_only=True)
     try:
         with (
-            StopSignals(supervisor) as signals,
+            StopSignals(supervisor.stop) as signals,
+            membership(run_dir, config, supervisor) as look_at_share,
             RunProgress(reader, config.max_steps, title=title, is_quiet=is_quiet, notes=supervisor.notes) as show,
         ):
             for _ in supervisor.ticks():
-                if show.page is None and config.deployment.hub:
+                look_at_share()
+                if show.page is None and has_own_page(run_dir, config):
                     show.page = page_address(supervisor, run_dir)
                     if show.page is not None and on_page is not None:
                         on_page(show.page)
@@ -210,7 +242,7 @@ def _supervise(
     if signals.is_interrupted:
         journal.set_fact("state", "stopped")
     else:
-        export_policy(run_dir, ledger)
+        export_policy(run_dir, ledger, is_merged=config.deployment.share is None)
     return RunOutcome(run_dir, summarise(ledger, run_dir.path), signals.is_interrupted, show.page)
 
 

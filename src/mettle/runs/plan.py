@@ -15,7 +15,7 @@ from typing import Any
 
 from mettle.config import Loaded
 from mettle.errors import ServiceError, UserError
-from mettle.processes.host import free_memory_bytes
+from mettle.processes.host import free_memory_bytes, usable_cores
 from mettle.runs.config import RunConfig
 from mettle.runs.create import write_configs
 from mettle.runs.fit import check_fit
@@ -42,7 +42,11 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("mettle.trainer.plan: ")
             raise (UserError if done.returncode == UserError.exit_code else ServiceError)(last)
         found: dict[str, Any] = json.loads((run_dir.path / "plan.json").read_text())
-    return found | {"available_bytes": free_memory_bytes(), "max_steps": loaded.config.max_steps}
+    return found | {
+        "available_bytes": free_memory_bytes(),
+        "cores": usable_cores(),
+        "max_steps": loaded.config.max_steps,
+    }
 
 
 def plan_lines(found: dict[str, Any]) -> list[str]:
@@ -66,4 +70,6 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
         f" loaded by the engine in {duration(found['update_s'])}",
         f"step       {duration(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",
         f"memory     {memory}",
+        f"measured   at a load of {seen['load']:.1f} on {found['cores']} cores, with a core for {seen['cpu_share']:.0%}"
+        " of the time; the seconds are those of such a load",
     ]

@@ -107,6 +107,12 @@ class Supervisor:
         """Ask the loop to end the run cleanly."""
         self._is_stopping = True
 
+    def fail(self, message: str, code: int) -> None:
+        """End the run for a reason that is outside of its processes."""
+        if self.failure is None:
+            self.failure, self.failure_code = message, code
+            self._event("failed", message)
+
     def ticks(self) -> Iterator[None]:
         """Start everything and yield several times a second until the run has ended; then nothing is left running."""
         next_check = 0.0
@@ -300,8 +306,8 @@ def _beating(spec: ProcessSpec, run_dir: RunDir) -> ProcessSpec:
 class StopSignals:
     """Within the block, Ctrl-C and SIGTERM call `on_stop` once; a second Ctrl-C raises KeyboardInterrupt."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        self._on_stop = on_stop
         self.is_interrupted = False
 
     def __enter__(self) -> StopSignals:
@@ -316,4 +322,4 @@ class StopSignals:
         if self.is_interrupted:
             raise KeyboardInterrupt
         self.is_interrupted = True
-        self._supervisor.stop()
+        self._on_stop()

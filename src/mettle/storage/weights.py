@@ -89,6 +89,17 @@ def publish_weights(
     return published
 
 
+def copy_adapter(published: Path, final: Path, *, base: Path) -> Path:
+    """Copy the adapter that was published in a folder into one that PEFT loads, which names its base."""
+    with folder_aside(final) as scratch:
+        config = json.loads((published / ADAPTER_CONFIG).read_text())
+        write_json(scratch / ADAPTER_CONFIG, config | {"base_model_name_or_path": str(base.resolve())})
+        shutil.copyfile(published / ADAPTER_FILE, scratch / ADAPTER_FILE)
+        if (published / "manifest.json").exists():
+            shutil.copyfile(published / "manifest.json", scratch / "manifest.json")
+    return final
+
+
 def _type_of(path: Path) -> str | None:
     """The type of a safetensors file's tensors, by its header; of several the one with most tensors."""
     try:

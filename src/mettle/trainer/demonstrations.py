@@ -90,12 +90,18 @@ def batch_of(demonstrations: Sequence[Demonstration], step: int) -> Batch:
 
 def shuffled_batches(demonstrations: Sequence[Demonstration], size: int, seed: int) -> Iterator[list[Demonstration]]:
     """Batches for ever; each pass over the demonstrations has an order of its own."""
+    for chosen in shuffled_places(len(demonstrations), size, seed):
+        yield [demonstrations[index] for index in chosen]
+
+
+def shuffled_places(number: int, size: int, seed: int) -> Iterator[list[int]]:
+    """Which of `number` examples each batch takes, for ever; each pass over them has an order of its own."""
     rng = np.random.default_rng(seed)
     queue: list[int] = []
     while True:
         while len(queue) < size:
-            queue += rng.permutation(len(demonstrations)).tolist()
-        yield [demonstrations[index] for index in queue[:size]]
+            queue += rng.permutation(number).tolist()
+        yield queue[:size]
         queue = queue[size:]
 
 

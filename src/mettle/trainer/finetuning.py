@@ -71,13 +71,13 @@ def fine_tune(task: FineTuning, tell: Callable[[int, int, dict[str, float]], Non
         raise UserError(f"{task.to} is there already; name a folder that is not")
     examples = read_examples(task.data, Renderer.from_directory(task.model))
     unfinished = Unfinished(task.to)
-    with unfinished.begun(_asked(task)):
+    with unfinished.begun(asked_of(task)):
         done = _train(task, examples, unfinished, tell)
         unfinished.remove()
     return done
 
 
-def _asked(task: FineTuning) -> dict[str, Any]:
+def asked_of(task: FineTuning) -> dict[str, Any]:
     """What the result depends on."""
     return {
         "data": sha256_file(task.data),
@@ -101,7 +101,7 @@ def _train(
     setup_torch(task.num_threads, task.seed)
     num_steps = max(1, math.ceil(len(examples) * task.epochs / task.batch_size))
     with join_world("auto") as world:
-        learner = make_learner(_config(task, num_steps), task.model, world)
+        learner = make_learner(config_of(task, num_steps), task.model, world)
         saves = Saves(unfinished.checkpoints, learner, task.checkpoint_s)
         found = saves.restore(logger.warning)
         # Losses of the first and the last step, as far as there were any.
@@ -113,7 +113,7 @@ def _train(
             ends = {"first_loss": ends.get("first_loss", figures["loss/ce"]), "last_loss": figures["loss/ce"]}
             tell(step, num_steps, figures)
             saves.save_if_due(step, ends)
-        _write(task, learner)
+        write_trained(task, learner)
     return {"steps": num_steps, "examples": len(examples), "resumed_after": first, **ends}
 
 
@@ -129,7 +129,7 @@ def read_examples(path: Path, renderer: Renderer) -> list[Demonstration]:
         if not line.strip():
             continue
         try:
-            found.append(_example(json.loads(line), renderer))
+            found.append(example_of(json.loads(line), renderer))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}:{number} is no example: {error!r}") from error
         except UserError as error:
@@ -139,7 +139,8 @@ def read_examples(path: Path, renderer: Renderer) -> list[Demonstration]:
     return found
 
 
-def _example(row: dict[str, Any], renderer: Renderer) -> Demonstration:
+def example_of(row: dict[str, Any], renderer: Renderer) -> Demonstration:
+    """A row\'s tokens, and which of them train. Raises: UserError for one that is no example."""
     if "messages" in row:
         return encode_demonstration(renderer, row["messages"], row.get("tools"))
     if not {"prompt", "completion"} <= row.keys():
@@ -159,7 +160,8 @@ def _messages(said: Any, role: str) -> Sequence[Any]:
     return [{"role": role, "content": said}] if isinstance(said, str) else list(said)
 
 
-def _config(task: FineTuning, num_steps: int) -> TrainerConfig:
+def config_of(task: FineTuning, num_steps: int) -> TrainerConfig:
+    """The trainer of so many steps."""
     warm_up = min(num_steps - 1, math.ceil(num_steps * WARM_UP_SHARE))
     kind = "linear" if num_steps > warm_up and num_steps > 1 else "constant"
     return TrainerConfig.model_validate(
@@ -176,7 +178,8 @@ def _config(task: FineTuning, num_steps: int) -> TrainerConfig:
     )
 
 
-def _write(task: FineTuning, learner: Learner) -> None:
+def write_trained(task: FineTuning, learner: Learner) -> None:
+    """The folder of what was trained: a model, or an adapter in PEFT's layout."""
     adapter = learner.tenant.adapter
     with folder_aside(task.to) as scratch:
         if adapter is None:

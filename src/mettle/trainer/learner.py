@@ -69,6 +69,8 @@ class Learner:
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
+        self.before_step: Callable[[], None] = lambda: None
+        """Called when the trained parameters are about to change."""
         self._on_progress = on_progress
         self.recipe = recipe
         self.world = world
@@ -120,6 +122,7 @@ class Learner:
                 self.world.total(parameter.grad)  # adapters are whole on every rank
         grad_norm = clip_gradients(tenant.trained, params.max_grad_norm)
         is_finite = math.isfinite(grad_norm)
+        self.before_step()
         for optimizer in tenant.optimizers:
             if is_finite:
                 set_params(optimizer, params)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mettle.errors import StorageError, UserError
+from mettle.errors import StorageError
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.batches import batch_path, read_batch
@@ -32,12 +32,13 @@ from mettle.storage.weights import model_digest, remove_versions_before
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import TrainerConfig
+from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
 from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
 from mettle.trainer.model import Policy, load_policy, shard_policy
-from mettle.trainer.publish import canary_sequences, fixed_sequences, publish_version
+from mettle.trainer.publish import canary_sequences, fixed_sequences
 from mettle.trainer.tenant import Tenant
 from mettle.trainer.world import World
 
@@ -58,8 +59,20 @@ class StopFlag:
     is_set: bool = False
 
 
+@dataclass(slots=True)
+class PendingStep:
+    """A step that was trained, and is committed when its version is on disk."""
+
+    step: int
+    version: PreparedVersion
+    metrics: dict[str, float]
+    draw_ids: Sequence[int]
+    compared: MismatchFound | None
+
+
 class Trainer:
-    """A run's trainer on one rank. `ledger` is None on all ranks but the first."""
+    """A run's trainer on one rank. `ledger` is None on all ranks but the first; `learner` is given where its network is
+    not this trainer's alone."""
 
     def __init__(
         self,
@@ -69,6 +82,8 @@ class Trainer:
         ledger: Ledger | None,
         stop: StopFlag,
         heart: Heartbeat | None = None,
+        *,
+        learner: Learner | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.config = config
@@ -76,8 +91,12 @@ class Trainer:
         self._ledger = ledger
         self._stop = stop
         self.heart = heart or Heartbeat(name="trainer")
-        self.learner = make_learner(config, config.model or run_dir.model, world, on_progress=self.heart.advance)
+        self.learner = learner or make_learner(
+            config, config.model or run_dir.model, world, on_progress=self.heart.advance
+        )
         self._monitor = MismatchMonitor(config.mismatch, self.learner, run_dir.weights, seed=config.seed)
+        self.learner.before_step = self.settle
+        self._pending: PendingStep | None = None
         self._saved_at = 0
         self._copier = LedgerCopier(run_dir.ledger)
         self._spent = 0  # the batches up to this step have been deleted
@@ -103,12 +122,21 @@ class Trainer:
             if digest is None:
                 break
             step += 1
-            self.take_step(step, digest, waited_s=time.perf_counter() - started)
-            if step % self.config.checkpoint.interval == 0:
-                self.keep_house(step)
+            self.advance(step, digest, waited_s=time.perf_counter() - started)
+        self.finish(step)
+        return step
+
+    def advance(self, step: int, digest: str, *, waited_s: float) -> None:
+        """Take a step, and keep house where it is time."""
+        self.take_step(step, digest, waited_s=waited_s)
+        if step % self.config.checkpoint.interval == 0:
+            self.keep_house(step)
+
+    def finish(self, step: int) -> None:
+        """No further step is taken for now: keep what the last checkpoint lacks."""
+        self.settle()
         if step > self._saved_at:
             self.keep_house(step)
-        return step
 
     def resume(self) -> int:
         """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""
@@ -119,9 +147,12 @@ class Trainer:
             assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
         self._saved_at = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as)
+        prepared = prepare_version(
+            self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as
+        )
         self.heart.advance()
-        if self.world.is_main:
+        if prepared is not None:
+            weights = prepared.settle()
             self.ledger.publish(weights)
             logger.info("trainer is at its start", extra={"version": step, "digest": weights.digest[:12]})
         return step
@@ -139,21 +170,44 @@ class Trainer:
         batch = read_batch(self.run_dir.batches, digest)
         if batch.step != step:
             raise StorageError(f"the batch of step {step} says that it is of step {batch.step}")
+        if self._monitor.is_due(step):
+            self.settle()  # it reads the published versions, and puts older weights into the network for a while
         compared = self._monitor.look(step, batch)
         metrics = self.learner.train(batch, step)
         if compared is not None:
             metrics |= figures(compared)
         started = time.perf_counter()
         sequences = canary_sequences(batch, self.config.canary_sequences)
-        weights = publish_version(self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as)
-        if not self.world.is_main:
+        prepared = prepare_version(
+            self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as
+        )
+        if prepared is None:
             return
         metrics |= {"time/publish_s": time.perf_counter() - started, "time/wait_for_batch_s": waited_s}
-        self._commit(step, weights, metrics, batch.draw_ids, compared)
+        assert self._pending is None, "the optimiser step has settled the version before"
+        self._pending = PendingStep(step, prepared, metrics, batch.draw_ids, compared)
+        if not prepared.is_beside:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until the version of the newest step is on disk, and commit the step."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        started = time.perf_counter()
+        weights = pending.version.settle()
+        pending.metrics["time/publish_s"] += time.perf_counter() - started
+        self._commit(pending.step, weights, pending.metrics, pending.draw_ids, pending.compared)
+
+    def settle_if_ready(self) -> None:
+        """Commit the newest step as soon as its version is on disk: whoever waits for a batch waits for nothing else,
+        and the batch may wait for the version."""
+        if self._pending is not None and self._pending.version.ready():
+            self.settle()
 
     def keep_house(self, step: int) -> None:
         """Write a checkpoint, then delete what nothing needs any more."""
-
+        self.settle()
         self._saved_at = step
         if not self.world.is_main:
             self.save_state(None, step)
@@ -207,6 +261,7 @@ class Trainer:
             with self.heart.waiting("trainer", "batch", "orchestrator", awaits, budget_s=budget_s):
                 while time.monotonic() < deadline:
                     self.heart.tick()
+                    self.settle_if_ready()
                     time.sleep(self.config.wait.poll_s)
                     row = self.ledger.batch(step)
                     if row is not None:
@@ -261,21 +316,33 @@ def make_learner(
 
     Raises: UserError when the model cannot be loaded, or the adapters that are asked for do not fit it.
     """
-    lora = config.lora
-    policy = load_policy(model, world, dtype=getattr(torch, config.dtype), is_frozen=lora is not None, is_whole=True)
+    policy = load_base(config, model, world)
+    digest = "" if config.lora is None else world.share(model_digest(model) if world.is_main else None)
+    return learner_on(policy, config, world, base_digest=digest, on_progress=on_progress)
+
+
+def load_base(config: TrainerConfig, model: Path, world: World) -> Policy:
+    """The network that a trainer's config asks for, whole still; frozen where adapters are trained."""
+    dtype = getattr(torch, config.dtype)
+    policy = load_policy(model, world, dtype=dtype, is_frozen=config.lora is not None, is_whole=True)
     policy.checkpoint_activations(config.activation_checkpointing)
-    tenant, digest = None, ""
+    return policy
+
+
+def learner_on(
+    policy: Policy, config: TrainerConfig, world: World, *, base_digest: str, on_progress: Callable[[], None]
+) -> Learner:
+    """A learner at its start, on a network that is whole still. Any number of learners of adapters may share one."""
+    lora = config.lora
+    tenant = None
     if lora is not None:
         tenant = Tenant.of_adapter(RUN_ADAPTER, Adapter.create(policy.network, lora, config.seed), config.optim)
-        digest = world.share(model_digest(model) if world.is_main else None)
     recipe = recipe_of(config)
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    if world.size % config.num_replicas:
-        raise UserError(f"{world.size} ranks can't hold num_replicas {config.num_replicas} equally: take a divisor")
-    shard_policy(policy, world, num_replicas=config.num_replicas)
-    return Learner(policy, recipe, world, tenant=tenant, base_digest=digest, on_progress=on_progress)
+    shard_policy(policy, world)
+    return Learner(policy, recipe, world, tenant=tenant, base_digest=base_digest, on_progress=on_progress)
 
 
 def recipe_of(config: TrainerConfig) -> Recipe:

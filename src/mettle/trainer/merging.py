@@ -6,7 +6,6 @@ file, so that the shards of a base stay its shards. Invariant: a folder appears 
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from safetensors.torch import save_file
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import merged_state, read_adapter
 from mettle.inference.engine.weights import read_state
-from mettle.storage.files import folder_aside, storage_errors, write_json
-from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE, base_digest_of, model_digest
+from mettle.storage.files import folder_aside, storage_errors
+from mettle.storage.weights import base_digest_of, copy_adapter, model_digest
 
 
 def write_merged(base: Path, adapter: Path, final: Path) -> Path:
@@ -43,13 +42,7 @@ def write_merged(base: Path, adapter: Path, final: Path) -> Path:
 def write_adapter(published: Path, final: Path, *, base: Path) -> Path:
     """Write the adapter in `published` as a folder that PEFT loads, which names its base."""
     read_adapter(published)
-    with folder_aside(final) as scratch:
-        config = json.loads((published / ADAPTER_CONFIG).read_text())
-        write_json(scratch / ADAPTER_CONFIG, config | {"base_model_name_or_path": str(base.resolve())})
-        shutil.copyfile(published / ADAPTER_FILE, scratch / ADAPTER_FILE)
-        if (published / "manifest.json").exists():
-            shutil.copyfile(published / "manifest.json", scratch / "manifest.json")
-    return final
+    return copy_adapter(published, final, base=base)
 
 
 def check_base(adapter: Path, base: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mettle.envs.packages.registry import find_environment
 from mettle.errors import ServiceError
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.decoder import Decoder
@@ -46,8 +47,10 @@ CLEAR_S = 0.25
 """A difference below this is noise, and more tokens are decoded: a small model takes a millisecond a token."""
 WARM_S = 10.0
 """A micro step that took less is taken again and the second one counts."""
-OTHER_PROCESSES_BYTES = 320 * 2**20
-"""Orchestrator, supervisor and run page together, as they were measured in the quickstart."""
+ORCHESTRATION_BYTES, PAGE_BYTES, WORKER_BYTES = 105 * 2**20, 110 * 2**20, 35 * 2**20
+"""Orchestrator and supervisor together, the run page, a process of an environment; each with what it alone holds."""
+CALL_S = 2e-3
+"""Of server, orchestrator and environment, for a call of the model, beside sampling. Only a small model shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,14 @@ class Measured:
     update_s: float
     trainer_bytes: int
     engine_bytes: int
+    load: float = 0.0
+    """Of the host, while it was measured: processes that ran or waited for a core."""
+    cpu_share: float = 1.0
+    """Of the measuring's wall time in which it had a core; the rest of the time others had it."""
+    calls: float = 1.0
+    """Calls of the model in a rollout."""
+    other_bytes: int = ORCHESTRATION_BYTES
+    """The run's other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +98,11 @@ def predict(seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: b
     """What the measurements say of the run. With a core each, sampling goes on while a step is trained."""
     waves = batch_size / seen.num_sequences
     sample_s = waves * (seen.prefill_s + seen.completion_tokens * seen.decode_token_s)
+    sample_s += batch_size * seen.calls * CALL_S
     train_s = seen.micro_step_s * batch_size / seen.micro_rollouts
     trainer_s, engine_s = train_s + seen.publish_s, sample_s + seen.update_s
     step_s = max(trainer_s, engine_s) if is_overlapped else trainer_s + engine_s
-    memory = seen.trainer_bytes + seen.engine_bytes + OTHER_PROCESSES_BYTES
+    memory = seen.trainer_bytes + seen.engine_bytes + seen.other_bytes
     return Plan(sample_s, train_s, seen.publish_s, seen.update_s, step_s, step_s * max_steps, memory, seen)
 
 
@@ -107,6 +119,7 @@ def plan_run(run_dir: RunDir) -> None:
         per_rollout = len(transport.answered) / 2
         prompt, completion = (per_rollout * mean for mean in _mean_lengths(transport))
         number = min(engine.max_slots, settings["batch_size"])
+        clock = (time.perf_counter(), time.process_time())
         prefill_s, token_s = _decode(transport, number, engine)
         engine_bytes = _memory() - before
         learner = make_learner(config, run_dir.model, world)
@@ -119,9 +132,13 @@ def plan_run(run_dir: RunDir) -> None:
         per_token = activation_bytes_per_token(learner.policy, world)
         trainer_bytes = _memory() - engine_bytes + int(per_token * min(len(batch.token_ids), largest))
         publish_s, update_s = _hand_over(run_dir, learner, batch, engine, transport.scheduler.decoder)
+        cpu_share = min(1.0, (time.process_time() - clock[1]) / max(1e-9, time.perf_counter() - clock[0]))
+        # An adapter is added to its rows; whole weights stand beside those in use until they are proven.
+        copies = 1 if config.lora is not None and transport.scheduler.decoder.forward_of == "mettle" else 2
         seen = Measured(
             prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
-            largest, publish_s, update_s, trainer_bytes, before + 2 * engine_bytes,
+            largest, publish_s, update_s, trainer_bytes, before + copies * engine_bytes,
+            os.getloadavg()[0], cpu_share, per_rollout, _other_bytes(run_dir, settings),
         )  # fmt: skip
     is_overlapped = config.num_threads + engine.threads <= len(os.sched_getaffinity(0))
     plan = predict(seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped)
@@ -202,6 +219,16 @@ def _batch(transport: EngineTransport, batch_size: int, max_tokens: int) -> Batc
     columns: dict[str, Any] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     lengths = np.array([len(row["token_ids"]) for row in rows], np.int32)
     return Batch(sequence_lengths=lengths, step=1, draw_ids=(), **columns)
+
+
+def _other_bytes(run_dir: RunDir, settings: dict[str, Any]) -> int:
+    run = json.loads(run_dir.config("run").read_text())
+    workers = 0
+    for spec in settings["envs"]:
+        asked = settings["env_workers"] if spec.get("workers") is None else spec["workers"]
+        # As the orchestrator does it: what did not come with Mettle has a process of its own.
+        workers += int(not find_environment(spec["id"]).is_shipped) if asked is None else asked
+    return ORCHESTRATION_BYTES + workers * WORKER_BYTES + (PAGE_BYTES if run["deployment"]["hub"] else 0)
 
 
 def _memory() -> int:

@@ -8,7 +8,8 @@ the published weights, in float32. An engine that cannot reproduce them serves s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,25 +37,50 @@ FIXED_CANARY_SEED = 7
 def publish_version(
     root: Path, version: int, learner: Learner, sequences: list[Index], *, served_as: str | None = None
 ) -> WeightVersion:
-    """Publish what is trained as v{version}; every rank calls it, rank 0 writes, all get the result.
+    """Publish what is trained as v{version}; every rank calls it, rank 0 writes, all get the result."""
+    write = version_writer(root, version, learner, sequences, served_as=served_as)
+    return learner.world.share(write.publish() if write is not None else None)
 
-    A folder that already holds the same bytes is left as it is, so that an engine reading it is not disturbed.
-    """
-    world = learner.world
-    canary = compute_canary(learner.policy, sequences, world)
+
+def version_writer(
+    root: Path, version: int, learner: Learner, sequences: list[Index], *, served_as: str | None = None
+) -> VersionWriter | None:
+    """What is trained, ready to be written as v{version}. Every rank calls it; rank 0 gets the writer."""
+    canary = compute_canary(learner.policy, sequences, learner.world)
     state = published_state(learner)
-    if not world.is_main:
-        return world.share(None)
-    final = root / f"v{version}"
+    if not learner.world.is_main:
+        return None
+    return VersionWriter(root, version, state, canary, _notes(learner), served_as)
 
-    def save(path: Path) -> str:
+
+@dataclass(frozen=True, slots=True)
+class VersionWriter:
+    """The parts of a version. On one CPU rank `state` is the live weights: write them before they change."""
+
+    root: Path
+    version: int
+    state: Mapping[str, Tensor]
+    canary: Canary
+    notes: AdapterNotes | None
+    served_as: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(tensor.nbytes for tensor in self.state.values())
+
+    def publish(self) -> WeightVersion:
+        """Write it. A folder that already holds the same bytes is left as it is, so that an engine reading it is not
+        disturbed."""
+        final = self.root / f"v{self.version}"
+        published = _same_already(final, self._save) if final.exists() else None
+        return published or publish_weights(
+            self.root, self.version, self._save, self.canary, adapter=self.notes, served_as=self.served_as
+        )
+
+    def _save(self, path: Path) -> str:
         with storage_errors(path, "writing weights"):
-            return write_weights(state, path)
-
-    published = _same_already(final, save) if final.exists() else None
-    return world.share(
-        published or publish_weights(root, version, save, canary, adapter=_notes(learner), served_as=served_as)
-    )
+            return write_weights(self.state, path)
 
 
 def published_state(learner: Learner) -> dict[str, Tensor]:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -50,7 +52,7 @@ from mettle.inference.launch import open_engine
 from mettle.inference.remote import RemoteEngine
 from mettle.inference.replicated import ReplicatedEngine, Serving
 from mettle.processes.child import import_path
-from mettle.records.sampling import SamplingParams
+from mettle.records.sampling import Constraint, SamplingParams
 
 WAIT_S = 100.0
 PROMPT = (1, 2, 3)
@@ -539,6 +541,44 @@ def test_biases_and_penalties_move_what_is_sampled_and_its_logprobs(bench: Bench
         moved_V = moved_V - 0.7 * counts_V - 0.5 * (counts_V > 0)
         assert apart.token_ids[at] == int(moved_V.argmax())
         assert abs(float(moved_V.log_softmax(-1).max()) - apart.logprobs[at]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("constraint", "is_kept"),
+    [
+        (Constraint("choice", '["left", "right"]'), lambda text: text in ("left", "right")),
+        (Constraint("regex", "[0-4]{3}"), lambda text: re.fullmatch("[0-4]{3}", text)),
+        (Constraint("grammar", 'start: "a" | "b" start'), lambda text: re.fullmatch("b*a", text)),
+        (
+            Constraint("json", '{"type": "object", "properties": {"a": {"enum": [1, 23]}}, "required": ["a"],'
+                       ' "additionalProperties": false}'),
+            lambda text: json.loads(text) in ({"a": 1}, {"a": 23}),
+        ),
+    ],
+    ids=["choice", "regex", "grammar", "json"],
+)  # fmt: skip
+def test_a_choice_that_ends_has_kept_to_its_constraint(
+    bench: Bench, renderer: Renderer, constraint: Constraint, is_kept: Callable[[str], object]
+) -> None:
+    bench.needs_model()
+    pytest.importorskip("llguidance", reason="the extra 'grammar' has it")
+    free = bench.ask(max_tokens=60, ignore_eos=True, seed=1)
+    choices = bench.ask(n=4, max_tokens=100, seed=2, constraint=constraint).answer().choices
+    assert len(free.answer().choices[0].token_ids) == 60
+    ended = [choice for choice in choices if choice.finish_reason == "stop"]
+    assert ended, [renderer.visible_text(choice.token_ids) for choice in choices]
+    for choice in ended:
+        assert choice.token_ids[-1] == END
+        assert is_kept(renderer.visible_text(choice.token_ids[:-1])), renderer.visible_text(choice.token_ids)
+
+
+def test_a_grammar_that_is_none_is_refused_in_one_line(bench: Bench) -> None:
+    bench.needs_model()
+    pytest.importorskip("llguidance", reason="the extra 'grammar' has it")
+    with pytest.raises(RequestRefused) as refused:  # at once, or to the listener from the other side of a wire
+        raise bench.ask(max_tokens=4, constraint=Constraint("regex", "(")).failure()
+    assert "\n" not in str(refused.value)
+    assert bench.greedy().choices[0].token_ids
 
 
 def test_a_full_queue_says_so(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mettle.inference.engine.grammars import TokenConstraint
 from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
 from mettle.records.sampling import SamplingParams
 
@@ -23,6 +24,8 @@ class Row:
     params: SamplingParams
     noise: np.random.Generator | None = None
     num_top_logprobs: int = 0
+    constraint: TokenConstraint | None = None
+    is_replaying: bool = False
 
 
 def row(seed: int | None = None, *, top: int = 0, **params: Any) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -246,7 +247,18 @@ async def test_echo_scores_the_prompt(client: openai.AsyncOpenAI, model: Any) ->
         ({"frequency_penalty": 2.5}, "frequency_penalty"),
         ({"presence_penalty": "much"}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": "start: other"}, "guided_grammar"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
@@ -272,3 +284,43 @@ async def test_another_model_is_not_found(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await client.chat.completions.create(model="gpt-4", messages=HI)
     assert caught.value.code == "model_not_found"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[a-z]{2,4}$"}, "size": {"enum": [1, 22]}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+async def test_an_answer_keeps_to_its_schema(client: openai.AsyncOpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+    answer = await client.chat.completions.create(
+        model="policy", messages=HI, n=4, max_tokens=150, response_format=wanted, seed=3
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        found = json.loads(choice.message.content or "")
+        assert set(found) == {"name", "size"}
+        assert found["size"] in (1, 22)
+        assert found["name"].isalpha()
+    chunks = await client.chat.completions.create(
+        model="policy", messages=HI, max_tokens=150, response_format=wanted, seed=3, stream=True
+    )
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+    assert text == answer.choices[0].message.content
+
+
+async def test_completions_keep_to_the_fields_of_vllm(client: openai.AsyncOpenAI) -> None:
+    async def texts(**fields: Any) -> set[str]:
+        answer = await client.completions.create(
+            model="policy", prompt="x", n=6, max_tokens=20, seed=1, extra_body=fields
+        )
+        return {choice.text for choice in answer.choices}
+
+    assert await texts(guided_choice=["left", "right"]) <= {"left", "right"}
+    assert await texts(structured_outputs={"choice": ['up "so"', "down"]}) <= {'up "so"', "down"}
+    assert all(re.fullmatch(r"[ab]{3}", text) for text in await texts(structured_outputs={"regex": "[ab]{3}"}))
+    assert all(re.fullmatch(r"x+;", text) or len(text) == 20 for text in await texts(guided_regex="x+;"))
+    assert await texts(guided_grammar='start: "1" | "2" "3"') <= {"1", "23"}

@@ -1,5 +1,5 @@
-"""A run that trains adapters while vLLM samples: each version loaded, proven and unloaded, with the real package and
-with its stand-in.
+"""Runs while vLLM samples: each version of an adapter loaded, proven and unloaded, whole weights by collective; with the
+real package and with its stand-in.
 
 The real one wants METTLE_TEST_VLLM, the interpreter of an environment that has it (docs/how-to/serve-with-vllm.md).
 """
@@ -35,9 +35,7 @@ def _toml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
+engines = pytest.mark.parametrize(
     "engine",
     [
         "vllm-stand-in",
@@ -46,6 +44,11 @@ def _toml(value: object) -> str:
         ),
     ],
 )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@engines
 def test_each_version_of_a_run_s_adapter_is_proven_on_vllm_and_old_ones_go(tmp_path: Path, engine: str) -> None:
     run = Run(tmp_path, *settings_of(engine), "--model.lora.rank", "4", "--trainer.optim.lr", "1e-2", steps=STEPS)
     try:
@@ -63,3 +66,21 @@ def test_each_version_of_a_run_s_adapter_is_proven_on_vllm_and_old_ones_go(tmp_p
         loaded, unloaded = said.count("POST /v1/load_lora_adapter"), said.count("POST /v1/unload_lora_adapter")
         assert loaded >= len(served)
         assert unloaded >= loaded - 2  # the newest stays, and one may have been asked for until the end
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@engines
+def test_whole_weights_come_to_vllm_by_collective(tmp_path: Path, engine: str) -> None:
+    run = Run(tmp_path, *settings_of(engine), "--trainer.weight_broadcast", "gloo", steps=STEPS)
+    try:
+        assert run.end(1000.0) == 0, run.said()
+        run.check_accounts()
+        served = [row for row in run.read(lambda ledger: ledger.versions(), []) if row.acked_at is not None]
+        assert all(row.canary is not None and row.canary.mean_abs_diff < 1e-5 for row in served)
+    finally:
+        run.close()
+    said = [json.loads(line) for line in (run.run_dir.logs / "trainer.log").read_text().splitlines()]
+    sent = {line["version"] for line in said if line["message"] == "broadcast weights"}
+    # The last one may come after the trainer's end, and is then read from its file.
+    assert {f"v{row.weights.version}" for row in served if row.weights.version < STEPS} <= sent

@@ -10,7 +10,7 @@ from mettle.storage import checkpoints as storage_checkpoints
 from mettle.storage import weights as storage_weights
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_version
-from mettle.trainer import loop
+from mettle.trainer import handover, loop
 
 STEPS = 5
 
@@ -19,9 +19,9 @@ STEPS = 5
 POINTS = [
     ("before the optimiser step", torch.optim.AdamW, "step", "before", 3),
     ("after the optimiser step", torch.optim.AdamW, "step", "after", 3),
-    ("before publishing", loop, "publish_version", "before", 4),
+    ("before publishing", loop, "prepare_version", "before", 4),
     ("with half a version folder", storage_weights, "write_json", "before", 4),
-    ("after publishing, before the commit", loop, "publish_version", "after", 4),
+    ("after publishing, before the commit", handover.PreparedVersion, "settle", "after", 4),
     ("inside the commit", Ledger, "record_trained", "after", 3),
     ("after the commit", loop, "remove_versions_before", "before", 3),
     ("before the checkpoint", loop, "write_checkpoint", "before", 1),
@@ -30,7 +30,7 @@ POINTS = [
     ("with half a second checkpoint", loop, "save_learner", "after", 2),
     ("after the checkpoint", loop, "write_checkpoint", "after", 2),
     ("while old checkpoints go", loop, "remove_checkpoints", "before", 2),
-    ("while publishing v0", loop, "publish_version", "before", 1),
+    ("while publishing v0", loop, "prepare_version", "before", 1),
     ("in the first step", torch.optim.AdamW, "step", "after", 1),
     ("at the very end", loop, "write_checkpoint", "before", 3),
 ]
@@ -70,6 +70,22 @@ def reference(make_run, train_here):
     run_dir = make_run("reference", shipped=STEPS, max_steps=STEPS)
     train_here(run_dir)
     return [read_version(run_dir.version(version)).digest for version in range(STEPS + 1)]
+
+
+BESIDE = [
+    ("with half a version folder", storage_weights, "write_json", "before", 3),
+    ("beside the next pass", torch.optim.AdamW, "step", "before", 3),
+    ("with a version before its commit", handover.PreparedVersion, "settle", "after", 3),
+    ("after its commit", loop, "remove_versions_before", "before", 2),
+]
+
+
+@pytest.mark.parametrize("point", BESIDE, ids=lambda point: point[0])
+def test_a_trainer_killed_with_a_version_under_way_resumes_to_the_same_bytes(
+    point, reference, make_run, train_here, ledger_of, monkeypatch
+):
+    monkeypatch.setattr(handover, "BESIDE_BYTES", 0)
+    test_a_killed_trainer_resumes_to_the_same_bytes(point, reference, make_run, train_here, ledger_of)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])

@@ -6,6 +6,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from mettle.hub.access import Anybody, caller_of, lab_of
+from mettle.hub.api import PUSHED_ID
 from mettle.hub.caller import Caller
 from mettle.hub.viewer import Viewer, viewer
 from mettle.web.problems import HttpError
@@ -21,6 +22,8 @@ async def looking_at_runs(request: Request) -> None:
     lab = lab_of(request)
     caller = await run_in_threadpool(caller_of, request, lab)
     viewer.set(_viewer(caller))
+    if PUSHED_ID.fullmatch(str(request.path_params.get("name", ""))):
+        return  # who may see what was pushed is looked at where it is opened
     if caller.person is None and not lab.are_runs_open:
         raise HttpError(401, "sign in to see the runs of this machine", code="invalid_api_key")
     if caller.person is not None and not caller.may("training:read"):

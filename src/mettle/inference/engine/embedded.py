@@ -26,6 +26,7 @@ from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.architecture import read_config
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.decoders import make_decoder
+from mettle.inference.engine.grammars import Grammars
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.protocol import (
     EngineBusy,
@@ -345,6 +346,7 @@ def start_engine(
         decode_text=decode_text,
         seed=config.seed,
         policy_adapter=policy.adapter,
+        grammars=Grammars(config.model / "tokenizer.json", decoder.shape.vocab_size, eos_token_ids),
     )
     _log_memory(scheduler)
     return EmbeddedEngine(

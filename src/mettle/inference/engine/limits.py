@@ -26,8 +26,8 @@ class Limits:
     is_reusing_sampled: bool = False
 
 
-def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -> None:
-    """The rules that every engine has for a request.
+def check_request(request: GenerationRequest, limits: Limits, vocab_size: int, *, keeps_grammars: bool = False) -> None:
+    """The rules that every engine has for a request; one that does not keep to grammars refuses them.
 
     Raises: RequestRefused.
     """
@@ -49,5 +49,7 @@ def check_request(request: GenerationRequest, limits: Limits, vocab_size: int) -
         raise RequestRefused(message, "temperature")
     if any(not 0 <= token_id < vocab_size for token_id, _ in params.logit_bias):
         raise RequestRefused(f"logit_bias may name token ids from 0 to {vocab_size - 1}", "logit_bias")
+    if params.constraint is not None and not keeps_grammars:
+        raise RequestRefused("this engine keeps to no grammar", params.constraint.field)
     if params.top_k > MAX_TOP_K:
         raise RequestRefused(f"top_k must be from -1 to {MAX_TOP_K}", "top_k")

@@ -1,8 +1,8 @@
 """Drawing tokens: Gumbel noise on the log-softmax that is also what gets recorded.
 
 Legend: B rows, V vocabulary. The recorded log-probabilities are those of the distribution sampled from: after biases,
-penalties, the temperature and truncation. At temperature 0 they are those before a temperature. A row with a seed has a
-generator of its own and draws V numbers a token, so its tokens do not depend on who else is in the batch.
+penalties, grammars, the temperature and truncation. At temperature 0 they are those before a temperature. A row with a
+seed has a generator of its own and draws V numbers a token, so its tokens do not depend on who else is in the batch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mettle.inference.engine.grammars import TokenConstraint
 from mettle.inference.engine.penalties import LogitShifts, PenalisedRow
 from mettle.inference.engine.protocol import TokenLogprob
 from mettle.records.sampling import SamplingParams
@@ -27,6 +28,8 @@ class SamplingRow(PenalisedRow, Protocol):
     """What the sampler reads of a running sequence."""
 
     num_top_logprobs: int
+    constraint: TokenConstraint | None
+    is_replaying: bool
 
     @property
     def noise(self) -> np.random.Generator | None:
@@ -63,6 +66,9 @@ class SamplingPlan:
         self._moved = (moved, [rows[i] for i in moved])
         self._device = device
         self._shifts: LogitShifts | None = None
+        self.constraints = [
+            (i, row.constraint) for i, row in enumerate(rows) if row.constraint is not None and not row.is_replaying
+        ]
         cut = [i for i, p in enumerate(params) if p.is_truncating]
         self.truncation = Truncation.of([params[i] for i in cut], cut, device) if cut else None
 
@@ -123,6 +129,8 @@ class BatchSampler:
         shifts = plan.shifts(logits_BV.shape[1])
         if shifts is not None:
             logits_BV = shifts.apply(logits_BV)
+        if plan.constraints:
+            logits_BV = _constrained(logits_BV, plan.constraints)
         if plan.temperature_B1 is not None:
             logits_BV = logits_BV / plan.temperature_B1
         if plan.truncation is not None:
@@ -158,6 +166,15 @@ class BatchSampler:
         for i, generator in plan.seeded:
             generator.standard_exponential(out=noise_BV[i], dtype=np.float32)
         return noise_BV
+
+
+def _constrained(logits_BV: Tensor, constraints: Sequence[tuple[int, TokenConstraint]]) -> Tensor:
+    """Logits with -inf where a row's grammar has no such token."""
+    logits_BV = logits_BV.clone()
+    for row, constraint in constraints:
+        is_allowed_V = torch.from_numpy(constraint.allowed()).to(logits_BV.device)
+        logits_BV[row].masked_fill_(~is_allowed_V, -torch.inf)
+    return logits_BV
 
 
 def _top_logprobs(logprobs_BV: Tensor, plan: SamplingPlan) -> dict[int, list[TokenLogprob]]:

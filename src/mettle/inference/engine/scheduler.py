@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
-from mettle.inference.engine.adapters import AdapterWeights, group_rows
+from mettle.inference.engine.adapter_stacks import AdapterStacks
+from mettle.inference.engine.adapters import AdapterWeights, RowsOfAdapters
 from mettle.inference.engine.admission import EngineAdmission, QueuedRequest
 from mettle.inference.engine.decoder import Decoder
+from mettle.inference.engine.grammars import Grammars, TokenConstraint
 from mettle.inference.engine.limits import Limits, check_request
 from mettle.inference.engine.memory import KvMemory
 from mettle.inference.engine.prefixes import Unit
@@ -61,12 +63,15 @@ class Scheduler:
         decode_text: DecodeText | None = None,
         seed: int | None = None,
         policy_adapter: AdapterWeights | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.version = version
         self.limits = limits
         self.totals = Totals()
         self._decoder = decoder
         self._policy_adapter = policy_adapter
+        self._stacks = AdapterStacks()
+        self._grammars = grammars
         self._eos = frozenset(eos_token_ids)
         self._decode_text = decode_text
         self._device = decoder.device
@@ -102,10 +107,13 @@ class Scheduler:
     def check(self, request: GenerationRequest) -> None:
         """Refuse a request that can never run here. Reads only what does not change, so any thread may call it.
 
+        A grammar is compiled here.
         Raises: RequestRefused.
         """
-        check_request(request, self.limits, self._decoder.shape.vocab_size)
+        has_grammars = self._grammars is not None
+        check_request(request, self.limits, self._decoder.shape.vocab_size, keeps_grammars=has_grammars)
         self.adapters.check(request)
+        self._constraint(request)
         if request.params.stop and self._decode_text is None:
             raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")
 
@@ -113,11 +121,12 @@ class Scheduler:
         """Queue a request that passed `check`."""
         try:
             adapter = self.adapters.choose(request)
+            under_way = RunningRequest(request, listener, self.totals.requests, adapter)
+            sequences = self._sequences(under_way)
         except RequestRefused as error:  # it was unloaded since `check`
             listener.on_failure(error)
             return
-        under_way = RunningRequest(request, listener, self.totals.requests, adapter)
-        self._admission.waiting.append(QueuedRequest(under_way, self._sequences(under_way)))
+        self._admission.waiting.append(QueuedRequest(under_way, sequences))
         self._requests[request.request_id] = under_way
         self.totals.requests += 1
 
@@ -160,6 +169,7 @@ class Scheduler:
         upon_old = self.adapters.units() if decoder is not self._decoder else set()
         self._forget_prefixes({("", self.version), *upon_old})
         self._decoder, self.version, self._policy_adapter = decoder, version, policy_adapter
+        self._stacks.forget()
         self._batch = None
 
     def put_adapter(self, name: str, path: Path, version: int, weights: AdapterWeights) -> None:
@@ -169,11 +179,13 @@ class Scheduler:
         """
         self.adapters.put(name, path, weights.rank, version, weights)
         self._forget_prefixes({(name, version)})
+        self._stacks.forget()
         self._batch = None
 
     def remove_adapter(self, name: str) -> None:
         """Take no more requests for an adapter."""
         self.adapters.remove(name)
+        self._stacks.forget()
         self._forget_prefixes(set())
 
     def _forget_prefixes(self, stale: set[Unit]) -> None:
@@ -201,9 +213,16 @@ class Scheduler:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         return [
-            RunningSequence(under_way, choice, max_tokens, stop_ids, _noise(request, choice.index), self._decode_text)
+            RunningSequence(
+                under_way, choice, max_tokens, stop_ids, _noise(request, choice.index), self._decode_text,
+                self._constraint(request),
+            )
             for choice in under_way.choices
-        ]
+        ]  # fmt: skip
+
+    def _constraint(self, request: GenerationRequest) -> TokenConstraint | None:
+        constraint = request.params.constraint
+        return None if constraint is None or self._grammars is None else self._grammars.begin(constraint)
 
     def _admit(self, *, is_new_wanted: bool) -> None:
         if not self._prompts and not any(self._slots.in_use()):
@@ -294,7 +313,8 @@ class Scheduler:
     def _decode(self) -> None:
         batch = self._batch
         if batch is None:
-            batch = self._batch = _StepBatch(self._slots.rows, self._device, self._policy_adapter)
+            batch = self._batch = _StepBatch(self._slots.rows, self._device)
+            batch.adapters = self._adapters_of(batch.rows)
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
         hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters)
         sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
@@ -302,14 +322,21 @@ class Scheduler:
         batch.step_on(sampled.token_ids_B)
         self._settle(batch.rows)
 
+    def _adapters_of(self, rows: Sequence[RunningSequence]) -> Sequence[RowsOfAdapters]:
+        own = self._policy_adapter
+        chosen = [own if row.owner.adapter is None else row.owner.adapter.weights for row in rows]
+        return self._stacks.rows(chosen, self._device, self._decoder.dtype)
+
     def _give(self, rows: Sequence[RunningSequence], sampled: SampledTokens) -> None:
         top = sampled.top_logprobs
         none: list[TokenLogprob] | None = None
         token_ids = sampled.token_ids_B.tolist()
         num_replayed = 0
         for i, (row, token_id, logprob) in enumerate(zip(rows, token_ids, sampled.logprobs, strict=True)):
-            if not math.isfinite(logprob):
-                self._fail(row)
+            if row.constraint is not None and row.constraint.error is not None:
+                self._fail(row, row.constraint.error)
+            elif not math.isfinite(logprob):
+                self._fail(row, self._not_finite(row))
             elif row.is_replaying:
                 row.step_on()
                 num_replayed += 1
@@ -318,14 +345,16 @@ class Scheduler:
                 row.add(token_id, logprob, version, top.get(i, none) if top else none)
         self.totals.sampled_tokens += len(rows) - num_replayed
 
-    def _fail(self, row: RunningSequence) -> None:
+    def _not_finite(self, row: RunningSequence) -> MettleError:
+        name, version = row.owner.unit(self.version)
+        policy = f"{name} version {version}" if name else f"version {version}"
+        return ServiceError(f"the weights of {policy} gave a log-probability that is not finite")
+
+    def _fail(self, row: RunningSequence, error: MettleError) -> None:
         # What is not finite must not stay in a slot: the next sequence there would multiply it by 0 and get NaN.
         if (found := self._slots.find(row)) is not None:
             owner, index = found
             owner.clear(index)
-        name, version = row.owner.unit(self.version)
-        policy = f"{name} version {version}" if name else f"version {version}"
-        error = ServiceError(f"the weights of {policy} gave a log-probability that is not finite")
         row.owner.fail(error)
         self._requests.pop(row.owner.request.request_id, None)
         self._admission.forget(row.owner)
@@ -372,14 +401,10 @@ class Scheduler:
 class _StepBatch:
     """The running sequences in the order of their slots, with their newest tokens and where these stand."""
 
-    def __init__(
-        self, rows: list[RunningSequence], device: torch.device, policy_adapter: AdapterWeights | None
-    ) -> None:
+    def __init__(self, rows: list[RunningSequence], device: torch.device) -> None:
         self.rows = rows
         self.plan = SamplingPlan(rows, device)
-        self.adapters = group_rows(
-            [policy_adapter if row.owner.adapter is None else row.owner.adapter.weights for row in rows], device
-        )
+        self.adapters: Sequence[RowsOfAdapters] = ()
         self.token_ids = torch.tensor([row.newest for row in rows], device=device)
         self.positions = torch.tensor([row.length - 1 for row in rows], device=device)
         self._replaying = [i for i, row in enumerate(rows) if row.is_replaying]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mettle.errors import MettleError
+from mettle.inference.engine.grammars import TokenConstraint
 from mettle.inference.engine.protocol import (
     Choice,
     FinishReason,
@@ -124,6 +125,7 @@ class RunningSequence:
         "_noise",
         "_stop_window",
         "choice",
+        "constraint",
         "is_pure",
         "is_replaying",
         "length",
@@ -141,8 +143,10 @@ class RunningSequence:
         stop_token_ids: frozenset[int],
         noise: np.random.Generator | None,
         decode: DecodeText | None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self.owner, self.choice, self._noise = owner, choice, noise
+        self.constraint = constraint
         self.params = owner.request.params
         self.num_top_logprobs = owner.request.top_logprobs
         self.stop_token_ids = stop_token_ids
@@ -213,7 +217,9 @@ class RunningSequence:
         self.length += 1
         if top is not None:
             choice.top_logprobs.append(top)
-        if token_id in self.stop_token_ids:
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        if token_id in self.stop_token_ids or (self.constraint is not None and self._is_complete()):
             self.owner.end_choice(choice, "stop")
         elif self._decode is not None and (stop := self._matched_stop()) is not None:
             self.owner.end_choice(choice, "stop", stop)
@@ -222,6 +228,11 @@ class RunningSequence:
         if self.owner.request.has_token_events:
             event = TokenEvent(choice.index, token_id, logprob, version, top or [], choice.finish_reason, choice.stop)
             self.owner.listener.on_token(event)
+
+    def _is_complete(self) -> bool:
+        # Where there is no end token to sample, a grammar that is fulfilled is the end.
+        assert self.constraint is not None
+        return not self.stop_token_ids and self.constraint.is_done
 
     def _matched_stop(self) -> str | None:
         # Only the end of the text can hold a new match; the window is wide enough for four tokens a character.

@@ -98,7 +98,7 @@ class VllmEngine:
 
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request; one that asks for what vLLM is not asked to do here is refused."""
-        check_request(request, self._limits, self._vocab_size)
+        check_request(request, self._limits, self._vocab_size, keeps_grammars=True)
         params = request.params
         if params.stop and self._decode_text is None:
             raise RequestRefused("stop strings need a tokenizer, and this engine has none", "stop")

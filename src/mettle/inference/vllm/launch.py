@@ -134,6 +134,8 @@ def command(config: InferenceConfig, socket: Path, max_model_len: int) -> list[s
         "--dtype", config.dtype, "--max-model-len", str(max_model_len), "--max-num-seqs", str(config.max_slots),
         "--worker-extension-cls", f"{WORKER_MODULE}.MettleWorker",
         "--logprobs-mode", "processed_logprobs", "--max-logprobs", "20", "--enable-scale-out",
+        # What the embedded engine uses too, so that a grammar means the same: blanks only where a form wants them.
+        "--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}',
     ]  # fmt: skip
     seed = [] if config.seed is None else ["--seed", str(config.seed)]
     kv = [] if config.kv_cache_bytes is None else ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]

@@ -137,6 +137,7 @@ def sampling_body(
         "frequency_penalty": params.frequency_penalty,
         "repetition_penalty": params.repetition_penalty,
         "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
+        "structured_outputs": None if params.constraint is None else params.constraint.wire(),
         "seed": seed,
         "ignore_eos": True,
         "stop_token_ids": list(stop_token_ids),

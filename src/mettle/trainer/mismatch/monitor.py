@@ -36,12 +36,15 @@ class MismatchMonitor:
         self._seed = seed
         self._told = ""
 
-    def look(self, step: int, batch: Batch) -> MismatchFound | None:
-        """Compare, where it is time and one rank holds all the weights."""
+    def is_due(self, step: int) -> bool:
+        """Whether it is time, and one rank holds all the weights."""
         interval = self._config.interval
         # The first steps are looked at, too: what is set up wrong is wrong from the start.
-        is_due = interval > 0 and (step <= 2 or step % interval == 0)
-        if not is_due or self._learner.world.size > 1:
+        return interval > 0 and (step <= 2 or step % interval == 0) and self._learner.world.size == 1
+
+    def look(self, step: int, batch: Batch) -> MismatchFound | None:
+        """Compare, where it is time."""
+        if not self.is_due(step):
             return None
         sequences = choose(batch, self._config.num_sequences, seed=self._seed)
         comparer = Comparer(self._learner, step - 1, readable_folders(self._weights))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,9 +25,15 @@ from starlette.routing import Route
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.embedded import EmbeddedEngine, start_engine
-from mettle.inference.engine.protocol import Generation, GenerationRequest, TokenEvent, WeightsRejected
+from mettle.inference.engine.protocol import (
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    TokenEvent,
+    WeightsRejected,
+)
 from mettle.inference.engine.weights import fuse, read_state
-from mettle.records.sampling import SamplingParams
+from mettle.records.sampling import Constraint, SamplingParams
 from mettle.web.streams import sse
 
 
@@ -102,6 +109,7 @@ class Server:
                 sampling.get("ignore_eos", False), sampling.get("presence_penalty", 0.0),
                 sampling.get("frequency_penalty", 0.0), sampling.get("repetition_penalty", 1.0),
                 tuple((int(token), bias) for token, bias in (sampling.get("logit_bias") or {}).items()),
+                _constraint(sampling.get("structured_outputs")),
             ),
             n=sampling.get("n", 1),
             prompt_logprobs=sampling.get("prompt_logprobs") is not None,
@@ -111,12 +119,18 @@ class Server:
         )  # fmt: skip
         if not body.get("stream"):
             return JSONResponse(_whole(asked, await self.bridge.generate(asked)))
-        return StreamingResponse(self._stream(asked), media_type="text/event-stream")
-
-    async def _stream(self, asked: GenerationRequest) -> AsyncIterator[bytes]:
         names = [f"{i}_{asked.request_id}" if asked.n > 1 else asked.request_id for i in range(asked.n)]
-        self.counts.update(dict.fromkeys(names, 0))
         told = _Counting(self.bridge, self.counts, names)
+        self.counts.update(dict.fromkeys(names, 0))
+        try:
+            self.engine.submit(asked, told)
+        except RequestRefused as error:
+            for name in names:
+                del self.counts[name]
+            return JSONResponse({"error": {"message": str(error), "code": 400}}, status_code=400)
+        return StreamingResponse(self._stream(asked, told, names), media_type="text/event-stream")
+
+    async def _stream(self, asked: GenerationRequest, told: _Counting, names: list[str]) -> AsyncIterator[bytes]:
         try:
             async for event in told.events(asked):
                 if isinstance(event, TokenEvent) and event.token_id is not None:
@@ -151,12 +165,18 @@ class _Counting:
         self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def events(self, asked: GenerationRequest) -> AsyncIterator[TokenEvent]:
-        self._bridge.engine.submit(asked, self)
         try:
             while (item := await self._items.get()) is not None:
                 yield item
         finally:
             self._bridge.engine.abort(asked.request_id)
+
+
+def _constraint(asked: dict[str, Any] | None) -> Constraint | None:
+    if asked is None:
+        return None
+    ((kind, value),) = asked.items()
+    return Constraint(kind, "" if kind == "json_object" else value if isinstance(value, str) else json.dumps(value))
 
 
 def _chunk(event: TokenEvent) -> dict[str, Any]:
@@ -181,7 +201,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         model=arguments.model, max_slots=arguments.max_num_seqs, max_queue=1000,
         max_model_len=arguments.max_model_len, seed=arguments.seed,
     )  # fmt: skip
-    server = Server(start_engine(config), has_lora=arguments.enable_lora)
+    ends = json.loads((arguments.model / "generation_config.json").read_text())["eos_token_id"]
+    server = Server(start_engine(config, eos_token_ids=(ends,)), has_lora=arguments.enable_lora)
     routes = [
         Route("/health", server.health),
         Route("/pause", server.pause, methods=["POST"]),
@@ -204,7 +225,13 @@ def main() -> None:
     for name in ("--max-lora-rank", "--max-loras", "--max-cpu-loras"):
         parser.add_argument(name, type=int)
     parser.add_argument("--lora-target-modules", nargs="+")
-    for name in ("--served-model-name", "--dtype", "--worker-extension-cls", "--logprobs-mode"):
+    for name in (
+        "--served-model-name",
+        "--dtype",
+        "--worker-extension-cls",
+        "--logprobs-mode",
+        "--structured-outputs-config",
+    ):
         parser.add_argument(name, required=True)
     for name in ("--enable-scale-out", "--enable-lora"):
         parser.add_argument(name, action="store_true")

@@ -1,0 +1,1 @@
+"""Results of evaluations that people push, in the field's format: kept, shown, ranked."""

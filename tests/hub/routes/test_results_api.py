@@ -1,0 +1,132 @@
+"""Pushing results in the field's format, and what becomes of them: pages, leaderboard, comparison."""
+
+from __future__ import annotations
+
+import pytest
+from tests.hub.archives_made import push
+from tests.hub.lab_writer import everything, room_for
+
+EVALS = "/api/v1/evaluations"
+
+
+def samples(rewards, words="a word"):
+    return [
+        {
+            "example_id": index, "prompt": [{"role": "user", "content": f"{words} {index}"}],
+            "completion": [{"role": "assistant", "content": "an answer"}], "answer": "", "reward": reward,
+            "metrics": {"exact": reward}, "task": "default", "info": {},
+        } for index, reward in enumerate(rewards)
+    ]  # fmt: skip
+
+
+def evaluate(client, model, rewards, **more):
+    body = {
+        "name": f"x {model}",
+        "environment": "bob/my-task",
+        "model_name": model,
+        "metadata": {"num_examples": 20},
+        **more,
+    }
+    made = client.post(f"{EVALS}/", json=body)
+    assert made.status_code == 201, made.text
+    base = f"{EVALS}/{made.json()['evaluation_id']}"
+    half = len(rewards) // 2
+    for piece in (samples(rewards)[:half], samples(rewards)[half:]):
+        assert client.post(f"{base}/samples", json={"samples": piece}).json()["samples_pushed"] == len(piece)
+    done = client.post(f"{base}/finalize", json={"metrics": {"reward": 1}})
+    assert done.status_code == 200, done.text
+    return done.json()
+
+
+@pytest.fixture
+def bob(hub):
+    client = hub.with_token("bob")
+    assert push(client, visibility="PUBLIC").status_code == 200
+    return client
+
+
+GOOD, BAD = [1.0] * 18 + [0.0] * 2, [0.0] * 18 + [1.0] * 2
+
+
+def test_what_is_pushed_is_measured_listed_and_opened(hub, bob):
+    done = evaluate(bob, "good", GOOD, is_public=True)
+    assert (done["status"], done["avg_score"], done["total_samples"]) == ("COMPLETED", 0.9, 20)
+    assert done["ci_low"] < 0.9 < done["ci_high"]
+    stranger = hub.anonymous()
+    (row,) = stranger.get(f"{EVALS}/", params={"environment_name": "bob/my-task"}).json()["evaluations"]
+    assert row["model_name"] == "good"
+    page = stranger.get(f"{EVALS}/{row['id']}/samples", params={"limit": 8, "page": 3}).json()
+    assert (len(page["samples"]), page["total_pages"], page["has_more"]) == (4, 3, False)
+    assert page["samples"][0]["example_id"] == 16
+    assert "good" in stranger.get(f"/evaluations/{row['id']}").text
+    assert "a word 3" in stranger.get(f"/evaluations/{row['id']}/rollouts/3").text
+    found = stranger.get(f"/evaluations/{row['id']}/rollouts", params={"words": "word 3"}).text
+    assert f"/evaluations/{row['id']}/rollouts/3" in found
+    assert f"/evaluations/{row['id']}/rollouts/4" not in found
+
+
+def test_what_is_not_shared_is_its_owners(hub, bob):
+    done = evaluate(bob, "good", GOOD)
+    eve = hub.with_token("eve")
+    for path in (f"{EVALS}/{done['id']}", f"{EVALS}/{done['id']}/samples", f"/evaluations/{done['id']}"):
+        assert eve.get(path).status_code == 404
+        assert bob.get(path).status_code == 200
+    assert eve.get(f"{EVALS}/").json()["total"] == 0
+    assert bob.put(f"{EVALS}/{done['id']}", json={"is_public": True}).json()["is_public"]
+    assert eve.get(f"/evaluations/{done['id']}").status_code == 200
+    assert eve.put(f"{EVALS}/{done['id']}", json={"name": "mine"}).status_code == 403
+    assert eve.delete(f"{EVALS}/{done['id']}").status_code == 403
+    assert bob.delete(f"{EVALS}/{done['id']}").status_code == 200
+    assert list((hub.lab.folder / "results").iterdir()) == []
+
+
+def test_models_are_ranked_and_compared_on_the_same_tasks(hub, bob):
+    good, bad = (evaluate(bob, *each, is_public=True) for each in (("good", GOOD), ("bad", BAD)))
+    places = hub.anonymous().get(f"{EVALS}/leaderboard", params={"environment": "bob/my-task"}).json()["places"]
+    assert [(p["model_name"], p["place"]) for p in places] == [("good", "1"), ("bad", "2")]
+    found = bob.post(f"{EVALS}/compare", json={"evaluation_ids": [bad["id"], good["id"]]}).json()
+    assert found["num_tasks"] == 20
+    assert found["pairs"][0]["difference"]["mean"] == pytest.approx(0.8)
+    page = hub.anonymous().get("/compare", params={"e": [bad["id"], good["id"]]}).text
+    assert "is best" in page
+    assert hub.anonymous().get("/compare", params={"e": good["id"]}).status_code == 400
+    assert "good" in hub.anonymous().get("/evaluations", params={"environment": "bob/my-task"}).text
+
+
+def test_a_completed_evaluation_does_not_change_and_a_bad_one_is_refused(bob):
+    done = evaluate(bob, "good", GOOD)
+    assert bob.post(f"{EVALS}/{done['id']}/samples", json={"samples": samples([1.0])}).status_code == 409
+    assert bob.post(f"{EVALS}/", json={"name": "x", "environments": [{"id": "none"}]}).status_code == 404
+    assert bob.post(f"{EVALS}/", json={"name": "x", "environment": "eve/none"}).status_code == 404
+    assert bob.post(f"{EVALS}/", json={"name": ""}).status_code == 400
+    assert bob.post(f"{EVALS}/", json={"name": "x", "team_id": "robots"}).status_code == 403
+
+
+def test_a_piece_that_was_cut_off_does_not_count(hub, bob):
+    made = bob.post(f"{EVALS}/", json={"name": "x", "environment": "words", "model_name": "m"}).json()
+    base = f"{EVALS}/{made['id']}"
+    bob.post(f"{base}/samples", json={"samples": samples([1.0, 1.0])})
+    file = hub.lab.folder / "results" / made["id"] / "results.jsonl"
+    with file.open("ab") as half:
+        half.write(b'{"example_id": 2, "rew')  # a kill in the middle of a write, before its transaction
+    bob.post(f"{base}/samples", json={"samples": samples([0.0, 0.0])[1:]})
+    with file.open("ab") as half:
+        half.write(b"{")
+    done = bob.post(f"{base}/finalize", json={}).json()
+    assert (done["total_samples"], done["avg_score"]) == (3, pytest.approx(0.75))
+
+
+def test_on_a_full_disk_a_piece_is_refused_whole(hub, bob, monkeypatch):
+    made = bob.post(f"{EVALS}/", json={"name": "x", "environment": "words", "model_name": "m"}).json()
+    before = everything(hub.lab.database)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mettle.hub.results.pushed.os.fsync", full)
+        answer = bob.post(f"{EVALS}/{made['id']}/samples", json={"samples": samples([1.0])})
+    assert (answer.status_code, "no space left" in answer.json()["detail"]) == (503, True)
+    assert everything(hub.lab.database) == before
+    with room_for(hub.lab.database, 0):
+        assert bob.post(f"{EVALS}/{made['id']}/samples", json={"samples": samples([1.0])}).status_code in (200, 503)
