@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -57,7 +58,7 @@ class TrackingConfig(BaseModel):
     def check(self) -> None:
         """Raises: UserError when a package is missing, or a file's name will not do."""
         for package, is_wanted in (("tensorboard", self.tensorboard), ("wandb", self.wandb is not None)):
-            if is_wanted and importlib.util.find_spec(package) is None:
+            if is_wanted and find_spec(package) is None:
                 raise UserError(f"tracking.{package} needs the package {package}: {install_line('tracking')}")
         if self.prometheus is not None and self.prometheus.suffix != ".prom":
             raise UserError(f"tracking.prometheus {self.prometheus}: a textfile collector reads names in .prom alone")
