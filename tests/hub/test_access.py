@@ -20,6 +20,8 @@ WHEEL = {
     "semantic_version": "0.2.0",
 }  # fmt: skip
 
+RUN = {"model": "tiny", "environments": [{"id": "reverse-text"}], "batch_size": 32}
+
 # What a route is for: (method, path as it is declared) -> (kind, path as it is asked, JSON body or form).
 ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/api/v1/auth_challenge/generate"): ("open", "", {}),
@@ -78,6 +80,21 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/compare"): ("secret", "", None),
     ("POST", "/evaluations/{result_id:result}"): ("own evals' session", "/evaluations/RESULT", {"action": "unshare"}),
     ("GET", "/dashboard/evaluations/{result_id:result}"): ("open", "/dashboard/evaluations/RESULT", None),
+    ("GET", "/api/v1/rft/models"): ("training read", "", None),
+    ("POST", "/api/v1/rft/runs"): ("training write", "", RUN),
+    ("GET", "/api/v1/rft/runs"): ("training read", "", None),
+    ("GET", "/api/v1/rft/runs/{run_id}"): ("own runs", "/api/v1/rft/runs/JOB", None),
+    ("DELETE", "/api/v1/rft/runs/{run_id}"): ("own runs write", "/api/v1/rft/runs/JOB", None),
+    ("PUT", "/api/v1/rft/runs/{run_id}/restart"): ("own runs write", "/api/v1/rft/runs/JOB/restart", None),
+    ("PUT", "/api/v1/rft/runs/{run_id}/stop"): ("own runs write", "/api/v1/rft/runs/JOB/stop", None),
+    ("GET", "/api/v1/rft/runs/{run_id}/logs"): ("secret", "", None),
+    ("GET", "/api/v1/rft/runs/{run_id}/metrics"): ("own runs", "/api/v1/rft/runs/JOB/metrics", None),
+    ("GET", "/api/v1/rft/runs/{run_id}/checkpoints"): ("own runs", "/api/v1/rft/runs/JOB/checkpoints", None),
+    ("GET", "/api/v1/rft/runs/{run_id}/checkpoints/{step}"): ("secret", "", None),
+    ("GET", "/training"): ("training page", "", None),
+    ("POST", "/training"): ("session", "", {"toml": ""}),
+    ("POST", "/training/{run_id}"): ("own runs' session", "/training/JOB", {"action": "stop"}),
+    ("GET", "/dashboard/training/{run_id}"): ("open", "/dashboard/training/JOB", None),
     ("GET", "/simple/"): ("public read", "", None),
     ("GET", "/owners/{owner}/simple/"): ("public read", "/owners/robots/simple/", None),
     ("GET", "/simple/{project}/"): ("read", "/simple/my-task/", None),
@@ -148,6 +165,12 @@ MAY: dict[str, set[str]] = {
     "own evals": {*MEMBERS, "ann's session"} | tokens("evals", "read", "write"),
     "own evals write": {*MEMBERS, "ann's session"} | tokens("evals", "write"),
     "own evals' session": {*MEMBERS, "ann's session"},
+    "training read": SESSIONS | tokens("training", "read", "write"),
+    "training write": SESSIONS | tokens("training", "write"),
+    "training page": SESSIONS | tokens("training", "read", "write"),
+    "own runs": {*MEMBERS, "ann's session"} | tokens("training", "read", "write"),
+    "own runs write": {*MEMBERS, "ann's session"} | tokens("training", "write"),
+    "own runs' session": {*MEMBERS, "ann's session"},
     "secret": set(),
 }
 
@@ -213,7 +236,8 @@ def prepared(hub):
     told = {"name": "x", "environment": "words", "team_id": team}
     result = bob.post("/api/v1/evaluations/", json=told).json()["id"]
     bob.post(f"/api/v1/evaluations/{result}/samples", json={"samples": [{"example_id": 0, "reward": 1.0}]})
-    return {"RESULT": result, "ENVIRONMENT": found["id"], "RELEASE": release, "TEAM": team, **people}
+    job = bob.post("/api/v1/rft/runs", json={**RUN, "team_id": team}).json()["run"]["id"]
+    return {"JOB": job, "RESULT": result, "ENVIRONMENT": found["id"], "RELEASE": release, "TEAM": team, **people}
 
 
 def caller(hub, who):

@@ -180,3 +180,8 @@ def test_no_file_that_is_served_names_another_host():
     for path in [*STATIC.glob("*.*"), *(Path(STATIC).parent / "templates").iterdir()]:
         addresses = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", path.read_text()))
         assert addresses <= {"http://www.w3.org"}, path
+
+
+def test_a_browser_names_the_origin_of_our_own_forms():
+    """With "no-referrer" it would send "null", which the door refuses, and no form of a page would work."""
+    assert HEADERS["referrer-policy"] == "same-origin"

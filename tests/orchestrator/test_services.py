@@ -12,7 +12,8 @@ import torch
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from mettle.errors import ProviderError, RolloutError
+from mettle.clients.renderer import Renderer
+from mettle.errors import ProviderError, RolloutError, UserError
 from mettle.orchestrator.admission import judge_group
 from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.batcher import ReadyGroup
@@ -185,6 +186,42 @@ async def test_a_refusal_is_a_rollout_error_that_names_the_address(stand_in):
     answers |= {"status": 400, "body": {"error": {"message": "no echo here"}}}
     with pytest.raises(RolloutError, match="no echo here"):
         await model.logprobs(np.array([5, 6, 7], np.int32))
+
+
+def calling_its_tokens(*tokens):
+    return {"choices": [{"logprobs": {"tokens": list(tokens), "token_logprobs": [None]}}]}
+
+
+@pytest.mark.parametrize(
+    "tokens", [["ab", " cd"], ["ab", "\u2581cd"], ["\u2581ab", "\u2581cd"], ["ab", " cd", "more"]], ids=str
+)
+async def test_a_teacher_to_which_the_ids_are_the_same_text_is_taken(stand_in, tokens):
+    answers, asked, model = stand_in
+    answers["body"] = calling_its_tokens(*tokens)
+    await model.check_vocabulary([5, 6], "ab cd")
+    assert asked[0]["prompt"] == [5, 6]
+
+
+async def test_a_teacher_with_another_tokenizer_is_refused(stand_in):
+    answers, _, model = stand_in
+    answers["body"] = calling_its_tokens("x", "yz")
+    with pytest.raises(UserError, match=r"'teacher' \(big at .*another tokenizer.*ids of 'ab cd' are 'xyz' to it"):
+        await model.check_vocabulary([5, 6], "ab cd")
+
+
+async def test_a_teacher_that_does_not_say_its_tokens_or_is_not_up_is_no_reason_to_refuse(stand_in, caplog):
+    answers, _, model = stand_in
+    answers["body"] = saying(None, -1.0)
+    await model.check_vocabulary([5, 6], "ab cd")
+    answers |= {"status": 400, "body": {"error": {"message": "no echo here"}}}
+    await model.check_vocabulary([5, 6], "ab cd")
+    assert "could not be asked for its vocabulary" in caplog.text
+
+
+async def test_a_served_policy_has_the_vocabulary_of_its_kind(services, teacher):
+    await services.check_vocabularies(Renderer.from_directory(teacher[0]).encode)
+    with pytest.raises(UserError, match="another tokenizer"):
+        await services.check_vocabularies(lambda text: [ord(letter) + 1 for letter in text])
 
 
 def test_a_service_is_made_from_its_table():

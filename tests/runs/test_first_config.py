@@ -13,6 +13,15 @@ from mettle.runs.launch import load_run_config
 from mettle.trainer.policy import write_policy
 
 
+@pytest.fixture
+def mixture(model, tmp_path):
+    folder = tmp_path / "mixture"
+    shutil.copytree(model, folder)
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"num_experts": 4}))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_policy(tmp_path_factory.mktemp("own") / "mine", MINI)
@@ -53,6 +62,12 @@ def test_what_cannot_be_trained_is_refused(model, tmp_path):
     )
     text = write_first_config("reverse-text", short, tmp_path / "b.toml").read_text()
     assert 'dtype = "bfloat16"' in text or "this processor has no bfloat16" in text
+
+
+def test_a_mixture_gets_adapters_on_its_attention(mixture, tmp_path):
+    config = load_run_config([write_first_config("reverse-text", mixture, tmp_path / "own.toml")]).config
+    assert config.trainer.lora is not None
+    assert not config.trainer.lora.mlp
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def isolated(arguments):
     return [unshare, "-rn", sys.executable, "-c", LOOPBACK_ONLY, *arguments]
 
 
-@pytest.mark.parametrize("steps", [pytest.param(None, id="whole", marks=pytest.mark.nightly), 24])
+@pytest.mark.parametrize("steps", [pytest.param(None, id="whole", marks=pytest.mark.nightly), 10])
 def test_a_policy_learns_with_no_connection_leaving_the_machine(tmp_path, steps):
     """In a few steps nothing can be seen of learning, and everything of the rest; `trainer/journeys` sees it learn."""
     folder = tmp_path / "run"

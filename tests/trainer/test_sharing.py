@@ -179,7 +179,13 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=[] if point in POINTS[1::2] else [pytest.mark.nightly], id=point[0])
+        for point in POINTS
+    ],
+)
 def test_after_a_kill_every_run_goes_on_to_its_own_bytes(point, share, make_lora_run, alone, ledger_of):
     run_dirs = [make_lora_run(name) for name in ("a", "b")]
     _, owner, name, at_call = point

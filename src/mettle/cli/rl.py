@@ -10,6 +10,7 @@ import click
 
 from mettle.cli.groups import NounGroup
 from mettle.cli.replay import replay
+from mettle.cli.rl_hosted import submit_hosted
 from mettle.cli.shares import go_on, share
 from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
@@ -31,15 +32,19 @@ def rl() -> None:
 @click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the resolved config with the source of each value, and stop.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+@click.option("--hosted", is_flag=True, help="Submit it to the Hub in use, whose machine runs it.")
 @click.option(
     "--share", "share_dir", type=click.Path(path_type=Path), help="Train beside the runs of a share that is running."
 )
 @json_option
-def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, share_dir: Path | None, is_json: bool) -> int:
+def run(
+    arguments: Sequence[str], dry_run: bool, directory: Path | None, hosted: bool, share_dir: Path | None, is_json: bool
+) -> int:
     """Train from config files, composed left to right, then overrides.
 
     \b
     mettle rl run base.toml mine.toml --trainer.optim.lr 3e-6 --no-deployment.hub
+    mettle rl run mine.toml --hosted
     """
     from mettle.runs import launch
     from mettle.runs.hosted import ignored_fields
@@ -47,6 +52,11 @@ def run(arguments: Sequence[str], dry_run: bool, directory: Path | None, share_d
     files, overrides = split_arguments(arguments)
     if not files:
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
+    if hosted:
+        if overrides or dry_run or directory is not None or share_dir is not None or len(files) != 1:
+            raise UserError("--hosted takes one file as it stands, and no overrides, --dry-run, --dir or --share")
+        submit_hosted(files[0], is_json=is_json)
+        return 0
     place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
     loaded = launch.load_run_config(files, (*overrides, *place))
     for name in ignored_fields(loaded.config.model_dump()):

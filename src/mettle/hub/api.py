@@ -33,8 +33,15 @@ def catalog_of(request: Request) -> RunCatalog:
     return catalog
 
 
-def open_run(name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> RunReader:
-    """The reader of the run in the path."""
+PUSHED_ID = re.compile(r"c[a-z0-9]{24}")
+"""The name of what was pushed or submitted to a Hub with accounts; no folder of a run or evaluation is called so."""
+
+
+def open_run(request: Request, name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> RunReader:
+    """The reader of the run in the path: in the folder of runs, or hosted."""
+    open_hosted: Callable[[Request, str], RunReader] | None = request.app.state.open_hosted
+    if open_hosted is not None and PUSHED_ID.fullmatch(name):
+        return open_hosted(request, name)
     return catalog.open(name)
 
 
@@ -109,10 +116,6 @@ def list_evaluations(catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> mod
     """The evaluations that were run by themselves, those that are live first, then the newest."""
     own = catalog.evaluations.own()
     return models.EvaluationCards(evaluations=[card_of(name, entry) for name, entry in own.items()])
-
-
-PUSHED_ID = re.compile(r"c[a-z0-9]{24}")
-"""The name of an evaluation that was pushed to a Hub with accounts; no folder's name is like it."""
 
 
 def open_own(request: Request, name: str, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:

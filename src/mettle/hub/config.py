@@ -27,6 +27,9 @@ class HubConfig(BaseModel):
     database: str = ""
     """Address of a PostgreSQL database, as `postgresql+psycopg://me@host/hub`; empty is SQLite inside `data`."""
 
+    models: Path = Path("models")
+    """Folder of model directories (Hugging Face layout) that hosted runs can start from; a tiny one is always there."""
+
     upstream_index: str = ""
     """Package index that pip is sent to for names that nobody has on this Hub, private ones included; empty: none."""
 

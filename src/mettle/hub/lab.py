@@ -40,6 +40,8 @@ class Lab:
     blobs: BlobStore
     passwords: Passwords = field(default_factory=Passwords)
     limits: HubLimits = field(default_factory=HubLimits)
+    models: Path = Path("models")
+    """Folder of the model directories that hosted runs can start from."""
     upstream_index: str = ""
     """Where a package index sends pip for names that nobody has here; empty: nowhere."""
     are_runs_open: bool = True
@@ -55,11 +57,19 @@ class Lab:
         self.database.close()
 
 
-def open_lab(folder: Path, *, database: str = "", are_runs_open: bool = True, upstream_index: str = "") -> Lab:
+def open_lab(
+    folder: Path,
+    *,
+    database: str = "",
+    are_runs_open: bool = True,
+    upstream_index: str = "",
+    models: Path = Path("models"),
+) -> Lab:
     """Make the folder where it is missing, and bring the database to this release.
 
     Raises: StorageError when the disk or the database refuses, UserError for an address that is none.
     """
+    folder = folder.resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)

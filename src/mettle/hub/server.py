@@ -30,16 +30,20 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
     Raises: UserError when the port is taken or a setting is wrong, StorageError when the disk or database refuses.
     """
     from mettle.hub.lab import open_lab
+    from mettle.hub.training.worker import QueueWorker
 
     are_open = is_loopback(config.host) if config.open_runs is None else config.open_runs
     listener = bind(config.host, config.port)
     lab = open_lab(config.data, database=config.database, are_runs_open=are_open, upstream_index=config.upstream_index)
+    worker = QueueWorker(lab)
     try:
         secret = lab.first_link()
+        worker.start()
         asyncio.run(
             _serve(config, listener, lambda url: on_ready(url, None if secret is None else f"{url}/join/{secret}"), lab)
         )
     finally:
+        worker.close()
         lab.close()
 
 

@@ -213,3 +213,23 @@ results = Table(
     Index("result_by_environment", "environment"),
     Index("result_created_at", "created_at"),
 )
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _key(),
+    _to("owner_id", "owners"),
+    Column("submitted_by", String(40), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("model", String(200), nullable=False),
+    Column("environments", JSON, nullable=False),
+    Column("config", JSON, nullable=False),  # the run's config, as it is written to its TOML file
+    Column("status", String(12), nullable=False),  # QUEUED, RUNNING, COMPLETED, FAILED or STOPPED
+    Column("is_stop_wanted", Boolean, nullable=False),
+    Column("error", Text, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("started_at", nullable=True),
+    _time("ended_at", nullable=True),
+    Index("job_by_status", "status", "created_at"),
+)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, ServiceError, StorageError, UserError
 from mettle.log import setup_logging
 from mettle.orchestrator.config import OrchestratorConfig
@@ -103,6 +104,8 @@ async def orchestrate(
     source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death)
     services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
     try:
+        if config.services:
+            await services.check_vocabularies(Renderer.from_directory(model_dir).encode)
         orchestrator = Orchestrator(config, run_dir, ledger, source, engine, services=services, heart=heart)
         watching = asyncio.create_task(watch_supervisor(ledger, run_dir))
         try:

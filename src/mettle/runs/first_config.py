@@ -66,6 +66,12 @@ _LORA = """\
 lora = { rank = 16, alpha = 32 } # adapters on all linear modules; leave it out to train every weight (lr 1e-6 then)
 """
 
+_LORA_OF_MIXTURE = """\
+lora = { rank = 16, alpha = 32, mlp = false } # adapters on attention; those of experts are not trained
+"""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What a mixture's config.json calls the number of its experts."""
+
 
 def write_first_config(env: str, model: Path, path: Path, *, is_full: bool = False) -> Path:
     """Write the config to `path`.
@@ -80,9 +86,10 @@ def write_first_config(env: str, model: Path, path: Path, *, is_full: bool = Fal
     completion = min(COMPLETION_TOKENS, max(1, max_positions // 2))
     is_short = about.get("dtype", about.get("torch_dtype")) == "bfloat16"
     dtype, why = _dtype(is_short=is_short)
+    lora = _LORA_OF_MIXTURE if any(about.get(name) for name in _EXPERTS) else _LORA
     text = _TEXT.format(
         model_name=model.resolve().name, env=env, file=path, path=json.dumps(str(model.resolve())),
-        lora="" if is_full else _LORA, max_tokens=completion, env_id=json.dumps(env), dtype=dtype, dtype_why=why,
+        lora="" if is_full else lora, max_tokens=completion, env_id=json.dumps(env), dtype=dtype, dtype_why=why,
         threads=max(1, (os.cpu_count() or 2) // 2), lr=FULL_LR if is_full else LORA_LR,
         max_model_len=min(4096, max_positions),
     )  # fmt: skip

@@ -155,8 +155,8 @@ def _refuse_experts(network: nn.Module, config: LoraConfig) -> None:
     if not named and not config.mlp:
         return
     raise UserError(
-        "lora: this model is a mixture, and adapters of experts are not trained; set lora.mlp = false, or name modules"
-        " of attention in lora.target_modules"
+        "lora: this model is a mixture, and adapters of experts are not trained; set lora.mlp = false (a client of the"
+        " training service: train_mlp=False), or name modules of attention in lora.target_modules"
     )
 
 

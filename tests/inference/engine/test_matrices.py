@@ -42,16 +42,16 @@ def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int], dtype: t
         assert torch.equal(matrix.added_to(residual[first:stop].clone(), rows[first:stop].clone()), added[first:stop])
 
 
-def test_a_shape_whose_packed_products_depend_on_company_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_whosepacked_products_depend_on_company_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     weight = torch.randn(96, 200)
-    product = matrices._packed_product
+    product = matrices.packed_product
 
     def uneven(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return product(rows, packed, bias) + (1e-6 if len(rows) == 24 else 0.0)
 
     matrices._keeps_bits.cache_clear()
-    monkeypatch.setattr(matrices, "_packed_product", uneven)
+    monkeypatch.setattr(matrices, "packed_product", uneven)
     matrix = Matrix(weight)
     matrices._keeps_bits.cache_clear()
     assert not matrix.is_packed
@@ -59,12 +59,12 @@ def test_a_shape_whose_packed_products_depend_on_company_stays_plain(monkeypatch
     assert torch.equal(matrix.times(rows), torch.nn.functional.linear(rows, weight))
 
 
-def test_a_torch_without_packed_products_is_served_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_withoutpacked_products_is_served_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("Could not run 'mkldnn::_reorder_linear_weight'\nmore lines")
 
     matrices._keeps_bits.cache_clear()
-    monkeypatch.setattr(matrices, "_reordered", missing)
+    monkeypatch.setattr(matrices, "packed_matrix", missing)
     assert not Matrix(torch.randn(96, 96)).is_packed
     matrices._keeps_bits.cache_clear()
 

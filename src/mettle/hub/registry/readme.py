@@ -30,6 +30,7 @@ def render_readme(text: str) -> str:
     made = _markdown().render(text[:MAX_CHARACTERS])
     for level in (5, 4, 3, 2, 1):
         made = made.replace(f"<h{level}>", f"<h{level + 1}>").replace(f"</h{level}>", f"</h{level + 1}>")
+    made = made.replace("<th></th>", "<td></td>")  # a head that says nothing is none
     return nh3.clean(
         made, tags=_TAGS, attributes=_ATTRIBUTES, url_schemes={"http", "https", "mailto"},
         link_rel="nofollow noopener noreferrer",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+from mettle.hub.catalog import RunCatalog
+
 
 def include_routes(app: FastAPI) -> None:
     """Add them to an application. They stand before the pages of runs, whose addresses are more general."""
@@ -16,11 +18,15 @@ def include_routes(app: FastAPI) -> None:
         results_api,
         results_pages,
         team_pages,
+        training_api,
+        training_pages,
     )
 
-    api = (account_api, registry_api, results_api)
-    pages = (account_pages, team_pages, registry_pages, results_pages, package_index)
+    api = (account_api, registry_api, results_api, training_api)
+    pages = (account_pages, team_pages, registry_pages, results_pages, training_pages, package_index)
     app.state.open_pushed = results_pages.open_pushed
+    app.state.open_hosted = training_api.open_hosted
+    app.state.hosted = RunCatalog(app.state.lab.folder / "runs")
 
     for module in (*api, *pages):
         app.include_router(module.router)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class NotByRow(UserError):
 
 
 RANK_STEP = 16
+Projection = Literal["qkv", "output", "gate_up", "down"]
 
 
 class LowRank(NamedTuple):
@@ -68,13 +69,30 @@ class AdapterRows(NamedTuple):
     places: Tensor
     padded: Tensor
 
+    def add(self, layer: int, projection: Projection, made_RX: Tensor, inputs_RD: Tensor) -> None:
+        """Add to the adapter's rows of a projection what it says, in place."""
+        low: LowRank | None = getattr(self.weights.layers[layer], projection)
+        if low is not None:
+            product = torch.mm(torch.mm(inputs_RD[self.padded], low.a_t), low.b_t)
+            made_RX.index_add_(0, self.places, product[: len(self.places)])
+
+
+class RowsOfAdapters(Protocol):
+    """Rows of a batch that have adapters."""
+
+    def add(self, layer: int, projection: Projection, made_RX: Tensor, inputs_RD: Tensor) -> None:
+        """Add to a projection of a layer what the rows' adapters say, in place."""
+
 
 class LayerRows(NamedTuple):
-    """One layer of an adapter and its rows."""
+    """Rows that have adapters, at one layer."""
 
-    layer: LayerAdapter
-    places: Tensor
-    padded: Tensor
+    rows: RowsOfAdapters
+    layer: int
+
+    def add(self, projection: Projection, made_RX: Tensor, inputs_RD: Tensor) -> None:
+        """Add to a projection what the rows' adapters say, in place."""
+        self.rows.add(self.layer, projection, made_RX, inputs_RD)
 
 
 def group_rows(adapters: Sequence[AdapterWeights | None], device: torch.device, repeat: int = 1) -> list[AdapterRows]:
@@ -91,13 +109,6 @@ def group_rows(adapters: Sequence[AdapterWeights | None], device: torch.device, 
         padded = torch.tensor(rows + rows[:1] * (min_rows() - len(rows)), device=device)
         groups.append(AdapterRows(weights, padded[: len(rows)], padded))
     return groups
-
-
-def add_low_rank(made_RX: Tensor, inputs_RD: Tensor, low: LowRank | None, rows: LayerRows) -> None:
-    """Add to an adapter's rows of a projection what the adapter says, in place."""
-    if low is not None:
-        product = torch.mm(torch.mm(inputs_RD[rows.padded], low.a_t), low.b_t)
-        made_RX.index_add_(0, rows.places, product[: len(rows.places)])
 
 
 def fit_adapter(shape: ModelShape, file: AdapterFile, device: torch.device, dtype: torch.dtype) -> AdapterWeights:
@@ -166,7 +177,11 @@ def _joined(
             b_t[row:end, column : column + size] = pair.b.float().t() * scale
             row = end
         column += size
-    return LowRank(a.to(device, dtype).t(), b_t.to(device, dtype))
+    low = LowRank(a.to(device, dtype).t(), b_t.to(device, dtype))
+    if not all(bool(torch.isfinite(factor).all()) for factor in low):
+        # Rows of other adapters multiply these numbers by 0, which must give 0.
+        raise UserError("the adapter's factors are not finite once its scale is in them")
+    return low
 
 
 def _pairs(layer: LayerAdapter) -> list[LowRank]:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.adapters import AdapterRows, AdapterWeights, LayerRows, group_rows
+from mettle.inference.engine.adapters import AdapterWeights, LayerRows, RowsOfAdapters, group_rows
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.layers import Rotation, finish, project
@@ -70,7 +70,7 @@ class Decoder:
         return max(padded, min_rows()) if self._has_plain else padded
 
     def forward(
-        self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: Sequence[AdapterRows] = ()
+        self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: Sequence[RowsOfAdapters] = ()
     ) -> Tensor:
         """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
         num_rows = len(token_ids_R)
@@ -78,7 +78,7 @@ class Decoder:
         rotations = self._rotations(with_rows(positions_R, padded))
         hidden_RD = self._embed(with_rows(token_ids_R, padded))
         for number, (kind, layer) in enumerate(zip(self.shape.layers, self.weights.layers, strict=True)):
-            added = [LayerRows(weights.layers[number], *rows) for weights, *rows in adapters]
+            added = [LayerRows(rows, number) for rows in adapters]
             heads = project(self.shape, layer, hidden_RD, _of(rotations, kind), added)
             hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads), padded), added)
         return hidden_RD[:num_rows]
@@ -104,7 +104,7 @@ class Decoder:
         return hidden_RD.view(num_prompts, length, -1)
 
     def decode(
-        self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span], adapters: Sequence[AdapterRows] = ()
+        self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span], adapters: Sequence[RowsOfAdapters] = ()
     ) -> Tensor:
         """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`."""
         return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B), adapters)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.adapters import LayerRows, LowRank, add_low_rank
+from mettle.inference.engine.adapters import LayerRows, Projection
 from mettle.inference.engine.architecture import Activation, Experts, ModelShape
 from mettle.inference.engine.matrices import Matrix, with_rows
 from mettle.inference.engine.weights import ExpertMlps, LayerWeights
@@ -40,7 +40,7 @@ def project(
     normed = _normed(shape, hidden_RD, layer.attention_norm)
     made = layer.qkv.times(normed, layer.qkv_bias)
     for rows in adapters:
-        add_low_rank(made, normed, rows.layer.qkv, rows)
+        rows.add("qkv", made, normed)
     heads = made.view(len(hidden_RD), -1, shape.head_size)
     rotated = heads[:, : shape.num_heads + shape.num_kv_heads]
     source = rotated
@@ -62,8 +62,8 @@ def finish(
     adapters: Sequence[LayerRows] = (),
 ) -> Tensor:
     """The layer's hidden states from what its attention gave."""
-    lows = [(rows.layer.output, rows) for rows in adapters]
-    hidden_RD = _add(shape, hidden_RD, attended_RD, layer.output, layer.output_bias, layer.attention_end_norm, lows)
+    ends = (layer.output, layer.output_bias, layer.attention_end_norm)
+    hidden_RD = _add(shape, hidden_RD, attended_RD, *ends, "output", adapters)
     normed = _normed(shape, hidden_RD, layer.mlp_norm)
     if isinstance(layer.mlp, ExpertMlps):
         assert shape.experts is not None, "a layer has experts only in a model that has them"
@@ -71,11 +71,11 @@ def finish(
         return hidden_RD + _normed(shape, mixed, layer.mlp_end_norm)
     gate_up = layer.mlp.gate_up.times(normed, layer.mlp.gate_up_bias)
     for rows in adapters:
-        add_low_rank(gate_up, normed, rows.layer.gate_up, rows)
+        rows.add("gate_up", gate_up, normed)
     gate, up = gate_up.chunk(2, -1)
-    lows = [(rows.layer.down, rows) for rows in adapters]
     inner_RF = _activate(gate, shape.activation) * up
-    return _add(shape, hidden_RD, inner_RF, layer.mlp.down, layer.mlp.down_bias, layer.mlp_end_norm, lows)
+    ends = (layer.mlp.down, layer.mlp.down_bias, layer.mlp_end_norm)
+    return _add(shape, hidden_RD, inner_RF, *ends, "down", adapters)
 
 
 def _normed(shape: ModelShape, rows_RD: Tensor, weight: Tensor | None) -> Tensor:
@@ -97,14 +97,15 @@ def _add(
     matrix: Matrix,
     bias: Tensor | None,
     end_norm: Tensor | None,
-    lows: Sequence[tuple[LowRank | None, LayerRows]],
+    projection: Projection,
+    adapters: Sequence[LayerRows],
 ) -> Tensor:
     """Hidden states and a projection that is added to them, by way of a norm where the family has one there."""
     made = matrix.added_to(hidden_RD, rows_RX) if end_norm is None else matrix.times(rows_RX)
     if bias is not None:
         made = made + bias
-    for low, rows in lows:
-        add_low_rank(made, rows_RX, low, rows)
+    for rows in adapters:
+        rows.add(projection, made, rows_RX)
     return made if end_norm is None else hidden_RD + _normed(shape, made, end_norm)
 
 

@@ -77,37 +77,44 @@ class Matrix:
     def times(self, rows_RD: Tensor, bias: Tensor | None = None) -> Tensor:
         """Rows times the matrix, [R, X], plus a bias."""
         if self._packed is not None:
-            return _packed_product(rows_RD, self._packed, bias)
+            return packed_product(rows_RD, self._packed, bias)
         assert self._plain is not None, "a matrix is packed or plain"
         return F.linear(rows_RD, self._plain, bias)
 
     def added_to(self, rows_RX: Tensor, rows_RD: Tensor) -> Tensor:
         """`rows_RX` plus rows times the matrix."""
         if self._packed is not None:
-            return rows_RX + _packed_product(rows_RD, self._packed, None)
+            return rows_RX + packed_product(rows_RD, self._packed)
         assert self._plain_t is not None, "a matrix is packed or plain"
         return torch.addmm(rows_RX, rows_RD, self._plain_t)
 
 
-def _packed_product(rows_RD: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def can_pack() -> bool:
+    """Whether this build of torch packs matrices at all."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+
+
+def packed_matrix(weight_XD: Tensor) -> Tensor:
+    """A matrix as oneDNN multiplies with it; only for `packed_product`."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_XD.contiguous(), None)
+    return packed
+
+
+def packed_product(rows_RD: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows times a packed matrix, [R, X]."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(rows_RD, packed, bias, "none", [], "")
     return product
 
 
 def _pack(weight_XD: Tensor) -> Tensor | None:
-    if weight_XD.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if weight_XD.device.type != "cpu" or not can_pack():
         return None
     if min(weight_XD.shape) < _MIN_PACKED_SIDE:
         return None
     outputs, inputs = weight_XD.shape
     if not _keeps_bits(outputs, inputs, weight_XD.dtype, torch.get_num_threads()):
         return None
-    return _reordered(weight_XD)
-
-
-def _reordered(weight_XD: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_XD.contiguous(), None)
-    return packed
+    return packed_matrix(weight_XD)
 
 
 @lru_cache(maxsize=256)
@@ -116,12 +123,12 @@ def _keeps_bits(outputs: int, inputs: int, dtype: torch.dtype, num_threads: int)
     noise = torch.randn(_TRIED_PERIOD, generator=torch.Generator().manual_seed(0)).to(dtype)
     outputs = min(outputs, max(_MIN_PACKED_SIDE, _TRIED_VALUES // inputs))
     try:
-        packed = _reordered(_filled(noise, outputs, inputs))
+        packed = packed_matrix(_filled(noise, outputs, inputs))
         rows = _filled(noise.flip(0), max(_TRIED_ROWS) + 1, inputs)
-        whole = _packed_product(rows, packed, None)
+        whole = packed_product(rows, packed, None)
         for count in _TRIED_ROWS:
             for first in (0, 1):
-                part = _packed_product(rows[first : first + count].clone(), packed, None)
+                part = packed_product(rows[first : first + count].clone(), packed, None)
                 if not torch.equal(part, whole[first : first + count]):
                     return False
     except (RuntimeError, AttributeError) as error:  # another build of torch

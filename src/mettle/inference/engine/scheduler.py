@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
-from mettle.inference.engine.adapters import AdapterWeights, group_rows
+from mettle.inference.engine.adapter_stacks import AdapterStacks
+from mettle.inference.engine.adapters import AdapterWeights, RowsOfAdapters
 from mettle.inference.engine.admission import EngineAdmission, QueuedRequest
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.grammars import Grammars, TokenConstraint
@@ -69,6 +70,7 @@ class Scheduler:
         self.totals = Totals()
         self._decoder = decoder
         self._policy_adapter = policy_adapter
+        self._stacks = AdapterStacks()
         self._grammars = grammars
         self._eos = frozenset(eos_token_ids)
         self._decode_text = decode_text
@@ -167,6 +169,7 @@ class Scheduler:
         upon_old = self.adapters.units() if decoder is not self._decoder else set()
         self._forget_prefixes({("", self.version), *upon_old})
         self._decoder, self.version, self._policy_adapter = decoder, version, policy_adapter
+        self._stacks.forget()
         self._batch = None
 
     def put_adapter(self, name: str, path: Path, version: int, weights: AdapterWeights) -> None:
@@ -176,11 +179,13 @@ class Scheduler:
         """
         self.adapters.put(name, path, weights.rank, version, weights)
         self._forget_prefixes({(name, version)})
+        self._stacks.forget()
         self._batch = None
 
     def remove_adapter(self, name: str) -> None:
         """Take no more requests for an adapter."""
         self.adapters.remove(name)
+        self._stacks.forget()
         self._forget_prefixes(set())
 
     def _forget_prefixes(self, stale: set[Unit]) -> None:
@@ -308,13 +313,19 @@ class Scheduler:
     def _decode(self) -> None:
         batch = self._batch
         if batch is None:
-            batch = self._batch = _StepBatch(self._slots.rows, self._device, self._policy_adapter)
+            batch = self._batch = _StepBatch(self._slots.rows, self._device)
+            batch.adapters = self._adapters_of(batch.rows)
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
         hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters)
         sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
         self._give(batch.rows, sampled)
         batch.step_on(sampled.token_ids_B)
         self._settle(batch.rows)
+
+    def _adapters_of(self, rows: Sequence[RunningSequence]) -> Sequence[RowsOfAdapters]:
+        own = self._policy_adapter
+        chosen = [own if row.owner.adapter is None else row.owner.adapter.weights for row in rows]
+        return self._stacks.rows(chosen, self._device, self._decoder.dtype)
 
     def _give(self, rows: Sequence[RunningSequence], sampled: SampledTokens) -> None:
         top = sampled.top_logprobs
@@ -390,14 +401,10 @@ class Scheduler:
 class _StepBatch:
     """The running sequences in the order of their slots, with their newest tokens and where these stand."""
 
-    def __init__(
-        self, rows: list[RunningSequence], device: torch.device, policy_adapter: AdapterWeights | None
-    ) -> None:
+    def __init__(self, rows: list[RunningSequence], device: torch.device) -> None:
         self.rows = rows
         self.plan = SamplingPlan(rows, device)
-        self.adapters = group_rows(
-            [policy_adapter if row.owner.adapter is None else row.owner.adapter.weights for row in rows], device
-        )
+        self.adapters: Sequence[RowsOfAdapters] = ()
         self.token_ids = torch.tensor([row.newest for row in rows], device=device)
         self.positions = torch.tensor([row.length - 1 for row in rows], device=device)
         self._replaying = [i for i, row in enumerate(rows) if row.is_replaying]

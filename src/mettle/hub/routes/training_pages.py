@@ -1,0 +1,97 @@
+"""The pages of hosted training: the queue, the form, and the buttons of a run."""
+
+from __future__ import annotations
+
+import tomllib
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from mettle.hub.access import LabHere, SignedIn
+from mettle.hub.accounts import audit
+from mettle.hub.caller import Caller
+from mettle.hub.lab import Lab
+from mettle.hub.pages import page
+from mettle.hub.routes.forms import CheckedForm
+from mettle.hub.routes.looking import looking
+from mettle.hub.routes.training_api import change_job
+from mettle.hub.training import jobs
+from mettle.hub.training.submission import BUILT_IN, Submission, offered_models, run_config
+from mettle.web.bodies import first_fault
+from mettle.web.problems import HttpError
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[Depends(looking)])
+
+EXAMPLE = f"""model = "{BUILT_IN}"
+max_steps = 100
+batch_size = 256
+rollouts_per_example = 16
+learning_rate = 3e-4
+
+[sampling]
+max_tokens = 8
+
+[[env]]
+id = "reverse-text"
+"""
+
+
+@router.get("/training")
+def training_page(lab: LabHere, caller: SignedIn) -> HTMLResponse:
+    """The queue, and the form."""
+    return _training(lab, caller, EXAMPLE)
+
+
+@router.post("/training")
+def submit(lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
+    """Queue the run of a TOML."""
+    assert caller.person is not None, "signed in"
+    text = fields.get("toml", "")
+    try:
+        asked = Submission.model_validate(tomllib.loads(text))
+        config = run_config(asked, offered_models(lab.models))
+    except tomllib.TOMLDecodeError as error:
+        return _training(lab, caller, text, f"this is no TOML: {error}", 400)
+    except ValidationError as error:
+        place, words = first_fault(error.errors())
+        return _training(lab, caller, text, f"{place}: {words}", 400)
+    except HttpError as error:
+        return _training(lab, caller, text, str(error), 400)
+    names = [each.id for each in asked.environments]
+    with lab.database.write() as c:
+        job = jobs.submit(
+            c, caller, caller.person.id, name=asked.name or f"{names[0]} {asked.model}", model=asked.model,
+            environments=names, config=config,
+        )  # fmt: skip
+        audit.note(c, caller.name, "run.submit", job.name, address=caller.address)
+    return RedirectResponse("/training", status_code=303)
+
+
+@router.post("/training/{run_id}")
+def change(request: Request, lab: LabHere, caller: SignedIn, run_id: str, fields: CheckedForm) -> Response:
+    """Stop it, or let it go on."""
+    with lab.database.write() as c:
+        change_job(c, caller, jobs.find_job(c, caller, run_id), fields.get("action", ""))
+    return RedirectResponse("/training", status_code=303)
+
+
+@router.get("/dashboard/training/{run_id}")
+def old_address(run_id: str) -> Response:
+    """Where the field's clients send people."""
+    return RedirectResponse(f"/runs/{run_id}", status_code=307)
+
+
+def _training(lab: Lab, caller: Caller, text: str, problem: str = "", status: int = 200) -> HTMLResponse:
+    if not caller.may("training:read"):
+        raise HttpError(403, "this token does not cover training:read; make one that does", code="scope_missing")
+    with lab.database.read() as c:
+        found, total = jobs.list_jobs(c, caller, limit=100)
+        ahead = {job.id: jobs.num_ahead(c, job) for job in found}
+    answer = page(
+        "training.html", jobs=found, total=total, ahead=ahead, text=text, problem=problem,
+        models=[each.name for each in offered_models(lab.models)],
+    )  # fmt: skip
+    answer.status_code = status
+    return answer

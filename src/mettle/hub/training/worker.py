@@ -1,0 +1,108 @@
+"""The worker: takes one submitted run after the other, and runs it as `mettle rl run` does.
+
+Each run is a process group of its own, so that it outlives a restart of the Hub: the next worker finds it by its
+supervisor and waits for it. One that was cut off goes on with `mettle rl resume`.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from mettle.errors import MettleError
+from mettle.hub.lab import Lab
+from mettle.hub.training import jobs
+from mettle.hub.training.jobs import TrainingJob, run_folder
+from mettle.hub.training.submission import as_toml
+from mettle.runs.launch import is_finished, stop
+from mettle.runs.lock import supervisor_pid
+from mettle.storage.run_dir import RunDir
+
+logger = logging.getLogger(__name__)
+TICK_S = 1.0
+
+
+class QueueWorker:
+    """A thread that runs jobs until it is closed. Runs go on when it is: they are its Hub's, not the process's."""
+
+    def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
+        self._lab, self._tick_s = lab, tick_s
+        self._over = threading.Event()
+        self._child: tuple[str, subprocess.Popen[bytes]] | None = None
+        self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more jobs."""
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._over.wait(self._tick_s):
+            try:
+                self.step()
+            except MettleError as error:  # a full disk passes
+                logger.warning("the worker could not go on", extra={"error": str(error)})
+            except Exception:
+                logger.exception("the worker failed")
+
+    def step(self) -> None:
+        """Look after the run that runs; start the next where there is none."""
+        with self._lab.database.read() as c:
+            running, waiting = jobs.with_status(c, jobs.RUNNING), jobs.with_status(c, jobs.QUEUED)
+        for job in running:
+            self._look_after(job)
+        if not running and waiting:
+            self._begin(waiting[0])
+
+    def _begin(self, job: TrainingJob) -> None:
+        with self._lab.database.write() as c:
+            jobs.set_status(c, job.id, jobs.RUNNING)
+        folder = run_folder(self._lab.folder, job.id)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        config = folder.parent / f"{job.id}.toml"
+        config.write_text(as_toml({"name": job.id, **job.config}), encoding="utf-8")
+        words = ["resume", str(folder)] if (folder / "run.db").exists() else ["run", str(config), "--dir", str(folder)]
+        with (folder.parent / f"{job.id}.out").open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mettle.cli", "rl", *words, "--json"], stdin=subprocess.DEVNULL, stdout=out,
+                stderr=out, start_new_session=True,
+            )  # fmt: skip
+        self._child = (job.id, process)
+        logger.info("started a run", extra={"job": job.id, "pid": process.pid})
+
+    def _look_after(self, job: TrainingJob) -> None:
+        folder = run_folder(self._lab.folder, job.id)
+        is_made = (folder / "run.db").exists()
+        if job.is_stop_wanted and is_made:
+            stop(folder)
+        child = self._child[1] if self._child is not None and self._child[0] == job.id else None
+        if child is not None:
+            if child.poll() is None:
+                if job.is_stop_wanted and not is_made:
+                    child.terminate()
+                return
+        elif is_made and supervisor_pid(RunDir.existing(folder)) is not None:
+            return  # started by a Hub that has ended since
+        self._child = None
+        is_done = is_made and is_finished(folder)
+        status = jobs.COMPLETED if is_done else jobs.STOPPED if job.is_stop_wanted else jobs.FAILED
+        error = "" if status != jobs.FAILED else last_words(folder.parent / f"{job.id}.out")
+        with self._lab.database.write() as c:
+            jobs.set_status(c, job.id, status, error=error)
+        logger.info("a run has ended", extra={"job": job.id, "status": status})
+
+
+def last_words(path: Path) -> str:
+    """The line in which a run says why it ended."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "it left no output"
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (said or lines or ["it said nothing"])[-1][:500]

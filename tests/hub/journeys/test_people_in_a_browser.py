@@ -1,0 +1,61 @@
+"""A person joins, makes a token, leaves and comes back, in a real browser: it sends the headers that no client of ours
+does, and obeys those that we send."""
+
+from pathlib import Path
+
+import pytest
+from tests.hub.lab_writer import PASSWORD as OF_ANN
+from tests.serving import app_on_a_thread
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = Path("/usr/bin/chromium")
+PASSWORD = "nine green boats"
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no browser at {CHROMIUM}"),
+]
+
+
+@pytest.fixture
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+def sign_in(page, username, password):
+    page.goto("/signin")
+    page.get_by_label("Name").fill(username)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("main").get_by_role("button", name="Sign in").click()
+
+
+def test_a_link_makes_an_account_which_makes_a_token_and_signs_in_again(browser, hub):
+    with app_on_a_thread(hub.app) as url:
+        admin = browser.new_context(base_url=url).new_page()
+        sign_in(admin, "ann", OF_ANN)
+        admin.goto("/people")
+        admin.get_by_role("button", name="Make a link").click()
+        link = admin.locator("pre").first.inner_text()
+
+        page = browser.new_context(base_url=url).new_page()
+        page.goto(link)
+        page.locator("[name=username]").fill("zoe")
+        page.locator("[name=password]").fill(PASSWORD)
+        page.locator("[name=again]").fill(PASSWORD)
+        page.locator("main form button").click()
+        playwright.expect(page.get_by_role("heading", level=1)).to_have_text("zoe")
+        page.get_by_label("What is it for?").fill("a notebook")
+        page.get_by_role("button", name="Make the token").click()
+        secret = page.locator("[role=status] pre").inner_text()
+        page.get_by_role("button", name="Sign out").click()
+        sign_in(page, "zoe", PASSWORD)
+        page.goto("/account")
+        playwright.expect(page.get_by_role("cell", name="a notebook", exact=True)).to_be_visible()
+        assert secret not in page.content()
+
+        page.goto(link)
+        assert page.locator("[name=again]").count() == 0, "the link makes one account"

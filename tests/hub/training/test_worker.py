@@ -1,0 +1,141 @@
+"""The worker: one run after the other, stops and goes on, and says why a run has failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mettle.hub.training import jobs, worker
+from mettle.hub.training.jobs import run_folder
+
+BODY = {"model": "tiny", "environments": [{"id": "reverse-text"}], "max_steps": 3, "batch_size": 32, "max_tokens": 8}
+
+
+@pytest.fixture
+def bob(hub):
+    return hub.with_token("bob")
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """What the worker starts, in place of a run: one that ends at once with a word of its own, or sleeps."""
+    started = []
+    popen = subprocess.Popen
+
+    def start(words, **more):
+        sleeps = len(started) == 0
+        code = "import time; time.sleep(600)" if sleeps else "import sys; print('error: no luck'); sys.exit(2)"
+        started.append((words, popen([sys.executable, "-c", code], **more)))
+        return started[-1][1]
+
+    monkeypatch.setattr(worker.subprocess, "Popen", start)
+    yield started
+    for _, process in started:
+        process.kill()
+        process.wait()
+
+
+def statuses(client):
+    return [run["status"] for run in client.get("/api/v1/rft/runs").json()["runs"]][::-1]
+
+
+def test_runs_are_taken_one_after_the_other_and_stopped(hub, bob, programs):
+    first, second = (bob.post("/api/v1/rft/runs", json=BODY).json()["run"] for _ in range(2))
+    assert (first["runsAhead"], second["runsAhead"]) == (0, 1)
+    queue = worker.QueueWorker(hub.lab)
+    queue.step()
+    queue.step()
+    assert statuses(bob) == ["RUNNING", "QUEUED"]
+    words, process = programs[0]
+    assert words[2:] == [
+        "mettle.cli", "rl", "run", str(run_folder(hub.lab.folder, first["id"]).with_suffix(".toml")), "--dir",
+        str(run_folder(hub.lab.folder, first["id"])), "--json",
+    ]  # fmt: skip
+    assert bob.delete(f"/api/v1/rft/runs/{first['id']}").status_code == 409
+    assert bob.put(f"/api/v1/rft/runs/{first['id']}/stop").json()["run"]["status"] == "RUNNING"
+    queue.step()
+    process.wait(60)
+    queue.step()
+    assert statuses(bob) == ["STOPPED", "QUEUED"]
+    queue.step()
+    programs[1][1].wait(60)
+    queue.step()
+    assert statuses(bob) == ["STOPPED", "FAILED"]
+    assert bob.get(f"/api/v1/rft/runs/{second['id']}").json()["run"]["errorMessage"] == "no luck"
+    assert bob.put(f"/api/v1/rft/runs/{second['id']}/restart").json()["run"]["status"] == "QUEUED"
+    assert bob.put(f"/api/v1/rft/runs/{second['id']}/restart").status_code == 409
+    assert bob.put(f"/api/v1/rft/runs/{second['id']}/stop").json()["run"]["status"] == "STOPPED"
+    assert bob.delete(f"/api/v1/rft/runs/{second['id']}").status_code == 200
+
+
+def test_a_run_that_a_hub_has_left_behind_goes_on(hub, bob, programs, monkeypatch):
+    run = bob.post("/api/v1/rft/runs", json=BODY).json()["run"]
+    folder = run_folder(hub.lab.folder, run["id"])
+    with hub.lab.database.write() as c:
+        jobs.set_status(c, run["id"], jobs.RUNNING)
+    folder.mkdir(parents=True)
+    (folder / "run.db").touch()
+    monkeypatch.setattr(worker, "supervisor_pid", lambda run_dir: 1)
+    queue = worker.QueueWorker(hub.lab)
+    queue.step()
+    assert statuses(bob) == ["RUNNING"]
+    monkeypatch.setattr(worker, "supervisor_pid", lambda run_dir: None)
+    monkeypatch.setattr(worker, "is_finished", lambda path: False)
+    queue.step()
+    assert statuses(bob) == ["FAILED"]
+    bob.put(f"/api/v1/rft/runs/{run['id']}/restart")
+    queue.step()
+    assert programs[0][0][3:] == ["rl", "resume", str(folder), "--json"]
+
+
+def test_a_run_is_its_owners_and_its_pages_are_those_of_any_run(hub, bob, run_writer):
+    run = bob.post("/api/v1/rft/runs", json=BODY).json()["run"]
+    writer = run_writer(run_folder(hub.lab.folder, run["id"]), steps=4, groups=2)
+    for step in (1, 2):
+        writer.train_step(step)
+    writer.ledger.close()
+    assert bob.get(f"/api/v1/rft/runs/{run['id']}/metrics").json()["metrics"][0]["step"] == 1
+    assert "stepped" in bob.get(f"/api/v1/rft/runs/{run['id']}/logs", params={"component": "trainer"}).json()["logs"]
+    assert run["id"] in bob.get(f"/runs/{run['id']}").text
+    eve = hub.with_token("eve")
+    for path in ("", "/metrics", "/logs", "/checkpoints", "/checkpoints/1"):
+        assert eve.get(f"/api/v1/rft/runs/{run['id']}{path}").status_code == 404
+    assert eve.get(f"/runs/{run['id']}").status_code == 404
+    assert hub.anonymous().get(f"/runs/{run['id']}", follow_redirects=False).status_code == 303
+    assert eve.get("/api/v1/rft/runs").json()["total"] == 0
+
+
+def test_versions_are_listed_and_downloaded_as_a_tar(hub, bob, tmp_path):
+    import io
+    import tarfile
+
+    from mettle.storage.run_dir import RunDir
+
+    run = bob.post("/api/v1/rft/runs", json=BODY).json()["run"]
+    folder = RunDir(run_folder(hub.lab.folder, run["id"])).version(3)
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "weights.bin").write_bytes(b"x" * 1000)
+    (found,) = bob.get(f"/api/v1/rft/runs/{run['id']}/checkpoints").json()["checkpoints"]
+    assert (found["step"], found["sizeBytes"], found["status"]) == (3, 1002, "READY")
+    data = bob.get(found["storageUrl"]).content
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert sorted(archive.getnames()) == ["adapter_config.json", "weights.bin"]
+        assert archive.extractfile("weights.bin").read() == b"x" * 1000
+    assert bob.get(f"/api/v1/rft/runs/{run['id']}/checkpoints/9").status_code == 404
+
+
+def test_the_page_queues_a_toml_and_says_what_is_wrong_with_one(hub):
+    bob = hub.signed_in("bob")
+    good = 'model = "tiny"\nmax_steps = 3\n[[env]]\nid = "reverse-text"\n'
+    for text, words in (
+        ("[[", "this is no TOML"),
+        ("x = 1\n" + good, "not offered"),
+        (good.replace("tiny", "x"), "not offered"),
+    ):
+        answer = bob.form("/training", toml=text)
+        assert (answer.status_code, words in answer.text) == (400, True)
+    assert bob.form("/training", toml=good).status_code == 303
+    assert "reverse-text tiny" in bob.get("/training").text
