@@ -93,6 +93,7 @@ class RunConfig(BaseModel):
     inference: InferenceConfig = InferenceConfig(model=Path("model"))
     deployment: DeploymentConfig = DeploymentConfig()
     tracking: TrackingConfig = TrackingConfig()
+    """Where the figures go besides the run's own page."""
 
     batch_size: int | None = None
     """Hosted spelling of orchestrator.batch_size."""
