@@ -114,7 +114,7 @@ def test_results_are_pushed_listed_and_read_back(mettle, hub, tmp_path):
     pushed = mettle("eval", "push", str(folder), "--public", "--json")
     assert pushed.code == 0, pushed.err
     assert (pushed.json["total_samples"], pushed.json["avg_score"]) == (3, 0.5)
-    assert "words" in mettle("eval", "list").out
-    assert mettle("eval", "list", "--json").json[0]["model_name"] == "m"
+    assert "words" in mettle("eval", "pushed").out
+    assert mettle("eval", "pushed", "--json").json[0]["model_name"] == "m"
     assert mettle("eval", "samples", pushed.json["id"]).json["samples"][2]["reward"] == 1.0
     assert mettle("eval", "push", str(tmp_path / "nothing")).code == 2

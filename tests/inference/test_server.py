@@ -273,6 +273,7 @@ async def test_health_and_metrics(server: InferenceServer, http: aiohttp.ClientS
         "paused": False,
         "kv_bytes": 128 * 512,
         "kv_budget_bytes": 2 * 9 * 256 * 512,
+        "preempted": 0,
         "dtype": "float32",
         "canary_tolerance": 1e-3,
     }

@@ -61,7 +61,7 @@ def push(path: Path, environment: str | None, name: str | None, public: bool, is
     print_next(f"mettle eval samples {done['evaluation_id']}")
 
 
-@click.command("list")
+@click.command("pushed")
 @click.option("--env", "environment", help="Only those of this environment.")
 @click.option("-n", "--num", default=20, show_default=True, type=click.IntRange(1, 100), help="How many.")
 @json_option

@@ -16,6 +16,7 @@ from mettle.inference.config import InferenceConfig
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.records.versions import CANARY_TOLERANCES
 from mettle.runs.hosted import fan_out
+from mettle.runs.tracking import TrackingConfig
 from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
 from mettle.trainer.presets import PRESETS
 
@@ -91,6 +92,8 @@ class RunConfig(BaseModel):
     trainer: TrainerConfig = TrainerConfig()
     inference: InferenceConfig = InferenceConfig(model=Path("model"))
     deployment: DeploymentConfig = DeploymentConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    """Where the figures go besides the run's own page."""
 
     batch_size: int | None = None
     """Hosted spelling of orchestrator.batch_size."""

@@ -62,6 +62,7 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
     _check_environments(config)
     check_fit(config)
+    config.tracking.check()
     _check_port(config)
     _check_place(path)
 

@@ -27,6 +27,7 @@ from mettle.runs.progress import RunProgress
 from mettle.runs.shares import NamedRun, check_joining, join_config, with_base
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor
+from mettle.runs.tracking import Mirror, make_trackers
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import ShareDir
@@ -218,6 +219,7 @@ def _supervise(
     try:
         with (
             StopSignals(supervisor.stop) as signals,
+            Mirror(run_dir, make_trackers(config.tracking, run_dir, config.model_dump(mode="json"))),
             membership(run_dir, config, supervisor) as look_at_share,
             RunProgress(reader, config.max_steps, title=title, is_quiet=is_quiet, notes=supervisor.notes) as show,
         ):

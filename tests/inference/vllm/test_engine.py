@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 
 from mettle.clients.renderer import Renderer
@@ -22,6 +24,7 @@ from mettle.inference.engine.protocol import EngineLost, Generation, GenerationR
 from mettle.inference.launch import open_engine
 from mettle.inference.vllm.engine import VllmEngine
 from mettle.inference.vllm.launch import command, first_complaint
+from mettle.inference.vllm.wire import VllmWire
 from mettle.processes.child import import_path, process_state
 from mettle.records.sampling import SamplingParams
 
@@ -101,6 +104,31 @@ def test_what_it_cannot_honour_is_refused_in_one_line(engine: VllmEngine, tmp_pa
     (tmp_path / "adapter_config.json").write_text('{"r": 4}')
     with pytest.raises(WeightsRejected, match="lora_rank"):
         engine.load_adapter("mine", tmp_path)
+
+
+async def test_an_error_in_a_stream_says_whose_it_is_in_one_line(tmp_path: Path) -> None:
+    said = iter(["Grammar error:\n  unclosed group", "the engine is dead"])
+
+    async def stream(_: web.Request) -> web.Response:
+        error = {"message": next(said), "type": "BadRequestError", "code": 400 if told else 500}
+        return web.Response(text=f"data: {json.dumps({'error': error})}\n\n", content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/inference/v1/generate", stream)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "http")).start()
+    wire = VllmWire(tmp_path / "http")
+    try:
+        told = True
+        with pytest.raises(RequestRefused, match=r"vLLM: Grammar error: unclosed group$"):
+            await anext(wire.stream({}))
+        told = False
+        with pytest.raises(ServiceError, match="the engine is dead"):
+            await anext(wire.stream({}))
+    finally:
+        await wire.close()
+        await runner.cleanup()
 
 
 def test_an_interpreter_that_is_not_there_is_the_user_s_mistake(policy_folder: Path, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ class VllmWire:
                         if data == "[DONE]":
                             return
                         chunk = json.loads(data)
-                        if "error" in chunk:
-                            raise ServiceError(f"vLLM: {message_of(chunk)}")
+                        if "error" in chunk:  # after a status of 200, for vLLM looks at a grammar after that
+                            raise refusal(_code_of(chunk), chunk)
                         yield chunk
         except _LOST as error:
             raise EngineLost(f"vLLM does not answer: {type(error).__name__}: {error}") from error
@@ -146,7 +146,13 @@ def sampling_body(
     }
 
 
+def _code_of(body: Mapping[str, Any]) -> int:
+    error = body["error"]
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return code if type(code) is int else 500
+
+
 def refusal(status: int, body: Mapping[str, Any]) -> MettleError:
-    """What a status that is not 200 means."""
-    message = f"vLLM: {message_of(body)}"
+    """What a status that is not 200 means, in one line."""
+    message = f"vLLM: {' '.join(message_of(body).split())}"
     return RequestRefused(message, "request") if status == 400 else ServiceError(f"{message} (status {status})")
