@@ -2,6 +2,7 @@
 
 import pytest
 
+from mettle.runs.config import RunConfig
 from mettle.runs.hosted import fan_out, ignored_fields
 
 
@@ -38,6 +39,22 @@ def test_a_value_said_in_one_component_holds_for_the_others():
 def test_two_places_that_disagree_are_an_error():
     with pytest.raises(ValueError, match=r"trainer.max_steps = 9 contradicts the shared max_steps = 7"):
         fan_out({"max_steps": 7, "trainer": {"max_steps": 9}})
+
+
+def test_a_resolved_config_is_read_back_as_it_was_written():
+    """A run writes its config with every default and reads it on resume; both stand beside what was shared."""
+    said = {
+        "env": [{"id": "reverse-text", "args": {"n": 3}}],
+        "sampling": {"max_tokens": 8},
+        "eval": {"interval": 5},
+        "lora_rank": 8,
+        "learning_rate": 1e-4,
+    }
+    config = RunConfig.model_validate(said)
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    written = config.model_dump(mode="json") | {"env": [{"id": "wordle"}]}
+    with pytest.raises(ValueError, match="contradicts the shared env"):
+        RunConfig.model_validate(written)
 
 
 def test_the_given_tree_is_left_alone():

@@ -84,7 +84,7 @@ def list_pushed(environment: str | None, num: int, is_json: bool) -> None:
 @click.command()
 @click.argument("evaluation_id")
 @click.option("-n", "--num", default=100, show_default=True, type=click.IntRange(1, 1000), help="How many.")
-@click.option("-p", "--page", default=1, show_default=True, type=click.IntRange(min=1), help="Which page.")
+@click.option("--page", default=1, show_default=True, type=click.IntRange(min=1), help="Which page.")
 def samples(evaluation_id: str, num: int, page: int) -> None:
     """Print the samples of an evaluation at the Hub, as JSON."""
     with hub_client(needs_token=False) as client:

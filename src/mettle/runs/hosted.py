@@ -74,6 +74,16 @@ def _place(tree: dict[str, Any], target: str, value: Any, name: str) -> None:
         if not isinstance(inner, dict):
             return  # Already a parsed model or a mistake that validation will name.
         table = inner
-    if leaf in table and table[leaf] != value:
+    if leaf not in table:
+        table[leaf] = copy.deepcopy(value)
+    elif not _includes(table[leaf], value):
         raise ValueError(f"{target} = {table[leaf]!r} contradicts the shared {name} = {value!r}; set one of the two")
-    table[leaf] = copy.deepcopy(value)
+
+
+def _includes(full: Any, said: Any) -> bool:
+    """Whether `full` says all that was said and perhaps more: a resolved table has every default beside it."""
+    if isinstance(full, dict) and isinstance(said, dict):
+        return all(key in full and _includes(full[key], value) for key, value in said.items())
+    if isinstance(full, list) and isinstance(said, list):
+        return len(full) == len(said) and all(map(_includes, full, said))
+    return bool(full == said)

@@ -11,7 +11,6 @@ run and seed give the same prediction.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.errors import UserError
+from mettle.evals.estimator import mean_of
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.simulator import Deadlock, MeasuredPace, SimulatedWorld, run_virtually, simulate
 from mettle.storage.ledger import Ledger
@@ -95,7 +95,7 @@ def measure(path: Path) -> RunTimes:
             error_rate=1 - len(well) / len(rows),
             num_steps=len(trained) - SKIPPED_STEPS,
             wall_s=max(1e-6, end - begin),
-            tokens=statistics.fmean(row["num_tokens"] for row in well),
+            tokens=mean_of([row["num_tokens"] for row in well]),
         )
     finally:
         ledger.close()
@@ -104,7 +104,7 @@ def measure(path: Path) -> RunTimes:
 def fit_pace(seen: RunTimes, num_engines: int) -> MeasuredPace:
     """How long rollouts take when n run on each engine: the line through the run's own, never falling with n."""
     n = [beside + 1 for beside in seen.beside]
-    mean_n, mean_s = statistics.fmean(n), statistics.fmean(seen.model_s)
+    mean_n, mean_s = mean_of(n), mean_of(seen.model_s)
     spread = sum((x - mean_n) ** 2 for x in n)
     slope = sum((x - mean_n) * s for x, s in zip(n, seen.model_s, strict=True)) / spread if spread > 0 else 0.0
     slope = min(max(0.0, slope), mean_s / mean_n)  # the base is no less than nothing
@@ -218,7 +218,7 @@ def _shipped(ledger: Ledger) -> tuple[float, float, float, int]:
     return (
         rows[0]["trained_at"],
         rows[-1]["trained_at"],
-        statistics.fmean(row["staleness_mean"] for row in settled),
+        mean_of([row["staleness_mean"] for row in settled]),
         max(row["staleness_max"] for row in rows),
     )
 
@@ -239,4 +239,4 @@ def _beside(spans: Sequence[tuple[float, float]]) -> list[float]:
 
 def _mean(series: Sequence[tuple[int, float]]) -> float:
     values = [value for step, value in series if step > SKIPPED_STEPS] or [value for _, value in series]
-    return statistics.fmean(values) if values else 0.0
+    return mean_of(values) if values else 0.0
