@@ -89,13 +89,16 @@ def _event(model: str, item: TokenEvent | Generation) -> dict[str, Any]:
 
 
 def _answer(model: str, generation: Generation) -> dict[str, Any]:
-    return {
+    answer = {
         "request_id": generation.request_id,
         "model": model,
         "prompt_tokens": generation.num_prompt_tokens,
         "choices": [_choice(choice) for choice in generation.choices],
         "prompt_logprobs": generation.prompt_logprobs,
     }
+    if generation.prompt_top_logprobs is not None:
+        answer["prompt_top_logprobs"] = [_alternatives(found) for found in generation.prompt_top_logprobs]
+    return answer
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

@@ -235,8 +235,10 @@ class RemoteEngine:
             running.is_settled = True
             request = running.request
             choices = tuple(read_choice(choice) for choice in answer["choices"])
+            top = answer.get("prompt_top_logprobs")
+            tops = None if top is None else [read_alternatives(found) for found in top]
             running.listener.on_finish(
-                Generation(request.request_id, answer["prompt_tokens"], choices, answer["prompt_logprobs"])
+                Generation(request.request_id, answer["prompt_tokens"], choices, answer["prompt_logprobs"], tops)
             )
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice
+from mettle.orchestrator.algorithms import ENVIRONMENT, POLICY, check_choice, make_algorithm
 
 
 class _Section(BaseModel):
@@ -167,7 +167,7 @@ class OrchestratorConfig(_Section):
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the algorithm."""
     services: dict[str, FrozenModelConfig] = Field(default_factory=dict)
-    """Frozen models that algorithms ask, by name."""
+    """Frozen models that algorithms ask, by name; `policy` is the run's own engine."""
     max_lag: int = Field(default=1, ge=0)
     """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""
     max_staleness: int = Field(default=2, ge=0)
@@ -222,7 +222,22 @@ class OrchestratorConfig(_Section):
             return env.algorithm, env.algorithm_args
         return (ENVIRONMENT, {}) if provides_advantages else (self.algorithm, self.algorithm_args)
 
+    @property
+    def kinds_of_teaching(self) -> set[str]:
+        """What the algorithms of all environments say under `teaches`."""
+        choices = [self.choice_for(env, provides_advantages=False) for env in self.envs]
+        return {make_algorithm(*choice).teaches for choice in choices}
+
     def _check_algorithms(self) -> None:
+        if POLICY in self.services:
+            raise ValueError(
+                f"a service cannot be called {POLICY!r}: that is the run's own engine; give it another name"
+            )
+        if {"listed", "whole"} <= self.kinds_of_teaching:
+            raise ValueError(
+                "some environments list a teacher's likeliest tokens and others want its whole distribution, and a "
+                "batch has room for one of the two: give all a top_k, or none"
+            )
         for env in self.envs:
             name, options = self.choice_for(env, provides_advantages=False)
             check_choice(

@@ -6,7 +6,8 @@ as arrays and then as tensors, and batch files hold one array a column. So a new
 it (an algorithm, or `orchestrator/samples.py`) and whoever reads it (a loss).
 
 Everything is flat, without padding: how sequences are laid out for a device is the trainer's business. Invariant: all
-columns of one object have the same length. Legend: N tokens, S sequences.
+columns of one object have the same length. A *wide* column has k numbers a token, k the same for all wide columns of
+one object and 0 where nobody says anything. Legend: N tokens, S sequences, k alternatives.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ Bools = TypeVar("Bools")
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it."""
+    """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it.
+    `is_wide`: k numbers a token."""
 
     dtype: type[np.generic]
     fill: float
     meaning: str
     is_credit: bool = False
+    is_wide: bool = False
 
 
 def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
@@ -44,6 +47,10 @@ def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, Toke
 
 def _credit(meaning: str) -> dict[str, TokenColumn]:
     return {"column": TokenColumn(np.float32, 0.0, meaning, is_credit=True)}
+
+
+def _wide(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(dtype, fill, meaning, is_credit=True, is_wide=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,15 @@ class TokenRow(Generic[Ints, Floats, Bools]):
     ce_weights: Floats = field(metadata=_credit("weight in the cross-entropy component"))
     ref_kl_weights: Floats = field(metadata=_credit("weight in the component that pulls towards a reference"))
     ref_logprobs: Floats = field(metadata=_credit("the reference model's natural-log probability of it"))
+    distill_weights: Floats = field(metadata=_credit("weight in the component that fits a teacher's distribution"))
+    teacher_ids: Ints = field(metadata=_wide(np.int32, 0, "the k tokens that a teacher would likeliest have put here"))
+    teacher_logprobs: Floats = field(
+        metadata=_wide(np.float32, -np.inf, "the teacher's natural-log probabilities of those; -inf where it has none")
+    )
 
 
 COLUMNS: dict[str, TokenColumn] = {f.name: f.metadata["column"] for f in fields(TokenRow)}
+WIDE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_wide)
 _FILLS = tuple((name, column.dtype, column.fill) for name, column in COLUMNS.items())
 _columns_of = attrgetter(*COLUMNS)
 CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_credit)
@@ -109,12 +122,18 @@ class Batch(TokenRow[IntArray, FloatArray, BoolArray]):
 
 
 def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Every column over `length` tokens: as given, in its declared type, and its fill value where nothing is given."""
+    """Every column over `length` tokens: as given, in its declared type, and its fill value where nothing is given.
+
+    Wide columns are as wide as those given, or of no width.
+    """
     found: dict[str, NDArray[Any]] = {}
+    width = max((np.shape(given[name])[1] for name in WIDE_COLUMNS if name in given), default=0)
     for name, dtype, fill in _FILLS:
         value = given.get(name)
         if value is not None:
             found[name] = np.asarray(value, dtype)
+        elif name in WIDE_COLUMNS:
+            found[name] = np.full((length, width), fill, dtype)
         elif fill:  # `np.full` takes four times as long
             found[name] = np.empty(length, dtype)
             found[name].fill(fill)
@@ -124,13 +143,23 @@ def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def end_to_end(rows: Iterable[TokenRow[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
-    """Every column of the rows, one row after the other."""
+    """Every column of the rows, one row after the other; where wide columns differ in width, the widest counts."""
     found = list(rows)
-    return {name: np.concatenate([getattr(row, name) for row in found]) for name in COLUMNS}
+    joined = {name: [getattr(row, name) for row in found] for name in COLUMNS}
+    for name in WIDE_COLUMNS:
+        width = max((array.shape[1] for array in joined[name]), default=0)
+        joined[name] = [_widened(array, width, COLUMNS[name].fill) for array in joined[name]]
+    return {name: np.concatenate(arrays) for name, arrays in joined.items()}
+
+
+def _widened(array: NDArray[Any], width: int, fill: float) -> NDArray[Any]:
+    missing = width - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing)), constant_values=fill) if missing else array
 
 
 def _check_lengths(record: Sample | Batch) -> None:
     shape = record.token_ids.shape
+    width = getattr(record, WIDE_COLUMNS[0]).shape[1:]
     for name, array in zip(COLUMNS, _columns_of(record), strict=True):
-        if array.shape != shape:
+        if array.shape != (shape + width if name in WIDE_COLUMNS else shape):
             raise ValueError(f"{type(record).__name__}.{name} has shape {array.shape}, token_ids has {shape}")

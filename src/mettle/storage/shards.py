@@ -9,6 +9,7 @@ the ledger names it, so a write that was cut short leaves unreferenced bytes and
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -151,14 +152,14 @@ def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]]) -> tuple[It
 
 
 def _credit_header(credit: Credit, arrays: list[np.ndarray]) -> dict[str, Any]:
-    """Numbers as they are; an array as `[start, length]`, in float32, in the last column of the block."""
+    """Numbers as they are; an array as `[start, *shape]`, in float32, in the last column of the block."""
 
     def entry(value: float | np.ndarray) -> float | list[int]:
         if isinstance(value, float):
             return value
-        start = sum(len(array) for array in arrays)
+        start = sum(array.size for array in arrays)
         arrays.append(np.ascontiguousarray(value, np.float32))
-        return [start, len(value)]
+        return [start, *value.shape]
 
     return {
         name: value if isinstance(value, float) else [entry(part) for part in value] for name, value in credit.items()
@@ -172,9 +173,13 @@ def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
     return {
         name: value
         if isinstance(value, float)
-        else tuple(part if isinstance(part, float) else tail[part[0] : part[0] + part[1]] for part in value)
+        else tuple(part if isinstance(part, float) else _credit_array(tail, *part) for part in value)
         for name, value in header.items()
     }
+
+
+def _credit_array(tail: np.ndarray, start: int, *shape: int) -> np.ndarray:
+    return tail[start : start + math.prod(shape)].reshape(shape)
 
 
 def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mettle.errors import StorageError
+from mettle.errors import StorageError, UserError
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.batches import batch_path, read_batch
@@ -32,6 +32,7 @@ from mettle.storage.weights import model_digest, remove_versions_before
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
 from mettle.trainer.config import TrainerConfig
+from mettle.trainer.distillation import Distiller
 from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
@@ -342,7 +343,32 @@ def learner_on(
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
     shard_policy(policy, world)
-    return Learner(policy, recipe, world, tenant=tenant, base_digest=base_digest, on_progress=on_progress)
+    return Learner(
+        policy,
+        recipe,
+        world,
+        tenant=tenant,
+        distiller=Distiller(config.distillation, load_teacher(config, policy, world)),
+        base_digest=base_digest,
+        on_progress=on_progress,
+    )
+
+
+def load_teacher(config: TrainerConfig, policy: Policy, world: World) -> Policy | None:
+    """The frozen model that the config names as teacher, whole on every rank; None where it names none.
+
+    Raises: UserError when it cannot be loaded, or has another vocabulary than the policy.
+    """
+    folder = config.distillation.teacher
+    if folder is None:
+        return None
+    teacher = load_policy(folder, world, dtype=getattr(torch, config.dtype), is_frozen=True, is_whole=True)
+    if teacher.vocab_size != policy.vocab_size:
+        raise UserError(
+            f"the teacher in {folder} has {teacher.vocab_size} tokens, the policy {policy.vocab_size}:"
+            " take a teacher with the policy's tokenizer"
+        )
+    return teacher.eval()
 
 
 def recipe_of(config: TrainerConfig) -> Recipe:

@@ -7,11 +7,11 @@ Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,25 @@ ATTENTION_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Models of attention alone whose config may not list its layers' kinds."""
 PAIR_PRICE = 2.0
 """Attention runs at about half the speed of matrix products on a CPU (docs/explanation/training.md has the figures)."""
+
+
+class Scored(NamedTuple):
+    """What a forward pass says of its K targets. `divergences_K` is None where no teacher was compared with."""
+
+    logprobs_K: Tensor
+    entropies_K: Tensor
+    divergences_K: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What else is asked of the logits while they are there: `compare(logits [C, V], *rows [C, ...])` is [C].
+
+    Each of `rows` is [K, ...] and is cut into the chunks that the logits are computed in.
+    """
+
+    compare: Callable[..., Tensor]
+    rows: tuple[Tensor, ...]
 
 
 class Policy(nn.Module):
@@ -67,8 +86,9 @@ class Policy(nn.Module):
         *,
         is_exact: bool = False,
         has_entropy_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies) of the K targets; `is_exact` computes in float32 whatever the config says."""
+        comparison: Comparison | None = None,
+    ) -> Scored:
+        """Log-probabilities and more of the K targets; `is_exact` computes in float32 whatever the config says."""
         with self._precision(labels_K.device, is_exact):
             hidden_BTH = self._hidden(layout, labels_K.device)
             sources_K = torch.from_numpy(layout.sources).to(labels_K.device)
@@ -78,7 +98,13 @@ class Policy(nn.Module):
                     hidden_BTH.index_select(0, sources_K[:: layout.num_labels]), labels_K, layout
                 )
             hidden_KH = hidden_BTH.index_select(0, sources_K)
-            return self._logprobs(hidden_KH, labels_K, temperatures_K, has_entropy_gradient)
+            return self._scored(hidden_KH, labels_K, temperatures_K, has_entropy_gradient, comparison)
+
+    def hidden_at(self, layout: Layout, device: torch.device) -> Tensor:
+        """[K, H] the last hidden states that the layout's targets are predicted from."""
+        with self._precision(device, False):
+            hidden_BTH = self._hidden(layout, device)
+            return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
 
     def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
         token_ids_BT = torch.from_numpy(layout.token_ids).to(device)
@@ -91,25 +117,34 @@ class Policy(nn.Module):
         hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
         return hidden_BTH
 
-    def _logprobs(
-        self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, has_entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        def head_logprobs(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
-            logits_KV = self._head(hidden_KH)
-            return token_logprobs(logits_KV, labels_K, temperatures_K, has_entropy_gradient=has_entropy_gradient)
+    def _scored(
+        self,
+        hidden_KH: Tensor,
+        labels_K: Tensor,
+        temperatures_K: Tensor,
+        has_entropy_gradient: bool,
+        comparison: Comparison | None,
+    ) -> Scored:
+        def head_scores(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, *rows: Tensor) -> Scored:
+            logits_KV = self.head(hidden_KH)
+            found = token_logprobs(logits_KV, labels_K, temperatures_K, has_entropy_gradient=has_entropy_gradient)
+            return Scored(*found, None if comparison is None else comparison.compare(logits_KV, *rows))
 
+        rows = (hidden_KH, labels_K, temperatures_K, *(() if comparison is None else comparison.rows))
         chunk = max(1, LOGITS_AT_ONCE // self.vocab_size)
         if len(hidden_KH) <= chunk:
-            return head_logprobs(hidden_KH, labels_K, temperatures_K)
-        cut = (torch.split(tensor, chunk) for tensor in (hidden_KH, labels_K, temperatures_K))
-        pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
-        return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+            return head_scores(*rows)
+        cut = (torch.split(tensor, chunk) for tensor in rows)
+        pieces = [checkpoint(head_scores, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
+        logprobs, entropies, divergences = zip(*pieces, strict=True)
+        compared = None if comparison is None else torch.cat(divergences)
+        return Scored(torch.cat(logprobs), torch.cat(entropies), compared)
 
-    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> Scored:
         """The same for several targets of each hidden state [M], at temperature 1; their entropies are not told."""
 
         def head_logprobs(hidden_MH: Tensor, labels_ML: Tensor) -> Tensor:
-            return torch.log_softmax(self._head(hidden_MH).float(), dim=-1).gather(-1, labels_ML)
+            return torch.log_softmax(self.head(hidden_MH).float(), dim=-1).gather(-1, labels_ML)
 
         cut = (
             torch.split(t, max(1, LOGITS_AT_ONCE // self.vocab_size))
@@ -117,9 +152,10 @@ class Policy(nn.Module):
         )
         pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
         logprobs_K = torch.cat(pieces).flatten()
-        return logprobs_K, torch.zeros_like(logprobs_K)
+        return Scored(logprobs_K, torch.zeros_like(logprobs_K))
 
-    def _head(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states."""
         head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
         logits: Tensor = head(hidden)
         return logits

@@ -54,9 +54,10 @@ class GenerationRequest:
     """`n` choices for one prompt, which is computed once. `top_logprobs` asks for that many alternatives a token.
 
     `has_token_events` makes the listener hear of every token. `prompt_logprobs` are those of the policy itself, at
-    temperature 1. `max_tokens` 0 scores the prompt and samples nothing. `seeds`, one a choice, take the place of
-    `params.seed`: choices that came together are then sampled as they would be one by one. `adapter` names the adapter
-    that samples, none being the base; always its newest version, unless `adapter_version` pins one.
+    temperature 1, with `top_logprobs` alternatives each. `max_tokens` 0 scores the prompt and samples nothing. `seeds`,
+    one a choice, take the place of `params.seed`: choices that came together are then sampled as they would be one by
+    one. `adapter` names the adapter that samples, none being the base; always its newest version, unless
+    `adapter_version` pins one.
     """
 
     request_id: str
@@ -96,12 +97,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of a request. `prompt_logprobs[0]` is None: nothing precedes the first token."""
+    """What came of a request. `prompt_logprobs[0]` is None and `prompt_top_logprobs[0]` is empty, for nothing precedes
+    the first token. Alternatives are there if they were asked for, likeliest first."""
 
     request_id: str
     num_prompt_tokens: int
     choices: tuple[Choice, ...]
     prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[list[TokenLogprob]] | None = None
 
 
 class TokenEvent(NamedTuple):

@@ -272,6 +272,8 @@ class Scheduler:
             for owner in prompt.owners:
                 if owner.request.prompt_logprobs:
                     owner.prompt_logprobs = [None, *prompt.scores]
+                    if (top := owner.request.top_logprobs) > 0:
+                        owner.prompt_top_logprobs = [[], *(found[:top] for found in prompt.alternatives)]
                 if not owner.is_counted:
                     owner.is_counted = True
                     self.totals.prompt_tokens += len(prompt.token_ids)
