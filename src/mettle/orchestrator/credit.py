@@ -4,13 +4,12 @@ An algorithm says something of a rollout by column (`records.tokens.CREDIT_COLUM
 
 - a number: every sampled token of the rollout;
 - a list with one entry a turn, each a number (that turn's sampled tokens) or an array (of a wide column always an array
-  [tokens, k]). An array ends with its turn: as
-  long as the turn's completion it covers the sampled tokens, longer ones reach back into what the turn adds to the
-  prompt, so that what the policy was told can be trained too.
+  [tokens, k]). An array ends with its turn: as long as the turn's completion it covers the sampled tokens, longer ones
+  reach back into what the turn adds to the prompt, so that what the policy was told can be trained too.
 
 Sampled tokens that have an advantage and no `rl_weights` get the weight 1. Parts: `per_rollout`, `rewards_of`,
-`are_equal`, `mean_and_deviation`, `label_of` (for writing algorithms), `checked`, `has_signal`, `mean_advantage`,
-`wide_columns`, `fill_columns`.
+`are_equal`, `mean_and_deviation`, `label_of` (for writing algorithms), `checked`, `has_signal`, `is_imitated`,
+`largest_advantage`, `mean_advantage`, `wide_columns`, `fill_columns`.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def _checked_value(name: str, value: CreditValue, rollout: RolloutRecord) -> Cre
 
 def has_signal(credit: Credit, rollout: RolloutRecord) -> bool:
     """True when some token has an advantage other than 0, or is to be imitated or pulled towards a reference."""
-    if any(_any(credit.get(name, 0.0)) for name in IMITATING):
+    if is_imitated(credit):
         return True
     advantages, weights = credit.get("advantages", 0.0), credit.get("rl_weights", 1.0)
     if isinstance(advantages, float) and isinstance(weights, float):
@@ -113,6 +112,20 @@ def has_signal(credit: Credit, rollout: RolloutRecord) -> bool:
         np.any(_sampled(advantages, index, turn) * _sampled(weights, index, turn))
         for index, turn in enumerate(rollout.turns)
     )
+
+
+def is_imitated(credit: Credit) -> bool:
+    """True when some token is to be imitated, or pulled towards a reference or a teacher."""
+    return any(_any(credit.get(name, 0.0)) for name in IMITATING)
+
+
+def largest_advantage(credit: Credit, rollout: RolloutRecord) -> float:
+    """The largest advantage of a sampled token, either way."""
+    advantages = credit.get("advantages", 0.0)
+    if isinstance(advantages, float):
+        return abs(advantages)
+    sampled = [_sampled(advantages, index, turn) for index, turn in enumerate(rollout.turns)]
+    return max((float(np.abs(values).max()) for values in sampled if len(values)), default=0.0)
 
 
 def mean_advantage(credit: Credit, rollout: RolloutRecord) -> float | None:

@@ -36,6 +36,8 @@ class DropReason(StrEnum):
     """Why a task draw left without being trained."""
 
     ZERO_ADVANTAGE = "zero_advantage"
+    SMALL_ADVANTAGE = "small_advantage"
+    DIFFICULTY = "difficulty"
     STALE = "stale"
     ERRORS = "errors"
     NO_TOKENS = "no_tokens"

@@ -167,8 +167,15 @@ class Learner:
         config = self.recipe.micro_batch
         if not self._traits.can_share:
             config = config.model_copy(update={"share_prompts": False})
-        price = self._traits.attention_cost
-        ranks = plan_passes(sequences, config, attention_cost=price, num_ranks=self.world.size, is_packed=is_packed)
+        traits = self._traits
+        ranks = plan_passes(
+            sequences,
+            config,
+            attention_cost=traits.attention_cost,
+            price=traits.pass_cost,
+            num_ranks=self.world.size,
+            is_packed=is_packed,
+        )
         most = max(1, *map(len, ranks))
         layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[self.world.rank]]
         return layouts + [empty_layout()] * (most - len(layouts))

@@ -25,6 +25,7 @@ from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
+from mettle.trainer.passes import pass_price
 from mettle.trainer.world import World
 
 LOGITS_AT_ONCE = 2**26
@@ -269,7 +270,7 @@ def full_state(policy: Policy) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What layouts a model allows, and the price of one query-key pair in tokens.
+    """What layouts a model allows, and the prices of one query-key pair and of one pass in tokens.
 
     A prompt is shared by way of a mask of its own, which only layers of full attention obey. Packing is told to the
     model by restarting positions, which every kind of attention obeys and a recurrent layer does not.
@@ -278,6 +279,7 @@ class Traits:
     can_share: bool
     can_pack: bool
     attention_cost: float
+    pass_cost: float
 
     @classmethod
     def of(cls, policy: Policy) -> Traits:
@@ -286,7 +288,9 @@ class Traits:
         if not kinds and config.model_type in ATTENTION_MODELS:
             kinds = {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
         can_pack = bool(kinds) and kinds <= {"full_attention", "sliding_attention"}
-        return cls(kinds == {"full_attention"}, can_pack, _pair_price(policy) if can_pack else 1.0)
+        pair = _pair_price(policy) if can_pack else 1.0
+        num_weights = sum(parameter.numel() for parameter in policy.parameters())
+        return cls(kinds == {"full_attention"}, can_pack, pair, pass_price(len(_blocks(policy)), num_weights))
 
 
 def _pair_price(policy: Policy) -> float:
