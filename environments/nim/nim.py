@@ -93,7 +93,8 @@ class NimEnv(vf.MultiTurnEnv):
     async def _own_move(self, state: vf.State) -> int | None:
         """What the policy takes from where the opponent sits."""
         said = state["opponent_said"]
-        text = f"{state['heap']} left" if said else question(state["heap"], self.max_take)
+        left = f"{state['heap']} left"  # mettle: allow[judge-raw-output] its own count
+        text = left if said else question(state["heap"], self.max_take)
         said.append(vf.UserMessage(content=text))
         # Its own conversation, not the rollout's: that one's tokens are of the other side of the board.
         response = await state["client"].get_response(

@@ -31,7 +31,7 @@ NOUNS = {
     "eval": Lazy("mettle.cli.eval:evaluations", "Measure a model on an environment, and look at the results."),
     "env": Lazy("mettle.cli.env:env", "Make, list, install and check environments."),
     "sft": Lazy("mettle.cli.sft:sft", "Fine-tune a model on a file of chats, or of prompts and completions."),
-    "dpo": Lazy("mettle.cli.dpo:dpo", "Tune a model on a file of preference pairs: DPO and its relatives."),
+    "dpo": Lazy("mettle.cli.dpo:dpo", "Tune a model on a file of preferences: DPO and its relatives."),
     "adapter": Lazy("mettle.cli.adapter:adapter", "List, take out and merge the adapters that runs have trained."),
     "data": Lazy("mettle.cli.data:data", "Look at a dataset; make training data of rollouts."),
     "gepa": Lazy("mettle.cli.gepa:gepa", "Optimise a system prompt by reflection on scored rollouts."),
