@@ -170,8 +170,8 @@ def load_policy(
     """The policy in a Hugging Face model directory, sharded among several ranks unless it is to be `is_whole`.
 
     Weights are float32. A base under adapters, which `is_frozen`, keeps the type of its files where `dtype` is that: it
-    is mapped then and not copied, so that the processes of a host share it; a CPU that multiplies no such numbers widens
-    them as it goes. Never are its weights rounded, for an engine that reads the files would serve others.
+    is mapped then and not copied, so that the processes of a host share it; a CPU that multiplies no such numbers
+    widens them as it goes. Never are its weights rounded, for an engine that reads the files would serve others.
     """
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")

@@ -1,8 +1,9 @@
-"""A frozen base whose weights are stored short and computed with in float32, for processors that multiply no short types.
+"""A frozen base that is stored in bfloat16 and computed with in float32, for processors that multiply no bfloat16.
 
-Without instructions for bfloat16 its products run at a quarter of float32's speed (10 against 45 GFLOP/s on one Zen core
-with AVX2). So a matrix is widened where it is used, into memory of the thread's own that the next one overwrites, and
-for the backward pass once more: the base costs its bytes on disk, which are mapped, and no rounding of activations.
+Without instructions for it the products of a forward pass run at a quarter of float32's speed (10 to 45 GFLOP/s on a
+core with AVX2), those of a backward pass at a fiftieth. So a matrix is widened where it is used, into memory of the
+thread's own that the next one overwrites, and for the backward pass once more: the base costs its bytes on disk, which
+are mapped, and nothing is rounded.
 Invariant: the numbers are those of the same weights loaded in float32.
 Legend: R rows, D inputs, X outputs.
 """
