@@ -32,7 +32,7 @@ from mettle.evals.results import METADATA, RESULTS
 from mettle.hub import tables
 from mettle.hub.database import HubDatabase
 from mettle.hub.lab import Lab
-from mettle.hub.registry.releases import READY
+from mettle.hub.registry.catalogue import READY
 from mettle.hub.training.jobs import OVER
 from mettle.storage.blobs import BlobStore
 from mettle.storage.files import folder_aside, storage_errors, sync_folder
