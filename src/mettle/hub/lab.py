@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mettle.errors import StorageError
+from mettle.errors import StorageError, UserError
 from mettle.hub.accounts.passwords import Passwords
 from mettle.hub.accounts.people import num_admins
 from mettle.hub.accounts.sessions import make_link
@@ -57,6 +57,14 @@ class Lab:
     def close(self) -> None:
         """Let go of the database."""
         self.database.close()
+
+
+def existing_lab(folder: Path, *, database: str = "") -> Lab:
+    """A Hub that is there, as it is: nothing is migrated or swept. Raises: UserError where there is none."""
+    if not database and not (folder / "hub.db").is_file():
+        raise UserError(f"there is no Hub in {folder}; --data names its folder")
+    opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
+    return Lab(folder.resolve(), opened, BlobStore(folder.resolve() / "blobs"))
 
 
 def open_lab(
