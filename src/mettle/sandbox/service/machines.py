@@ -159,8 +159,8 @@ class Register:
             wanted = config.cpus or self._quotas.uncapped_cpus
             raise ServiceBusy(
                 f"this host has {self._max_cpus:g} processors to give out (cpus_per_core for each of its cores), of "
-                f"which {given_out - wanted:.4g} are, and the machine asks for {wanted:.4g}: ask for less, or come back when "
-                "others have ended"
+                f"which {given_out - wanted:.4g} are, and the machine asks for {wanted:.4g}: ask for less, or come "
+                "back when others have ended"
             )
         free_mb = None if self._spare_memory_mb is None else free_memory_mb()
         wanted_mb = config.memory_mb + config.disk_mb
