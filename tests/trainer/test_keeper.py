@@ -1,19 +1,15 @@
 """A checkpoint is written from a copy while training goes on: the bytes of its own step, and nothing counts too early."""
 
+import json
 import threading
 
 import pytest
-import torch
 
 from mettle.errors import StorageError
 from mettle.storage.checkpoints import newest_checkpoint
 from mettle.storage.weights import read_version
 from mettle.trainer import keeper
-from mettle.trainer.checkpoint import load_learner
-from mettle.trainer.config import CheckpointConfig
 from mettle.trainer.learner import Learner
-
-from tests.trainer.conftest import make_learner
 
 LIMIT_S = 60.0
 
@@ -24,18 +20,9 @@ def beside(monkeypatch):
     monkeypatch.setattr(keeper, "BESIDE_BYTES", 0)
 
 
-def weights_in(checkpoint, model):
-    learner = make_learner(model)
-    assert load_learner(checkpoint.trainer, learner) == checkpoint.step
-    return torch.cat([p.detach().flatten() for p in learner.policy.parameters()]), learner.optimizer.state_dict()
-
-
-def test_a_checkpoint_that_is_written_during_later_steps_holds_its_own_step(
-    make_run, train_here, beside, mini_model, monkeypatch
-):
-    """The files of step 1 are held back until step 3 is trained, and are still those that waiting would have written."""
-    waiting, run_dir = make_run("waiting", shipped=1, max_steps=1, interval=1), make_run("beside", interval=2, shipped=3)
-    train_here(waiting)
+def test_a_checkpoint_that_is_written_during_later_steps_holds_its_own_step(make_run, train_here, beside, monkeypatch):
+    """The files of step 2 do not count until step 3 is trained, and a run that goes on from them ends in its bytes."""
+    run_dir = make_run("beside", interval=2, shipped=3)
     trained, wait_for, seen = threading.Event(), keeper.outcome, []
     step = Learner.step
 
@@ -55,9 +42,6 @@ def test_a_checkpoint_that_is_written_during_later_steps_holds_its_own_step(
     assert train_here(run_dir) == 3
     assert seen[0] is None, "the checkpoint of step 2 was there before it was written"
     assert newest_checkpoint(run_dir.checkpoints).step == 3
-    early, _ = weights_in(newest_checkpoint(run_dir.checkpoints, at_step=2), mini_model)
-    late, _ = weights_in(newest_checkpoint(run_dir.checkpoints), mini_model)
-    assert not torch.equal(early, late)
     resumed = make_run("resumed", shipped=3)
     resumed.checkpoints.mkdir()
     newest_checkpoint(run_dir.checkpoints, at_step=2).path.rename(resumed.checkpoints / "step-2")
@@ -83,7 +67,9 @@ def test_what_keeps_a_checkpoint_from_being_written_ends_the_run_and_leaves_the_
     assert [path.name for path in run_dir.checkpoints.iterdir()] == ["step-1"]
 
 
-@pytest.mark.parametrize(("config", "num_bytes", "expected"), [({}, 0, True), ({"asynchronous": False}, 0, False), ({}, 2**40, False)])
+@pytest.mark.parametrize(
+    ("config", "num_bytes", "expected"), [({}, 0, True), ({"asynchronous": False}, 0, False), ({}, 2**40, False)]
+)
 def test_training_waits_for_a_small_state_and_where_it_is_told_to(
     make_run, train_here, monkeypatch, config, num_bytes, expected
 ):
@@ -93,8 +79,6 @@ def test_training_waits_for_a_small_state_and_where_it_is_told_to(
     monkeypatch.setattr(keeper, "save_learner_beside", lambda *given: asked.append(given) or save(*given))
     run_dir = make_run(shipped=1, max_steps=1)
     config_file = run_dir.config("trainer")
-    import json
-
     settings = json.loads(config_file.read_text())
     settings["checkpoint"] |= config
     config_file.write_text(json.dumps(settings))

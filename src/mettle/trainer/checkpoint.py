@@ -27,6 +27,7 @@ from mettle.storage.checkpoints import Checkpoint, damage_of, newest_checkpoint
 from mettle.trainer.learner import Learner
 from mettle.trainer.tenant_files import load_tenant, save_tenant
 
+_ALONE = "torch.distributed is disabled"
 _PROCESS_FILE = "process.pt"
 """Beside a tenant's files: the random state and the step."""
 
@@ -48,7 +49,9 @@ def save_learner_beside(folder: Path, learner: Learner, step: int) -> Future[Any
     Every rank calls it, for a tenant that trains the base itself, and may change the state when this returns; where the
     future is done on a rank, every rank has written. What it raises is told by `outcome`.
     """
-    with _quiet(), _ordinary_errors():
+    # Not for the length of a block: the thread that warns outlives it.
+    warnings.filterwarnings("ignore", message=_ALONE)
+    with _ordinary_errors():
         saving = async_save(
             _state(learner, step),
             checkpoint_id=folder,
@@ -129,7 +132,7 @@ def _ordinary_errors() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Saving with one rank is meant, so torch need not warn of it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message=_ALONE)
         yield
 
 

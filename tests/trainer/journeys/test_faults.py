@@ -96,6 +96,7 @@ COPIED = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("point", COPIED, ids=lambda point: point[0])
 def test_a_trainer_killed_with_a_checkpoint_under_way_resumes_to_the_same_bytes(
     point, reference, make_run, train_here, ledger_of, monkeypatch
