@@ -21,8 +21,8 @@ from mettle.trainer.layout import Index
 class ComparedSequence:
     """A sequence of a batch. `places` [K] are its compared tokens in `token_ids` [T], the other columns are theirs.
 
-    `experts` [K, W] are those that a mixture's engine recorded. `turn_starts[k]` is where the completion that token k is
-    of begins, `turns[k]` its number from 0.
+    `experts` [K, W] are those that a mixture's engine recorded. `turn_starts[k]` is where the completion that token k
+    is of begins, `turns[k]` its number from 0.
     """
 
     number: int
