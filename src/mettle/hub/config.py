@@ -35,6 +35,12 @@ class HubConfig(BaseModel):
     upstream_index: str = ""
     """Package index that pip is sent to for names that nobody has on this Hub, private ones included; empty: none."""
 
+    check_pushes: bool = True
+    """Whether what is pushed is installed, loaded and given its quality card, in a sandbox of this machine."""
+
+    check_reach: list[str] = []
+    """What those sandboxes reach, as host:port; nothing by default. Name here where data is downloaded from."""
+
     open_runs: bool | None = None
     """Whether runs and evaluations of this machine are shown without signing in. By default only on loopback."""
 

@@ -44,6 +44,8 @@ class Lab:
     """Folder of the model directories that hosted runs can start from."""
     upstream_index: str = ""
     """Where a package index sends pip for names that nobody has here; empty: nowhere."""
+    check_reach: tuple[str, ...] = ()
+    """What the machines reach in which pushes are checked, as host:port."""
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
 
@@ -72,6 +74,7 @@ def open_lab(
     are_runs_open: bool = True,
     upstream_index: str = "",
     models: Path = Path("models"),
+    check_reach: tuple[str, ...] = (),
 ) -> Lab:
     """Make the folder where it is missing, and bring the database to this release.
 
@@ -85,7 +88,15 @@ def open_lab(
         raise StorageError(f"the Hub's folder {folder}: {error.strerror or error}") from error
     opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
     opened.migrate()
-    lab = Lab(folder, opened, BlobStore(folder / "blobs"), are_runs_open=are_runs_open, upstream_index=upstream_index)
+    lab = Lab(
+        folder,
+        opened,
+        BlobStore(folder / "blobs"),
+        are_runs_open=are_runs_open,
+        upstream_index=upstream_index,
+        models=models,
+        check_reach=check_reach,
+    )
     with opened.read() as c:
         known = blobs_in_use(c)
     lab.blobs.sweep(known)  # what pushes that were cut off have left
