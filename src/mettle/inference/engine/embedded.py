@@ -332,6 +332,10 @@ def start_engine(
     decoder = policy.decoder
     positions = decoder.shape.max_positions
     wanted = config.max_model_len or min(positions, _DEFAULT_MODEL_LEN)
+    if config.record_experts and (decoder.forward_of != "mettle" or decoder.shape.experts is None):
+        raise UserError(
+            "record_experts is for mixtures of experts that the engine computes itself (qwen3_moe); leave it out"
+        )
     if wanted > positions:
         raise UserError(f"max_model_len is {wanted}, the model has {positions} positions")
     limits = Limits(
@@ -343,6 +347,7 @@ def start_engine(
         config.max_adapters,
         config.max_adapter_versions,
         config.reuse_sampled,
+        config.record_experts,
     )
     scheduler = Scheduler(
         decoder,
