@@ -25,6 +25,9 @@ from mettle.errors import UserError
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 
+_GROUPS: dict[str, dist.ProcessGroup] = {}
+"""Groups of this process's ranks beside the one of all, by what they are for."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -51,6 +54,13 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def saving_group(self) -> dist.ProcessGroup | None:
+        """Ranks that write a checkpoint talk in a group of their own: their words must not get between those of the
+        step that goes on meanwhile. Every rank calls it. None for one rank."""
+        if self.size > 1 and "saving" not in _GROUPS:
+            _GROUPS["saving"] = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        return _GROUPS.get("saving")
+
     def largest(self, values: Tensor) -> Tensor:
         """Maximum over the ranks."""
         if self.size > 1:
@@ -74,6 +84,7 @@ def join_world(device: str) -> Iterator[World]:
     try:
         yield World(rank, size, chosen)
     finally:
+        _GROUPS.clear()
         dist.destroy_process_group()
 
 

@@ -113,6 +113,8 @@ class Register:
         self.pool = pool
         self._max_cpus = max_cpus
         self._spare_memory_mb = spare_memory_mb
+        self.on_change: Callable[[str, MachineRecord], object] = lambda what, record: None
+        """Called with "create" or "end"."""
         self._quotas = quotas
         self._metrics = metrics
         self._records: dict[str, MachineRecord] = {}
@@ -150,6 +152,7 @@ class Register:
         self._num_made += 1
         record = MachineRecord(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record
+        self.on_change("create", record)
         return record
 
     def _admit(self, config: MachineConfig) -> None:
@@ -268,6 +271,7 @@ class Register:
         self._records.pop(record.id, None)
         self._ended[record.id] = record
         self._metrics.count("machines_ended_total", cause=cause_of(record.why))
+        self.on_change("end", record)
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 

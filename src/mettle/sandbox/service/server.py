@@ -30,7 +30,7 @@ from mettle.sandbox.service.machines import Register
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.state import SandboxService
-from mettle.sandbox.service.tokens import TOKEN_ENV, Tokens
+from mettle.sandbox.service.tokens import TOKEN_ENV, TokenBook, Tokens
 from mettle.sandbox.service.uploads import sweep_spools
 from mettle.web.server import HttpServer, bind, bind_unix, url_of
 
@@ -45,19 +45,14 @@ _UNKNOWN_CPUS: Final = 4096.0
 
 
 @contextlib.asynccontextmanager
-async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService]:
-    """The pools of a service, and everything that it counts with."""
+async def started_service(config: ServiceConfig, tokens: TokenBook | None = None) -> AsyncIterator[SandboxService]:
+    """The pools of a service, and everything that it counts with. `tokens` in place of those of its file."""
     is_here = config.sandbox.backend in _ON_THIS_HOST
     memory_mb = total_memory_mb() if is_here else None
     max_cpus = usable_cores() * config.cpus_per_core if is_here else None
     quota = config.quota.filled(memory_mb or _UNKNOWN_MEMORY_MB, max_cpus or _UNKNOWN_CPUS)
     config = config.model_copy(update={"quota": quota})
-    tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
-    if config.unix is None and tokens.is_empty:
-        raise UserError(
-            f"a sandbox service on {config.host} needs a token: make one with `mettle sandbox token NAME`, "
-            f"or set {TOKEN_ENV}"
-        )
+    tokens = tokens or _own_tokens(config)
     await asyncio.to_thread(sweep_spools, config.spool_dir)
     backend = find_backend(config.sandbox.backend)
     try:
@@ -77,7 +72,18 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService
         finally:
             service.idempotent.close()
             service.long_bodies.close()
+            await service.exposures.close()
             await register.close()
+
+
+def _own_tokens(config: ServiceConfig) -> Tokens:
+    tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
+    if config.unix is None and tokens.is_empty:
+        raise UserError(
+            f"a sandbox service on {config.host} needs a token: make one with `mettle sandbox token NAME`, "
+            f"or set {TOKEN_ENV}"
+        )
+    return tokens
 
 
 @contextlib.asynccontextmanager
