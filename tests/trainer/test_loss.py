@@ -154,6 +154,7 @@ def random_targets(rng, number, *, spread=0.5):
         "distill_weights": np.zeros(number),
         "teacher_ids": np.zeros((number, 0), np.int64),
         "teacher_logprobs": np.zeros((number, 0)),
+        "experts": np.zeros((number, 0), np.int16),
     }
     targets["rl_weights"] *= targets["loss_mask"]
     targets["ref_kl_weights"] *= targets["loss_mask"]

@@ -171,6 +171,9 @@ class CheckpointConfig(BaseModel):
 
     interval: int = Field(default=25, ge=1)
     """Steps between checkpoints; after a crash at most this many steps are replayed."""
+    asynchronous: bool = True
+    """Write from a copy in memory while training goes on, where the weights take 64 MiB or more. The copy is as large
+    as weights and moments together (12 bytes a parameter) and is freed once written; false makes training wait."""
     keep_last: int = Field(default=2, ge=1)
     """Complete checkpoints kept; batches that only older ones would replay are deleted."""
 
@@ -253,7 +256,8 @@ class TrainerConfig(BaseModel):
     canary_sequences: int = Field(default=4, ge=1)
     """Sequences published with their logprobs beside each version, for the engine to reproduce."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of forward and backward. Weights, gradients and optimiser stay float32; on most CPUs bfloat16 is slower."""
+    """Type of forward and backward. Weights, gradients and optimiser stay float32; on most CPUs bfloat16 is slower.
+    Under adapters it leaves the base as its files have it, and a CPU without such products computes in float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
     activation_checkpointing: bool = False

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -26,6 +27,8 @@ from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
 from mettle.trainer.passes import pass_price
+from mettle.trainer.routers import Routers
+from mettle.trainer.widened import widen
 from mettle.trainer.world import World
 
 LOGITS_AT_ONCE = 2**26
@@ -58,14 +61,15 @@ class Comparison:
 class Policy(nn.Module):
     """A causal LM that reports log-probabilities of targets. `network` is the transformers model."""
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype, *, is_widened: bool = False) -> None:
         super().__init__()
         self.network = network
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
+        self.routers = Routers(network)
         self.is_checkpointing = False
-        self.is_stored_short = next(network.parameters()).dtype != torch.float32
+        self.computes_short = not is_widened and next(network.parameters()).dtype != torch.float32
 
     def checkpoint_activations(self, is_on: bool) -> None:
         """Compute the layers again in the backward pass, instead of keeping what they computed; the numbers stay."""
@@ -104,7 +108,7 @@ class Policy(nn.Module):
     def hidden_at(self, layout: Layout, device: torch.device) -> Tensor:
         """[K, H] the last hidden states that the layout's targets are predicted from."""
         with self._precision(device, False):
-            hidden_BTH = self._hidden(layout, device)
+            hidden_BTH = self._hidden(unrouted(layout), device)
             return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
 
     def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
@@ -115,7 +119,8 @@ class Policy(nn.Module):
         if layout.segments is not None:
             arguments["attention_mask"] = shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
         body: Any = self.network.base_model
-        hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
+        with self.routers.told(layout.sources, layout.targets.experts, layout.num_labels):
+            hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
         return hidden_BTH
 
     def _scored(
@@ -162,7 +167,7 @@ class Policy(nn.Module):
         return logits
 
     def _precision(self, device: torch.device, is_exact: bool) -> AbstractContextManager[Any]:
-        if self.is_stored_short:
+        if self.computes_short:
             return exact_weights(self.network) if is_exact else nullcontext()
         if is_exact or self.dtype == torch.float32:
             return nullcontext()
@@ -194,6 +199,12 @@ def exact_weights(network: nn.Module) -> Iterator[None]:
             parameter.data = data
 
 
+def unrouted(layout: Layout) -> Layout:
+    """The layout without the experts that were recorded: they are those of the policy, not of another model."""
+    none = np.empty((len(layout.targets.experts), 0), np.int16)
+    return replace(layout, targets=replace(layout.targets, experts=none))
+
+
 def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
     """[B, 1, T, T], True where a query may look: back, at the common prompt (segment 0) or its own segment."""
     queries, keys = segments_BT[:, :, None], segments_BT[:, None, :]
@@ -206,8 +217,8 @@ def load_policy(
     """The policy in a Hugging Face model directory, sharded among several ranks unless it is to be `is_whole`.
 
     Weights are float32. A base under adapters, which `is_frozen`, keeps the type of its files where `dtype` is that: it
-    is mapped then and not copied, so that the processes of a host share it. Never are its weights rounded, for an
-    engine that reads the files would serve others.
+    is mapped then and not copied, so that the processes of a host share it; a CPU that multiplies no such numbers
+    widens them as it goes. Never are its weights rounded, for an engine that reads the files would serve others.
     """
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")
@@ -219,7 +230,9 @@ def load_policy(
             network = network.float()
     except (OSError, ValueError) as error:
         raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
-    policy = Policy(network.to(world.device), dtype)
+    network = network.to(world.device)
+    is_widened = is_frozen and world.size == 1 and network.dtype != torch.float32 and widen(network, world.device)
+    policy = Policy(network, torch.float32 if is_widened else dtype, is_widened=is_widened)
     policy.train()
     policy.requires_grad_(not is_frozen)
     if not is_whole:
