@@ -28,6 +28,7 @@ from mettle.hub.training import jobs
 from mettle.hub.training.acceptance import accept
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import Submission, offered_models
+from mettle.hub.training.told import hidden_of
 from mettle.runs.adapters import find_adapter
 from mettle.storage.run_dir import RunDir
 from mettle.web.problems import HttpError
@@ -101,12 +102,14 @@ def logs(
 ) -> dict[str, Any]:  # fmt: skip
     """The end of what one of its processes writes."""
     with lab.database.read() as c:
-        jobs.find_job(c, caller, run_id)
+        job = jobs.find_job(c, caller, run_id)
     folder = RunDir(run_folder(lab.folder, run_id))
     name = next((n for n in log_names(folder.logs) if n.partition(".")[0] == component), None)
     if name is None:
         raise HttpError(404, f"no log of {component[:60]!r} yet: the run is queued, or starting")
-    entries, _ = read_tail(folder.logs, name, max_lines=tail_lines, level=level or None, words=search)
+    entries, _ = read_tail(
+        folder.logs, name, max_lines=tail_lines, level=level or None, words=search, hidden=hidden_of(lab, job)
+    )
     return {"logs": "\n".join(str(entry.get("message") or entry.get("text") or "") for entry in entries)}
 
 
@@ -164,7 +167,9 @@ def open_hosted(request: Request, name: str) -> RunReader:
         job = jobs.find_job(c, caller, name)
     if not (run_folder(lab.folder, name) / "run.db").exists():
         raise HttpError(404, f"this run is {job.status.lower()} and has written nothing yet; load the page again later")
-    return _catalog(request).open(name)
+    reader = _catalog(request).open(name)
+    reader.hidden = hidden_of(lab, job)
+    return reader
 
 
 def change_job(c: Connection, caller: Caller, job: TrainingJob, action: str) -> None:

@@ -25,6 +25,8 @@ FAILED: Final = "FAILED"
 STOPPED: Final = "STOPPED"
 OVER: Final = (COMPLETED, FAILED, STOPPED)
 MAX_WAITING: Final = 20
+TRAIN: Final = "train"
+EVAL: Final = "eval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class TrainingJob:
     updated_at: float
     started_at: float | None
     ended_at: float | None
+    kind: str = TRAIN
+    sealed: str = ""
+    planned: dict[str, Any] | None = None
+    num_tokens: int = 0
+    result_id: str = ""
 
 
 def run_folder(root: Path, job_id: str) -> Path:
@@ -98,7 +105,7 @@ def want_stop(c: Connection, job: TrainingJob) -> None:
     if job.status == QUEUED:
         set_status(c, job.id, STOPPED)
     elif job.status == RUNNING:
-        _set(c, job.id, is_stop_wanted=True)
+        set_values(c, job.id, is_stop_wanted=True)
     else:
         raise HttpError(409, f"this run is {job.status.lower()} already")
 
@@ -107,7 +114,7 @@ def queue_again(c: Connection, job: TrainingJob) -> None:
     """Let one that is over go on from its last checkpoint."""
     if job.status not in (STOPPED, FAILED):
         raise HttpError(409, f"this run is {job.status.lower()}; one that was stopped or has failed can go on")
-    _set(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None)
+    set_values(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None)
 
 
 def delete_job(c: Connection, job: TrainingJob) -> None:
@@ -120,7 +127,7 @@ def delete_job(c: Connection, job: TrainingJob) -> None:
 def set_status(c: Connection, job_id: str, status: str, *, error: str = "") -> None:
     now = time.time()
     when = {"started_at": now} if status == RUNNING else {"ended_at": now} if status in OVER else {}
-    _set(c, job_id, status=status, error=error[:2000], **when)
+    set_values(c, job_id, status=status, error=error[:2000], **when)
 
 
 def with_status(c: Connection, status: str) -> list[TrainingJob]:
@@ -130,7 +137,8 @@ def with_status(c: Connection, status: str) -> list[TrainingJob]:
     return [TrainingJob(**row._mapping) for row in rows]
 
 
-def _set(c: Connection, job_id: str, **values: Any) -> None:
+def set_values(c: Connection, job_id: str, **values: Any) -> None:
+    """Change columns of one."""
     c.execute(update(tables.jobs).where(tables.jobs.c.id == job_id).values(**values, updated_at=time.time()))
 
 
