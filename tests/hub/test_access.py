@@ -96,6 +96,16 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ),
     ("PUT", "/api/v1/evaluations/{result_id:result}"): ("own evals write", "/api/v1/evaluations/RESULT", {"name": "y"}),
     ("DELETE", "/api/v1/evaluations/{result_id:result}"): ("own evals write", "/api/v1/evaluations/RESULT", None),
+    ("POST", "/api/v1/hosted-evaluations"): (
+        "evals write", "", {"environment": "reverse-text", "inference_model": "m", "eval_config": {"api_base_url": "http://x.test/v1"}},
+    ),
+    ("GET", "/api/v1/hosted-evaluations/models"): ("evals write", "", None),
+    ("GET", "/api/v1/hosted-evaluations/{result_id:result}/logs"): ("own evals write", "/api/v1/hosted-evaluations/HOSTED/logs", None),
+    ("PATCH", "/api/v1/hosted-evaluations/{result_id:result}/cancel"): ("own evals write", "/api/v1/hosted-evaluations/HOSTED/cancel", None),
+    ("GET", "/hosted-evaluations"): ("evals write", "", None),
+    ("POST", "/hosted-evaluations"): ("session", "", {"environment": ""}),
+    ("GET", "/hosted-evaluations/{result_id:result}"): ("own evals write", "/hosted-evaluations/HOSTED", None),
+    ("POST", "/hosted-evaluations/{result_id:result}"): ("own evals' session", "/hosted-evaluations/HOSTED", {}),
     ("GET", "/evaluations"): ("open", "", None),
     ("GET", "/compare"): ("secret", "", None),
     ("POST", "/evaluations/{result_id:result}"): ("own evals' session", "/evaluations/RESULT", {"action": "unshare"}),
@@ -260,7 +270,10 @@ def prepared(hub):
     bob.post(f"/api/v1/evaluations/{result}/samples", json={"samples": [{"example_id": 0, "reward": 1.0}]})
     job = bob.post("/api/v1/rft/runs", json={**RUN, "team_id": team}).json()["run"]["id"]
     made = bob.post(f"/api/v1/environmentshub/{found['id']}/secrets", json={"name": "A_KEY", "value": "sealed"})
+    asked = {"environment": "reverse-text", "inference_model": "m", "eval_config": {"api_base_url": "http://x.test/v1"}}
+    hosted = bob.post("/api/v1/hosted-evaluations", json={**asked, "team_id": team}).json()["evaluation_id"]
     return {
+        "HOSTED": hosted,
         "JOB": job,
         "SECRET": made.json()["data"]["id"],
         "RESULT": result,

@@ -134,8 +134,8 @@ class JobEnvironment:
         return sorted(found.items(), key=lambda each: -len(each[0]))
 
 
-def job_environment(c: Connection, vault: Vault, owner_id: str, names: Sequence[str]) -> JobEnvironment:
-    """What a job of an owner is told: what is theirs, then what is of those of its environments that are theirs, too.
+def secrets_for(c: Connection, owner_id: str, names: Sequence[str]) -> list[StoredSecret]:
+    """What is an owner's, then what is of those of these environments that are theirs, too: of a name the last holds.
 
     Somebody who trains on another's environment gets none of that one's secrets.
     """
@@ -145,10 +145,16 @@ def job_environment(c: Connection, vault: Vault, owner_id: str, names: Sequence[
     query = select(tables.secrets).where(
         s.owner_id == owner_id, or_(s.environment_id.is_(None), s.environment_id.in_(mine))
     )
-    found = {each.name: each for each in map(_stored, c.execute(query.order_by(s.environment_id.is_not(None), s.name)))}
+    rows = c.execute(query.order_by(s.environment_id.is_not(None), s.name))
+    return list({each.name: each for each in map(_stored, rows)}.values())
+
+
+def job_environment(c: Connection, vault: Vault, owner_id: str, names: Sequence[str]) -> JobEnvironment:
+    """What a job of an owner is told."""
+    found = secrets_for(c, owner_id, names)
     return JobEnvironment(
-        {name: vault.open(each.sealed, each.id) for name, each in found.items()},
-        tuple(name for name, each in found.items() if not each.is_variable),
+        {each.name: vault.open(each.sealed, each.id) for each in found},
+        tuple(each.name for each in found if not each.is_variable),
     )
 
 
