@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from mettle.config.options import Option
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.service.config import QuotaConfig
 
 
 class HubConfig(BaseModel):
@@ -41,6 +43,15 @@ class HubConfig(BaseModel):
 
     open_runs: bool | None = None
     """Whether runs and evaluations of this machine are shown without signing in. By default only on loopback."""
+
+    sandboxes: bool = True
+    """Whether sandboxes are offered here, to tokens with `sandboxes:write`. Started when they are first asked for."""
+
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    """The pools that sandboxes come from, as of `mettle sandbox serve`."""
+
+    quota: QuotaConfig = Field(default_factory=QuotaConfig)
+    """Sandboxes that one person may have at a time."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback, put it behind TLS: passwords and tokens travel as they are."""

@@ -71,8 +71,15 @@ async def _serve(
     over = asyncio.Event()
     port = listener.getsockname()[1]
     base_url = url_of(config.host, port)
-    app = create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab)
-    server = HttpServer(app, listener)
+    sandboxes = None
+    if lab is not None and config.sandboxes:
+        from mettle.hub.sandboxes import HubSandboxes
+
+        sandboxes = HubSandboxes(lab, config.host, config.sandbox, config.quota)
+    app = create_app(
+        config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab, sandboxes=sandboxes
+    )
+    server = HttpServer(app, listener, has_websockets=sandboxes is not None)
     with on_signals(over.set), Heartbeat.of_run("hub") as heart:
         await server.start()
         heart.tick_with(asyncio.get_running_loop())
@@ -84,4 +91,6 @@ async def _serve(
                 on_ready(base_url)
             await over.wait()
         finally:
+            if sandboxes is not None:
+                await sandboxes.close()
             await server.stop(_GRACE_S)

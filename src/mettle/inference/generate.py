@@ -19,6 +19,7 @@ from mettle.inference.bodies import AbortBody, GenerateBody
 from mettle.inference.chat import finite
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent, TokenLogprob
 from mettle.inference.service import service_of
+from mettle.records.experts import wire_experts
 from mettle.web.app import WebApp
 from mettle.web.bodies import read_model
 from mettle.web.problems import HttpError, json_response
@@ -107,6 +108,8 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop": choice.stop,
     }
+    if choice.experts:
+        answer["experts"] = wire_experts(choice.experts)
     if choice.top_logprobs:
         answer["top_logprobs"] = [_alternatives(top) for top in choice.top_logprobs]
     return answer

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mettle.orchestrator.credit import fill_columns, has_signal
 from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, Turn
@@ -73,9 +74,14 @@ class _Branch:
     def tokens(self) -> IntArray:
         return np.concatenate(self.token_ids).astype(np.int32, copy=False) if self.token_ids else np.zeros(0, np.int32)
 
+    def _no_experts(self, length: int) -> dict[str, NDArray[np.int16]]:
+        """The column of experts, all unknown, where some turn has it."""
+        width = next((turn.experts.shape[1] for _, _, turn in self.sampled if turn.experts is not None), 0)
+        return {"experts": np.full((length, width), -1, np.int16)} if width else {}
+
     def sample(self, credit: Credit, draw_id: int, rollout_id: str, seq_len: int) -> Sample | None:
         length = min(self.length, seq_len)
-        columns = filled(length, {"token_ids": self.tokens()[:length]})
+        columns = filled(length, {"token_ids": self.tokens()[:length], **self._no_experts(length)})
         has_sampled = False
         for start, number, turn in self.sampled:
             place = slice(start, min(start + len(turn.completion_ids), length))
@@ -87,6 +93,8 @@ class _Branch:
             columns["logprobs"][place] = turn.logprobs[:count]
             columns["versions"][place] = turn.versions[:count]
             columns["temperatures"][place] = turn.temperature
+            if turn.experts is not None:
+                columns["experts"][place] = turn.experts[:count]
             fill_columns(columns, credit, number, turn, place)
         return Sample(draw_id=draw_id, rollout_id=rollout_id, **columns) if has_sampled else None
 

@@ -171,6 +171,9 @@ class CheckpointConfig(BaseModel):
 
     interval: int = Field(default=25, ge=1)
     """Steps between checkpoints; after a crash at most this many steps are replayed."""
+    asynchronous: bool = True
+    """Write from a copy in memory while training goes on, where the weights take 64 MiB or more. The copy is as large
+    as weights and moments together (12 bytes a parameter) and is freed once written; false makes training wait."""
     keep_last: int = Field(default=2, ge=1)
     """Complete checkpoints kept; batches that only older ones would replay are deleted."""
 

@@ -25,6 +25,7 @@ from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
+from mettle.trainer.routers import Routers
 from mettle.trainer.widened import widen
 from mettle.trainer.world import World
 
@@ -45,6 +46,7 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
+        self.routers = Routers(network)
         self.is_checkpointing = False
         self.computes_short = not is_widened and next(network.parameters()).dtype != torch.float32
 
@@ -89,7 +91,8 @@ class Policy(nn.Module):
         if layout.segments is not None:
             arguments["attention_mask"] = shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
         body: Any = self.network.base_model
-        hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
+        with self.routers.told(layout.sources, layout.targets.experts, layout.num_labels):
+            hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
         return hidden_BTH
 
     def _logprobs(

@@ -77,6 +77,8 @@ class PromptBatch:
             if prompt.pages:
                 self.kv_NLKTE[i, :, :, : self._at] = as_prompt(prompt.pages)
         self.last_ND: Tensor | None = None
+        self.last_experts_NW: Tensor | None = None
+        """What routers chose for the last tokens, where that is asked for."""
 
     @property
     def sequences(self) -> list[RunningSequence]:
@@ -94,7 +96,14 @@ class PromptBatch:
         """Tokens still to compute, padding included."""
         return (self._longest - self._at) * len(self.prompts)
 
-    def compute(self, decoder: Decoder, num_tokens: int, policy_adapter: AdapterWeights | None = None) -> int:
+    def compute(
+        self,
+        decoder: Decoder,
+        num_tokens: int,
+        policy_adapter: AdapterWeights | None = None,
+        *,
+        is_recording_experts: bool = False,
+    ) -> int:
         """Compute about `num_tokens` more, but at least a block of each prompt; the number computed.
 
         Prompts that chose no adapter are computed under the policy's own, if it has one.
@@ -103,7 +112,8 @@ class PromptBatch:
         length = max(BLOCK, num_tokens // num_prompts // BLOCK * BLOCK)
         end = min(self._longest, self._at + length)
         adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
-        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters)
+        routes: list[Tensor] | None = [] if is_recording_experts and end == self._longest else None
+        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters, routes)
         for i, prompt in enumerate(self.prompts):
             if prompt.is_scored:
                 # The hidden state of a token says how likely the one after it was.
@@ -113,6 +123,9 @@ class PromptBatch:
         if end == self._longest:
             ends = torch.tensor([len(prompt.token_ids) - 1 - self._at for prompt in self.prompts])
             self.last_ND = hidden_NPD[torch.arange(num_prompts), ends]
+            if routes is not None:
+                rows = torch.arange(num_prompts) * (end - self._at) + ends
+                self.last_experts_NW = torch.cat(routes, -1)[rows.to(self._device)]
         computed = (end - self._at) * num_prompts
         self._at = end
         return computed

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mettle.errors import MettleError, ServiceError
 from mettle.records.sampling import SamplingParams
 from mettle.records.versions import CANARY_TOLERANCES, CanaryCheck
@@ -83,6 +86,8 @@ class Choice:
     """One completion. All lists are as long as `token_ids`; `top_logprobs` is empty unless it was asked for.
 
     The token that ended the completion is in it, for it was sampled. `stop` is the stop string that ended it, if any.
+    `experts` has, for each token, those that a mixture's routers chose when they predicted it, layer by layer; it is
+    empty unless the engine records them.
     """
 
     index: int
@@ -92,6 +97,7 @@ class Choice:
     top_logprobs: list[list[TokenLogprob]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop: str | None = None
+    experts: list[NDArray[np.int16]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
