@@ -39,6 +39,7 @@ NOUNS = {
     "train": Lazy("mettle.cli.train:train", "Serve a base model to programs that train adapters on it."),
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Run untrusted code: machines to work in, here or at a service."),
     "hub": Lazy("mettle.cli.hub:hub", "Serve a lab: accounts, environments, runs and evaluations."),
+    "secret": Lazy("mettle.cli.secret:secret", "Set the secrets and variables that hosted jobs are told."),
     "login": Lazy("mettle.cli.account:login", "Sign in at a Hub."),
     "logout": Lazy("mettle.cli.account:logout", "Forget the token of the Hub in use."),
     "whoami": Lazy("mettle.cli.account:whoami", "Say who one is at the Hub in use."),
