@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from mettle.orchestrator.algorithms import ENVIRONMENT, POLICY, check_choice, make_algorithm
+from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice, make_algorithm
+from mettle.records.versions import POLICY
 
 
 class _Section(BaseModel):

@@ -20,9 +20,9 @@ import numpy as np
 from mettle.clients.config import ClientConfig, transport_for
 from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, ProviderError, RolloutError, UserError
-from mettle.orchestrator.algorithms import POLICY
 from mettle.orchestrator.server import EndpointFile
 from mettle.records.tokens import FloatArray, IntArray
+from mettle.records.versions import POLICY
 from mettle.web.keys import API_KEY_ENV
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mettle.config.plugins import Plugins
 from mettle.records.tasks import Credit, GroupRecord
+from mettle.records.versions import POLICY
 
 if TYPE_CHECKING:
     from mettle.orchestrator.services import Services
@@ -48,8 +49,6 @@ ALGORITHMS = Plugins(
 )
 ENVIRONMENT = "environment"
 """The algorithm of environments that provide advantages themselves."""
-POLICY = "policy"
-"""The service that is the run's own engine, with the weights of the moment."""
 
 
 class Algorithm:

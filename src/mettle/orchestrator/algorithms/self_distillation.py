@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from mettle.orchestrator.algorithms import POLICY, Algorithm
+from mettle.orchestrator.algorithms import Algorithm
 from mettle.orchestrator.algorithms.distillation import MAX_LISTED, listed_for
 from mettle.orchestrator.algorithms.grpo import group_advantages
 from mettle.orchestrator.credit import label_of, rewards_of
 from mettle.orchestrator.samples import sampled_logprobs
 from mettle.records.tasks import Credit, CreditValue, GroupRecord, RolloutRecord, content_of
+from mettle.records.versions import POLICY
 
 if TYPE_CHECKING:
     from mettle.orchestrator.services import Services
