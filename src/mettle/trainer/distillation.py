@@ -28,7 +28,7 @@ from mettle.errors import UserError
 from mettle.trainer.config import DistillationConfig
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import TargetTensors
-from mettle.trainer.model import Comparison, Policy
+from mettle.trainer.model import Policy, TeacherComparison
 
 LEAST_REST = 1e-6
 """What is left for the tokens that a teacher didn't list is no less than this: its numbers are no more exact."""
@@ -69,13 +69,15 @@ class Distiller:
     config: DistillationConfig
     teacher: Policy | None = None
 
-    def comparison(self, layout: Layout, targets: TargetTensors) -> Comparison:
+    def comparison(self, layout: Layout, targets: TargetTensors) -> TeacherComparison:
         """How the K targets of a pass are compared.
 
         Raises: UserError when neither the batch nor the trainer has a teacher.
         """
         if targets.teacher_ids.shape[1]:
-            return Comparison(self._with_listed, (targets.temperatures, targets.teacher_ids, targets.teacher_logprobs))
+            return TeacherComparison(
+                self._with_listed, (targets.temperatures, targets.teacher_ids, targets.teacher_logprobs)
+            )
         if self.teacher is None:
             raise UserError(
                 "the batch is to be fitted to a teacher's whole distribution, and the trainer has no teacher: name its"
@@ -83,7 +85,7 @@ class Distiller:
             )
         with torch.no_grad():
             hidden_KH = self.teacher.hidden_at(layout, targets.token_ids.device)
-        return Comparison(self._with_teacher(self.teacher), (targets.temperatures, hidden_KH))
+        return TeacherComparison(self._with_teacher(self.teacher), (targets.temperatures, hidden_KH))
 
     def _with_listed(self, logits_KV: Tensor, temperatures_K: Tensor, ids_Kk: Tensor, teacher_Kk: Tensor) -> Tensor:
         policy_KO, teacher_KO = listed(logits_KV.float() / temperatures_K[:, None], ids_Kk, teacher_Kk)

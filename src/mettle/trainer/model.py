@@ -39,7 +39,7 @@ PAIR_PRICE = 2.0
 """Attention runs at about half the speed of matrix products on a CPU (docs/explanation/training.md has the figures)."""
 
 
-class Scored(NamedTuple):
+class ScoredTargets(NamedTuple):
     """What a forward pass says of its K targets. `divergences_K` is None where no teacher was compared with."""
 
     logprobs_K: Tensor
@@ -48,7 +48,7 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TeacherComparison:
     """What else is asked of the logits while they are there: `compare(logits [C, V], *rows [C, ...])` is [C].
 
     Each of `rows` is [K, ...] and is cut into the chunks that the logits are computed in.
@@ -91,8 +91,8 @@ class Policy(nn.Module):
         *,
         is_exact: bool = False,
         has_entropy_gradient: bool = False,
-        comparison: Comparison | None = None,
-    ) -> Scored:
+        comparison: TeacherComparison | None = None,
+    ) -> ScoredTargets:
         """Log-probabilities and more of the K targets; `is_exact` computes in float32 whatever the config says."""
         with self._precision(labels_K.device, is_exact):
             hidden_BTH = self._hidden(layout, labels_K.device)
@@ -129,12 +129,12 @@ class Policy(nn.Module):
         labels_K: Tensor,
         temperatures_K: Tensor,
         has_entropy_gradient: bool,
-        comparison: Comparison | None,
-    ) -> Scored:
-        def head_scores(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, *rows: Tensor) -> Scored:
+        comparison: TeacherComparison | None,
+    ) -> ScoredTargets:
+        def head_scores(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, *rows: Tensor) -> ScoredTargets:
             logits_KV = self.head(hidden_KH)
             found = token_logprobs(logits_KV, labels_K, temperatures_K, has_entropy_gradient=has_entropy_gradient)
-            return Scored(*found, None if comparison is None else comparison.compare(logits_KV, *rows))
+            return ScoredTargets(*found, None if comparison is None else comparison.compare(logits_KV, *rows))
 
         rows = (hidden_KH, labels_K, temperatures_K, *(() if comparison is None else comparison.rows))
         chunk = max(1, LOGITS_AT_ONCE // self.vocab_size)
@@ -144,9 +144,9 @@ class Policy(nn.Module):
         pieces = [checkpoint(head_scores, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
         logprobs, entropies, divergences = zip(*pieces, strict=True)
         compared = None if comparison is None else torch.cat(divergences)
-        return Scored(torch.cat(logprobs), torch.cat(entropies), compared)
+        return ScoredTargets(torch.cat(logprobs), torch.cat(entropies), compared)
 
-    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> Scored:
+    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> ScoredTargets:
         """The same for several targets of each hidden state [M], at temperature 1; their entropies are not told."""
 
         def head_logprobs(hidden_MH: Tensor, labels_ML: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Policy(nn.Module):
         )
         pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
         logprobs_K = torch.cat(pieces).flatten()
-        return Scored(logprobs_K, torch.zeros_like(logprobs_K))
+        return ScoredTargets(logprobs_K, torch.zeros_like(logprobs_K))
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states."""
