@@ -75,7 +75,7 @@ def test_version(capsys):
         (["rl", "resme"], "error: no command 'resme'; did you mean 'mettle rl resume'?; see `mettle rl --help`\n"),
         (
             ["eval", "zzz"],
-            "error: no command 'zzz'; there are check, compare, export, list, push, pushed, run, samples, view;"
+            "error: no command 'zzz'; there are check, compare, export, list, logs, push, pushed, run, samples, stop, view;"
             " see `mettle eval --help`\n",
         ),
         (["rl", "stop"], "error: Missing argument 'RUN'; see `mettle rl stop --help`\n"),
