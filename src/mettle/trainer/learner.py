@@ -141,13 +141,17 @@ class Learner:
     def train(self, batch: Batch, step: int) -> dict[str, float]:
         """Take step `step` on `batch` and return its metrics, alike on every rank."""
         started = time.perf_counter()
-        self.policy.routers.forget()
+        routers = self.policy.routers
+        if routers is not None:
+            routers.forget()
         sequences = Sequences.of(batch)
         rate = learning_rate(step, self.recipe.scheduler, peak=self.recipe.optim.lr, max_steps=self.recipe.max_steps)
         done = self.accumulate(sequences, BatchLoss(self._loss_at(rate), sequences.counts))
         own = self.recipe.optim
         optim = self.step(OptimParams(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm))
-        metrics = _metrics(done, sequences.counts) | optim | self.policy.routers.figures(self.world)
+        metrics = _metrics(done, sequences.counts) | optim
+        if routers is not None:
+            metrics |= routers.figures(self.world)
         seconds = time.perf_counter() - started
         metrics |= {
             "time/step_s": seconds,

@@ -319,7 +319,7 @@ def learner_on(
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    shard_policy(policy, world)
+    shard_policy(policy, world, num_replicas=config.num_replicas)
     return Learner(
         policy,
         recipe,

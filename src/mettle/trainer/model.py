@@ -67,7 +67,7 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
-        self.routers = Routers(network)
+        self.routers = Routers.of(network)
         self.is_checkpointing = False
         self.computes_short = not is_widened and next(network.parameters()).dtype != torch.float32
 
@@ -111,6 +111,10 @@ class Policy(nn.Module):
             hidden_BTH = self._hidden(unrouted(layout), device)
             return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
 
+    def routing(self, sources: Any, experts: Any, num_labels: int = 1) -> AbstractContextManager[None]:
+        """See `Routers.told`; nothing for a dense network."""
+        return nullcontext() if self.routers is None else self.routers.told(sources, experts, num_labels)
+
     def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
         token_ids_BT = torch.from_numpy(layout.token_ids).to(device)
         arguments: dict[str, Tensor] = {}
@@ -119,7 +123,7 @@ class Policy(nn.Module):
         if layout.segments is not None:
             arguments["attention_mask"] = shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
         body: Any = self.network.base_model
-        with self.routers.told(layout.sources, layout.targets.experts, layout.num_labels):
+        with self.routing(layout.sources, layout.targets.experts, layout.num_labels):
             hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
         return hidden_BTH
 

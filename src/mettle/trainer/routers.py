@@ -13,7 +13,7 @@ Legend: R tokens of a pass, L layers with a router, E experts of each, K chosen 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,10 +39,16 @@ class _Told:
 
 
 class Routers:
-    """The routers of a network, in the order of its layers; none in a dense one."""
+    """The routers of a network, in the order of its layers."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self._routers: list[Any] = [m for m in network.modules() if type(m).__name__.endswith("TopKRouter")]
+    @classmethod
+    def of(cls, network: nn.Module) -> Routers | None:
+        """Those of a mixture; None for a dense network."""
+        found = [module for module in network.modules() if type(module).__name__.endswith("TopKRouter")]
+        return cls(found) if found else None
+
+    def __init__(self, routers: Sequence[Any]) -> None:
+        self._routers = list(routers)
         for number, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._route, number))
         self._told: _Told | None = None
@@ -70,9 +76,6 @@ class Routers:
         computes this one again in its backward pass.
         Raises: StorageError when they are of another model.
         """
-        if not self._routers:
-            yield
-            return
         width = experts.shape[1]
         if width not in (0, self.width):
             raise StorageError(
@@ -98,8 +101,6 @@ class Routers:
         `.../idle_share` the share of experts that no token took; `experts/...` the worst layer's. Of the choices that
         were replayed, `experts/rerouted_share` would have been others here.
         """
-        if not self._routers:
-            return {}
         loads = [world.total(load.to(world.device)).cpu() for load in self._loads]
         every, replayed, rerouted = world.total(self._num_chosen.to(world.device)).tolist()
         busiest = [float(load.max() / load.mean().clamp_min(1e-9)) for load in loads]

@@ -230,7 +230,7 @@ class Comparer:
         device = next(policy.network.parameters()).device
         network: Any = policy.network
         exactly = exact_weights(network) if policy.computes_short else nullcontext()
-        with exactly, policy.routers.told(places - 1, experts):
+        with exactly, policy.routing(places - 1, experts):
             hidden_TH = network.base_model(
                 input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False
             ).last_hidden_state[0]
