@@ -22,7 +22,9 @@ LIFE, WALL_S, CPU_S, PEAK_BYTES = "life", "wall_s", "cpu_s", "peak_memory_bytes"
 DEATHS = "supervisor_deaths"
 SETTLED = "lives_settled"
 MEMORY_EVERY_S = 5.0
-"""The kernel walks every page of a process to say this: milliseconds each, and seconds on a host that is overloaded."""
+MEMORY_SHARE = 100.0
+"""The kernel walks every page of a process to say this: milliseconds each, a fifth of a second for one of several GB,
+and seconds on a host that is overloaded. So there are so many times as long between two looks as one takes."""
 
 
 class LifeCosts:
@@ -44,7 +46,6 @@ class LifeCosts:
         now = time.monotonic()
         is_memory_due = now >= self._next_memory
         if is_memory_due:
-            self._next_memory = now + MEMORY_EVERY_S
             # An engine of another package is several processes, of which none beats a heart of ours.
             self._roots = {below: pid for pid in pids for below in descendants(pid)}
         roots = self._roots | {b.pid: process_parent(b.pid) for b in beats if b.pid not in self._roots}
@@ -55,8 +56,10 @@ class LifeCosts:
         used_s = sum(cpu_s for _, cpu_s in self._grandchildren.values()) + sum(map(process_cpu_s, pids))
         self._cpu_s = max(self._cpu_s, _own_cpu_s() - self._own_before_s + self._lost_s + used_s)
         if is_memory_due:
+            started = time.monotonic()
             memory = process_memory_bytes(os.getpid()) + sum(map(process_memory_bytes, {*pids, *others}))
             self._peak_bytes = max(self._peak_bytes, memory)
+            self._next_memory = now + max(MEMORY_EVERY_S, MEMORY_SHARE * (time.monotonic() - started))
 
     def ended(self, pid: int, *, is_killed: bool) -> None:
         """A child is gone. One that was killed has waited for none of its own, whose time would be lost with it."""

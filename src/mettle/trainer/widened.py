@@ -1,7 +1,7 @@
 """A frozen base that is stored in bfloat16 and computed with in float32, for processors that multiply no bfloat16.
 
 Without instructions for it the products of a forward pass run at a quarter of float32's speed (10 to 45 GFLOP/s on a
-core with AVX2), those of a backward pass at a fiftieth. So a matrix is widened where it is used, into memory of the
+core with AVX2), and a whole step took 35 times as long. So a matrix is widened where it is used, into memory of the
 thread's own that the next one overwrites, and for the backward pass once more: the base costs its bytes on disk, which
 are mapped, and nothing is rounded.
 Invariant: the numbers are those of the same weights loaded in float32.
