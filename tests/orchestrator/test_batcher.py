@@ -12,7 +12,9 @@ from mettle.storage.batches import read_batch, write_batch
 
 
 def ready(draw_id, version=0):
-    given_columns = {name: np.full((3, 1) if column.is_wide else 3, draw_id, column.dtype) for name, column in COLUMNS.items()}
+    given_columns = {
+        name: np.full((3, 1) if column.is_wide else 3, draw_id, column.dtype) for name, column in COLUMNS.items()
+    }
     given_columns |= {"versions": np.full(3, version, np.int32), "loss_mask": np.ones(3, bool)}
     return ReadyGroup.of(draw_id, [Sample(**given_columns)])
 
