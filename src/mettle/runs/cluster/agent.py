@@ -1,0 +1,302 @@
+"""`python -m mettle.runs.cluster.agent FD`: the part of a run that talks to Ray, in a process of its own.
+
+Ray ends a process that has lost its cluster, so the supervisor must not be that process. It is told over a socket what
+to start and to end, and tells what has become of each. Parts: `Agent` (the loop), `Group` (a process of one or several
+members, each on a node; all end when one does). Invariant: when this process ends, Ray ends all that it has placed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from mettle.errors import MettleError, ServiceError, UserError
+from mettle.processes.frames import receive, send
+from mettle.processes.orphans import end_with_parent
+from mettle.runs.cluster.actor import PlacedCommand
+from mettle.runs.cluster.placement import Bundle, NodeRoom, place
+
+LOOK_S: Final = 0.3
+READY_S: Final = 60.0
+END_S: Final = 2.0
+KILL_S: Final = 5.0
+"""A process that was sent SIGKILL, and of which no end is heard for so long, is on a node that does not answer."""
+LOST: Final = -signal.SIGKILL
+NODE_ID: Final = "ray.io/node-id"
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of a group: its actor, and what is asked of that."""
+
+    name: str
+    bundle: Bundle
+    actor: Any = None
+    asked: Any = None
+    where: dict[str, Any] | None = None
+    pid: int | None = None
+    is_started: bool = False
+    code: int | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """A process as the supervisor knows it, in one of its lives."""
+
+    fields: dict[str, Any]
+    output: str
+    run_dir: str
+    life: int
+    members: list[Member]
+    told: str = ""
+    next_look: float = 0.0
+    lost_at: float = float("inf")
+    is_over: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.fields["name"])
+
+
+class Agent:
+    """Does what it is told over `line`, until that closes."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._groups: dict[str, Group] = {}
+        self._places: dict[str, tuple[PlacementGroup, int]] = {}
+        self._pools: list[PlacementGroup] = []
+        self._owner = ""
+
+    def run(self) -> None:
+        """Obey and tell; returns when the supervisor is gone."""
+        while True:
+            readable, _, _ = select.select([self._line], [], [], LOOK_S / 3)
+            if readable:
+                word = receive(self._line)
+                if word is None:
+                    return
+                try:
+                    self._obey(word)
+                except MettleError as error:
+                    send(self._line, {"refused": str(error), "code": error.exit_code})
+            for group in list(self._groups.values()):
+                self._attend(group)
+
+    def _obey(self, word: Mapping[str, Any]) -> None:
+        match word["do"]:
+            case "connect":
+                self._connect(word["address"])
+            case "reserve":
+                self._reserve([[Bundle(**one) for one in pool] for pool in word["pools"]])
+            case "start":
+                self._start(word)
+            case "signal":
+                self._signal(word)
+
+    def _signal(self, word: Mapping[str, Any]) -> None:
+        group, number = self._groups.get(word["name"]), int(word["number"])
+        if group is None or group.life != word["life"] or group.is_over:
+            return
+        if not all(member.is_started for member in group.members):
+            self._group_ended(group, -number, "it waited for a place")
+            return
+        for member in group.members:
+            if member.code is None:
+                member.actor.signal.remote(number)
+        if number == signal.SIGKILL:
+            group.lost_at = time.monotonic() + KILL_S
+
+    # The cluster
+
+    def _connect(self, address: str) -> None:
+        try:
+            ray.init(address=address, logging_level="ERROR", log_to_driver=False, namespace="mettle")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            first = (str(error).splitlines() or ["no reason given"])[0]
+            raise ServiceError(
+                f"no Ray cluster answers at {address}: {first}; `ray start --head` starts one, and"
+                " deployment.ray.address names it"
+            ) from error
+        self._owner = ray.get_runtime_context().get_node_id()
+        send(self._line, {"connected": {"ray": ray.__version__, "nodes": [_shown(n) for n in self._rooms()]}})
+
+    def _rooms(self) -> list[NodeRoom]:
+        # Ray has no public call for what is free on each node without its dashboard.
+        free = ray._private.state.available_resources_per_node()
+        found = []
+        for node in ray.nodes():
+            if node["Alive"]:
+                has = free.get(node["NodeID"], {})
+                name = f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}"
+                is_owner = node["NodeID"] == self._owner
+                found.append(NodeRoom(name, has.get("CPU", 0.0), has.get("GPU", 0.0), is_owner))
+        return found
+
+    def _reserve(self, pools: Sequence[Sequence[Bundle]]) -> None:
+        """Take all that the run needs, or nothing. Raises: UserError where the cluster has no room."""
+        rooms = self._rooms()
+        place([bundle for pool in pools for bundle in pool], rooms)
+        for bundles, strategy in zip(pools, ("PACK", "SPREAD"), strict=True):
+            selectors = [{NODE_ID: self._owner} if bundle.is_pinned else {} for bundle in bundles]
+            pool = placement_group(
+                [bundle.resources() for bundle in bundles], strategy=strategy, bundle_label_selector=selectors
+            )
+            self._pools.append(pool)
+            if not pool.wait(READY_S):
+                self._free()
+                raise UserError(
+                    f"the Ray cluster did not give {', '.join(map(str, bundles))} within {READY_S:.0f} s:"
+                    " something else has taken the room; wait, add a node, or take less in [deployment.ray]"
+                )
+            for index, bundle in enumerate(bundles):
+                self._places[bundle.process] = (pool, index)
+        send(self._line, {"reserved": [_shown(room) for room in rooms]})
+
+    def _free(self) -> None:
+        for pool in self._pools:
+            remove_placement_group(pool)
+        self._pools.clear()
+
+    # Processes
+
+    def _start(self, word: Mapping[str, Any]) -> None:
+        members = [Member(one["name"], Bundle(**one["bundle"])) for one in word["members"]]
+        group = Group(word["spec"], word["output"], word["run_dir"], word["life"], members)
+        self._groups[group.name] = group
+        for member in members:
+            pool, index = self._places[member.bundle.process]
+            options: dict[str, Any] = {
+                "num_cpus": member.bundle.num_cpus,
+                "num_gpus": member.bundle.num_gpus,
+                "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(pool, index),
+            }
+            member.actor = _Placed.options(**options).remote()
+            member.asked = member.actor.where.remote(group.run_dir)
+
+    def _attend(self, group: Group) -> None:
+        now = time.monotonic()
+        if group.is_over or now < group.next_look:
+            return
+        group.next_look = now + LOOK_S
+        if now > group.lost_at:
+            self._group_ended(group, LOST, "its node does not answer")
+            return
+        try:
+            self._ask(group)
+        except RayActorError:
+            self._group_ended(group, LOST, "its node, or Ray's process on it, is gone")
+        except RayError as error:
+            self._group_ended(group, 1, str(error).splitlines()[-1])
+
+    def _ask(self, group: Group) -> None:
+        for member in group.members:
+            if member.asked is None or not ray.wait([member.asked], timeout=0)[0]:
+                continue
+            found = ray.get(member.asked)
+            member.asked = None
+            if member.where is None:
+                member.where = found
+            elif not member.is_started:
+                member.pid, member.is_started = found, True
+            else:
+                self._hear(group, member, found)
+                if group.is_over:
+                    return
+        places = [member.where for member in group.members]
+        if all(place is not None for place in places) and group.told == "":
+            self._launch(group)
+        if all(member.is_started for member in group.members):
+            if group.told != "running":
+                first = group.members[0]
+                self._tell(group, "running", pid=first.pid, places=places)
+            for member in group.members:
+                member.asked = member.asked or member.actor.look.remote()
+
+    def _launch(self, group: Group) -> None:
+        """Every member has a place: start them all, each told where the first one is."""
+        blind = [member.where["host"] for member in group.members if member.where and not member.where["sees_run"]]
+        if blind:
+            line = f"{blind[0]} does not see {group.run_dir}: give the run a --dir in a folder that all nodes share"
+            self._group_ended(group, UserError.exit_code, line)
+            return
+        group.told = "placed"
+        first = group.members[0].where or {}
+        for rank, member in enumerate(group.members):
+            fields = {**group.fields, "name": member.name}
+            if len(group.members) > 1:
+                world = {
+                    "WORLD_SIZE": str(len(group.members)), "RANK": str(rank), "LOCAL_RANK": "0",
+                    "MASTER_ADDR": str(first["address"]), "MASTER_PORT": str(first["port"]),
+                }  # fmt: skip
+                fields["environment"] = {**fields["environment"], **world}
+            member.asked = member.actor.start.remote(fields, group.output)
+
+    def _hear(self, group: Group, member: Member, found: Mapping[str, Any]) -> None:
+        host = (member.where or {}).get("host", "")
+        beats = [text.decode() for text in found["beats"]]
+        if beats:
+            send(self._line, {"beats": beats, "host": host, "name": group.name})
+        member.code = found["code"]
+        if member.code is None:
+            return
+        if member.code == 0 and any(other.code is None for other in group.members):
+            return  # the last rank to end says how it went
+        self._group_ended(group, member.code, found["line"])
+
+    def _group_ended(self, group: Group, code: int, line: str) -> None:
+        group.is_over = True
+        # Not a wait on a node that is gone: what is asked of that fails at once.
+        ending = [member.actor.end.remote() for member in group.members if member.where is not None]
+        if ending:
+            ray.wait(ending, num_returns=len(ending), timeout=END_S)
+        for member in group.members:
+            with contextlib.suppress(RayError):
+                ray.kill(member.actor)
+        self._tell(group, "ended", code=code, line=line)
+
+    def _tell(self, group: Group, state: str, **more: Any) -> None:
+        group.told = state
+        send(self._line, {"name": group.name, "life": group.life, "state": state, **more})
+
+
+_Placed = ray.remote(PlacedCommand)
+
+
+def _shown(room: NodeRoom) -> dict[str, Any]:
+    return {"name": room.name, "num_cpus": room.num_cpus, "num_gpus": room.num_gpus, "is_owner": room.is_owner}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the supervisor at the other end of the socket with the given number."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's, which says what ends when
+    line = socket.socket(fileno=int(arguments[0]))
+    agent = Agent(line)
+    try:
+        agent.run()
+    except (BrokenPipeError, ConnectionError):
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    # Ray finds classes by the name of their module, and this one would be called __main__ on the nodes.
+    from mettle.runs.cluster import agent
+
+    code = agent.main(sys.argv[1:])
+    os._exit(code)  # Ray's own farewell takes seconds, and nobody waits for it
