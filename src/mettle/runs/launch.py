@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
 from mettle.runs.launcher import Launcher, LocalLauncher
-from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.lock import RunLock, supervisor_host, supervisor_pid
 from mettle.runs.membership import membership
 from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.runs.ports import free_port, is_port_free
@@ -126,6 +127,8 @@ def stop(path: Path) -> bool:
     pid = supervisor_pid(run_dir)
     if pid is None:
         return False
+    if (host := supervisor_host(run_dir)) != socket.gethostname():
+        raise UserError(f"run {run_dir.name} runs on {host}: type `mettle rl stop {path}` there")
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while supervisor_pid(run_dir) is not None:

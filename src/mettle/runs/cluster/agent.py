@@ -8,6 +8,7 @@ members, each on a node; all end when one does). Invariant: when this process en
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import signal
@@ -20,7 +21,12 @@ from typing import Any, Final
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from mettle.errors import MettleError, ServiceError, UserError
@@ -31,6 +37,7 @@ from mettle.runs.cluster.placement import Bundle, NodeRoom, place
 
 LOOK_S: Final = 0.3
 READY_S: Final = 60.0
+SEEK_S: Final = 1.0
 END_S: Final = 2.0
 KILL_S: Final = 5.0
 """A process that was sent SIGKILL, and of which no end is heard for so long, is on a node that does not answer."""
@@ -60,15 +67,23 @@ class Group:
     output: str
     run_dir: str
     life: int
+    pool: str
     members: list[Member]
     told: str = ""
     next_look: float = 0.0
+    next_seek: float = 0.0
+    taken_at: float = 0.0
     lost_at: float = float("inf")
     is_over: bool = False
 
     @property
     def name(self) -> str:
         return str(self.fields["name"])
+
+    def forget(self) -> None:
+        """It has no place after all."""
+        for member in self.members:
+            member.actor = member.asked = member.where = None
 
 
 class Agent:
@@ -77,8 +92,8 @@ class Agent:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._groups: dict[str, Group] = {}
-        self._places: dict[str, tuple[PlacementGroup, int]] = {}
-        self._pools: list[PlacementGroup] = []
+        self._pools: dict[str, PlacementGroup] = {}
+        self._bundles: dict[str, Sequence[Bundle]] = {}
         self._owner = ""
 
     def run(self) -> None:
@@ -101,7 +116,7 @@ class Agent:
             case "connect":
                 self._connect(word["address"])
             case "reserve":
-                self._reserve([[Bundle(**one) for one in pool] for pool in word["pools"]])
+                self._reserve({name: [Bundle(**one) for one in pool] for name, pool in word["pools"].items()})
             case "start":
                 self._start(word)
             case "signal":
@@ -143,50 +158,79 @@ class Agent:
                 has = free.get(node["NodeID"], {})
                 name = f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}"
                 is_owner = node["NodeID"] == self._owner
-                found.append(NodeRoom(name, has.get("CPU", 0.0), has.get("GPU", 0.0), is_owner))
+                found.append(NodeRoom(name, has.get("CPU", 0.0), has.get("GPU", 0.0), is_owner, node["NodeID"]))
         return found
 
-    def _reserve(self, pools: Sequence[Sequence[Bundle]]) -> None:
+    def _reserve(self, pools: Mapping[str, Sequence[Bundle]]) -> None:
         """Take all that the run needs, or nothing. Raises: UserError where the cluster has no room."""
         rooms = self._rooms()
-        place([bundle for pool in pools for bundle in pool], rooms)
-        for bundles, strategy in zip(pools, ("PACK", "SPREAD"), strict=True):
-            selectors = [{NODE_ID: self._owner} if bundle.is_pinned else {} for bundle in bundles]
-            pool = placement_group(
-                [bundle.resources() for bundle in bundles], strategy=strategy, bundle_label_selector=selectors
-            )
-            self._pools.append(pool)
-            if not pool.wait(READY_S):
-                self._free()
+        places = place([bundle for pool in pools.values() for bundle in pool], rooms)
+        self._bundles = dict(pools)
+        for name, bundles in pools.items():
+            self._take(name, bundles, places)
+        for name, bundles in pools.items():
+            if not self._pools[name].wait(READY_S):
+                for taken in pools:
+                    self._give_back(taken)
                 raise UserError(
                     f"the Ray cluster did not give {', '.join(map(str, bundles))} within {READY_S:.0f} s:"
                     " something else has taken the room; wait, add a node, or take less in [deployment.ray]"
                 )
-            for index, bundle in enumerate(bundles):
-                self._places[bundle.process] = (pool, index)
         send(self._line, {"reserved": [_shown(room) for room in rooms]})
 
-    def _free(self) -> None:
-        for pool in self._pools:
-            remove_placement_group(pool)
-        self._pools.clear()
+    def _take(self, pool: str, bundles: Sequence[Bundle], places: Mapping[str, NodeRoom]) -> None:
+        selectors = [{NODE_ID: places[bundle.process].id} for bundle in bundles]
+        resources = [bundle.resources() for bundle in bundles]
+        self._pools[pool] = placement_group(resources, strategy="PACK", bundle_label_selector=selectors)
+
+    def _give_back(self, pool: str) -> None:
+        if (taken := self._pools.pop(pool, None)) is not None:
+            remove_placement_group(taken)
+
+    def _has_pool(self, group: Group) -> bool:
+        """Whether the nodes of the group's pool are all there. A pool that has lost one is taken anew elsewhere.
+
+        Ray would look for another place by itself, but without a pause: 30,000 times a second where there is no room.
+        """
+        if group.pool in self._pools:
+            state = placement_group_table(self._pools[group.pool])["state"]
+            if state == "CREATED":
+                return True
+            if state == "PENDING" and time.monotonic() < group.taken_at + READY_S:
+                return False
+            self._give_back(group.pool)
+        bundles = self._bundles[group.pool]
+        try:
+            self._take(group.pool, bundles, place(bundles, self._rooms()))
+        except UserError:
+            return False
+        group.taken_at = time.monotonic()
+        return False
 
     # Processes
 
     def _start(self, word: Mapping[str, Any]) -> None:
         members = [Member(one["name"], Bundle(**one["bundle"])) for one in word["members"]]
-        group = Group(word["spec"], word["output"], word["run_dir"], word["life"], members)
-        self._groups[group.name] = group
-        for member in members:
-            pool, index = self._places[member.bundle.process]
-            options: dict[str, Any] = {
-                "num_cpus": member.bundle.num_cpus,
-                "num_gpus": member.bundle.num_gpus,
-                "max_restarts": 0,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(pool, index),
-            }
-            member.actor = _Placed.options(**options).remote()
-            member.asked = member.actor.where.remote(group.run_dir)
+        self._groups[word["spec"]["name"]] = Group(
+            word["spec"], word["output"], word["run_dir"], word["life"], word["pool"], members
+        )
+
+    def _seek(self, group: Group) -> None:
+        """Give the group its actors, once its nodes are there; take them away again when one of those goes."""
+        has_pool = self._has_pool(group)
+        for index, member in enumerate(group.members):
+            if has_pool and member.actor is None:
+                options: dict[str, Any] = {
+                    "num_cpus": member.bundle.num_cpus,
+                    "num_gpus": member.bundle.num_gpus,
+                    "max_restarts": 0,
+                    "scheduling_strategy": PlacementGroupSchedulingStrategy(self._pools[group.pool], index),
+                }
+                member.actor = _Placed.options(**options).remote()
+                member.asked = member.actor.where.remote(group.run_dir)
+            elif not has_pool and member.actor is not None:
+                ray.kill(member.actor)
+                member.actor = member.asked = member.where = None
 
     def _attend(self, group: Group) -> None:
         now = time.monotonic()
@@ -197,11 +241,17 @@ class Agent:
             self._group_ended(group, LOST, "its node does not answer")
             return
         try:
+            if group.told == "" and now >= group.next_seek:
+                group.next_seek = now + SEEK_S
+                self._seek(group)
             self._ask(group)
-        except RayActorError:
-            self._group_ended(group, LOST, "its node, or Ray's process on it, is gone")
         except RayError as error:
-            self._group_ended(group, 1, str(error).splitlines()[-1])
+            if group.told == "":  # a node that was about to run it is gone
+                group.forget()
+            elif isinstance(error, RayActorError):
+                self._group_ended(group, LOST, "its node, or Ray's process on it, is gone")
+            else:
+                self._group_ended(group, 1, str(error).splitlines()[-1])
 
     def _ask(self, group: Group) -> None:
         for member in group.members:
@@ -265,8 +315,9 @@ class Agent:
         if ending:
             ray.wait(ending, num_returns=len(ending), timeout=END_S)
         for member in group.members:
-            with contextlib.suppress(RayError):
-                ray.kill(member.actor)
+            if member.actor is not None:
+                with contextlib.suppress(RayError):
+                    ray.kill(member.actor)
         self._tell(group, "ended", code=code, line=line)
 
     def _tell(self, group: Group, state: str, **more: Any) -> None:
@@ -278,7 +329,7 @@ _Placed = ray.remote(PlacedCommand)
 
 
 def _shown(room: NodeRoom) -> dict[str, Any]:
-    return {"name": room.name, "num_cpus": room.num_cpus, "num_gpus": room.num_gpus, "is_owner": room.is_owner}
+    return dataclasses.asdict(room)
 
 
 def main(arguments: Sequence[str]) -> int:

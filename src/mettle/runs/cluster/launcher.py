@@ -91,7 +91,7 @@ class Cluster:
 
     def reserve(self, placement: Placement) -> None:
         """Take what the run needs, or nothing. Raises: UserError in one line where there is no room."""
-        pools = [[dataclasses.asdict(bundle) for bundle in pool] for pool in (placement.close, placement.spread)]
+        pools = {name: [dataclasses.asdict(bundle) for bundle in pool] for name, pool in placement.pools.items()}
         self._ask("reserved", {"do": "reserve", "pools": pools}, RESERVE_S)
 
     def tell(self, word: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class Cluster:
         )
 
 
-def check_room(config: RunConfig) -> dict[str, str]:
+def check_room(config: RunConfig) -> dict[str, NodeRoom]:
     """The node that each process of the run could have now.
 
     Raises: UserError in one line when the cluster has no room; ServiceError when there is no cluster.
@@ -223,6 +223,7 @@ class PlacedProcess:
         self.pid: int | None = None
         self.host = "the cluster"
         self._members = members
+        self._pool = TRAINER if members[0][1].process.startswith(TRAINER) else spec.name
         self._output = output
         self._launcher = launcher
         self._life = 0
@@ -253,6 +254,7 @@ class PlacedProcess:
         self._launcher.cluster.tell(
             {
                 "do": "start",
+                "pool": self._pool,
                 "spec": spec,
                 "members": members,
                 "output": str(self._output),

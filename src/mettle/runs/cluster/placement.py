@@ -7,6 +7,7 @@ that a node that is lost and still runs can write nothing; engines and further r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,14 +40,13 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The bundles of a run: those of the owner and the ranks lie close together, those of the engines spread out."""
+    """The bundles of a run, in pools by name: what lives and dies together is taken, lost and taken again together."""
 
-    close: tuple[Bundle, ...]
-    spread: tuple[Bundle, ...]
+    pools: dict[str, tuple[Bundle, ...]]
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        return (*self.close, *self.spread)
+        return tuple(bundle for pool in self.pools.values() for bundle in pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class NodeRoom:
     num_cpus: float
     num_gpus: float
     is_owner: bool = False
+    id: str = ""
 
     def __str__(self) -> str:
         gpus = f" and {self.num_gpus:g} GPU" if self.num_gpus else ""
@@ -75,7 +76,8 @@ def placement_of(config: RunConfig) -> Placement:
         Bundle(replica_name(number), ray.cpus_per_replica, ray.gpus_per_replica)
         for number in range(config.inference.replicas)
     ]
-    return Placement((*owner, *ranks), tuple(replicas))
+    pools = {OWNER: tuple(owner), TRAINER: tuple(ranks)} if owner else {TRAINER: tuple(ranks)}
+    return Placement(pools | {replica.process: (replica,) for replica in replicas})
 
 
 def rank_name(rank: int) -> str:
@@ -88,27 +90,34 @@ def replica_name(number: int) -> str:
     return f"{REPLICA}-{number}"
 
 
-def place(bundles: Iterable[Bundle], nodes: Sequence[NodeRoom]) -> dict[str, str]:
-    """A node for each process, the pinned and the largest first, each on the emptiest node that has room.
+def place(bundles: Iterable[Bundle], nodes: Sequence[NodeRoom]) -> dict[str, NodeRoom]:
+    """A node for each process, the pinned and the largest first: ranks close together, engines apart.
 
-    Ray decides where they go in the end; this says whether they can. Raises: UserError naming what has no room.
+    Raises: UserError naming what has no room.
     """
     free = {node.name: [node.num_gpus, node.num_cpus] for node in nodes}
-    owners = {node.name for node in nodes if node.is_owner}
-    found: dict[str, str] = {}
+    found: dict[str, NodeRoom] = {}
     for bundle in sorted(bundles, key=lambda b: (not b.is_pinned, -b.num_gpus, -b.num_cpus)):
-        open_to = owners if bundle.is_pinned else free.keys()
-        fitting = [n for n in open_to if free[n][0] >= bundle.num_gpus and free[n][1] >= bundle.num_cpus]
+        fitting = [
+            node
+            for node in nodes
+            if free[node.name][0] >= bundle.num_gpus
+            and free[node.name][1] >= bundle.num_cpus
+            and (node.is_owner or not bundle.is_pinned)
+        ]
         if not fitting:
             raise UserError(refusal(bundle, nodes, found))
-        name = max(sorted(fitting), key=lambda n: free[n])
-        free[name][0] -= bundle.num_gpus
-        free[name][1] -= bundle.num_cpus
-        found[bundle.process] = name
+        kind = bundle.process.partition("-")[0]
+        alike = Counter(node.name for process, node in found.items() if process.partition("-")[0] == kind)
+        sign = -1 if kind == REPLICA else 1
+        node = max(fitting, key=lambda n: (sign * alike[n.name], free[n.name], n.name))
+        free[node.name][0] -= bundle.num_gpus
+        free[node.name][1] -= bundle.num_cpus
+        found[bundle.process] = node
     return found
 
 
-def refusal(bundle: Bundle, nodes: Sequence[NodeRoom], placed: Mapping[str, str]) -> str:
+def refusal(bundle: Bundle, nodes: Sequence[NodeRoom], placed: Mapping[str, NodeRoom]) -> str:
     """One line: what has no room, what the cluster has, and what to do."""
     has = ", ".join(str(node) for node in nodes) or "no node that lives"
     after = f" once {len(placed)} others are placed" if placed else ""
