@@ -249,7 +249,9 @@ def test_two_processes_serve_and_one_that_is_killed_comes_back_with_the_newest_w
         engine.close()
 
 
-def test_a_replica_that_others_start_is_awaited_and_joins_with_the_newest_version(tmp_path):
+def test_a_replica_that_others_start_is_awaited_and_joins_with_the_newest_version(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
     there: list[bool] = []
 
     def start_late(serving: Serving) -> Mortal:
@@ -260,7 +262,7 @@ def test_a_replica_that_others_start_is_awaited_and_joins_with_the_newest_versio
     engine = ReplicatedEngine([Mortal, start_late], Serving(None, 0), backoff=AT_ONCE)
     try:
         assert engine.num_serving == 1
-        engine.update_weights(tmp_path, 3)
+        engine.update_weights(publish(model, tmp_path, 3), 3)
         there.append(True)
         deadline = time.monotonic() + WAIT_S
         while engine.num_serving < 2:

@@ -67,5 +67,5 @@ def test_no_node_is_given_more_than_it_has(rooms, wants):
 
 
 def test_a_share_and_servers_of_others_do_not_go_on_a_cluster():
-    with pytest.raises(ValueError, match="deployment.share is of one machine"):
+    with pytest.raises(ValueError, match=r"deployment\.share is of one machine"):
         config(share="/tmp/share")

@@ -67,7 +67,7 @@ class PlacedCommand:
             )
             for beat in read_beats(self._beats).values()
         ]
-        return {"code": code, "line": self._process.last_line() if code else "", "beats": beats}
+        return {"code": code, "line": self._process.last_line() if code and code > 0 else "", "beats": beats}
 
     def _is_it(self, pid: int) -> bool:
         return self._process is not None and pid == self._process.pid
