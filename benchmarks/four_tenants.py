@@ -64,7 +64,8 @@ class Watched:
     """A command and all processes below it: processor seconds, and proportional memory, by what they run."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
-        self.cpu_s: dict[tuple[int, str], float] = {}
+        self.cpu_s: dict[int, float] = {}
+        self.names: dict[int, str] = {}
         self.memory_bytes: dict[str, int] = {}
         self.peak_bytes = 0
         paths = os.pathsep.join([str(folder.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -94,8 +95,9 @@ class Watched:
         for pid in parents:
             if not _is_below(pid, root, parents):
                 continue
-            name = _name_of(pid)
-            self.cpu_s[pid, name] = cpu[pid]
+            # One that has ended, and waits to be asked, has no name any more: it keeps the last that it had.
+            name = self.names[pid] = _name_of(pid) or self.names.get(pid, "?")
+            self.cpu_s[pid] = cpu[pid]
             size = _proportional_bytes(pid)
             by_name[name] += size
             total += size
@@ -105,8 +107,8 @@ class Watched:
     def cpu_by_name(self) -> dict[str, float]:
         """Processor seconds of all processes of a kind."""
         found: dict[str, float] = defaultdict(float)
-        for (_, name), seconds in self.cpu_s.items():
-            found[name] += seconds
+        for pid, seconds in self.cpu_s.items():
+            found[self.names[pid]] += seconds
         return dict(found)
 
 
@@ -120,8 +122,8 @@ def _name_of(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
-        return "?"
-    return next((word for word in words if word.startswith("mettle.")), words[0].rpartition("/")[2] or "?")
+        return ""
+    return next((word for word in words if word.startswith("mettle.")), words[0].rpartition("/")[2])
 
 
 def _proportional_bytes(pid: int) -> int:

@@ -6,10 +6,18 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 UID = 64_114  # neither the pool's own ordinary user nor, probably, anybody's
+_COVERED = """
+for pair in "$@"; do
+  shift
+  [ "$pair" = -- ] && break
+  mount --bind "${pair#*=}" "${pair%%=*}" || exit 9
+done
+exec setpriv "$@"
+"""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -47,6 +55,23 @@ def run(executable: str, arguments: Sequence[str], *, timeout_s: float) -> subpr
         user=UID,
         group=UID,
         extra_groups=[],
+        env=_environment(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def run_beside(
+    covered: Mapping[str, Path], executable: str, arguments: Sequence[str], *, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """The same where these files of the host's are others, for this program alone."""
+    pairs = [f"{place}={path}" for place, path in covered.items()]
+    user = [f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--", executable, *arguments]
+    return subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _COVERED, "sh", *pairs, "--", *user],
         env=_environment(),
         cwd="/",
         capture_output=True,

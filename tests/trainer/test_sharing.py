@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.share_dir import Membership, ShareDir
 from mettle.storage.weights import read_version
 from mettle.trainer import checkpoint, loop, sharing
-from mettle.trainer.config import LoraConfig, OptimConfig, TrainerConfig
+from mettle.trainer.config import LoraConfig, MismatchConfig, OptimConfig, TrainerConfig
 from mettle.trainer.loop import StopFlag
 from mettle.trainer.sharing import SharedTrainer
 
@@ -56,17 +58,18 @@ def member(run_dir, life="1"):
     return Membership(run_dir.name, run_dir.path, life)
 
 
-def shared_trainer(share):
-    return SharedTrainer(share, TrainerConfig(lora=LoraConfig()), ALONE, StopFlag())
+def shared_trainer(share, num_at_once=1):
+    return SharedTrainer(share, TrainerConfig(lora=LoraConfig()), ALONE, StopFlag(), num_at_once=num_at_once)
 
 
-def train_out(share, *run_dirs, life="1"):
+def train_out(share, *run_dirs, life="1", num_at_once=1):
     """Train until all of these runs are done or have failed; their words by name."""
-    trainer = shared_trainer(share)
+    trainer = shared_trainer(share, num_at_once)
     for run_dir in run_dirs:
         share.join(member(run_dir, life))
     for _ in range(200):
-        trainer.turn()
+        if not trainer.turn():
+            wait([each.running for each in trainer.tenants.values() if each.running], return_when=FIRST_COMPLETED)
         words = {run_dir.name: share.told(member(run_dir, life)) for run_dir in run_dirs}
         if all(word is not None and word.state != "training" for word in words.values()):
             return words
@@ -97,6 +100,42 @@ def test_a_run_beside_three_others_makes_the_bytes_that_it_makes_alone(share, ma
         assert digests(run_dir) == alone(run_dir.name), run_dir.name
         assert [row.trainings for row in ledger_of(run_dir).batches()] == [1] * STEPS
         assert [path.name for path in sorted(run_dir.checkpoints.iterdir())] == ["step-2", "step-3"]
+
+
+def test_runs_that_are_trained_side_by_side_make_the_bytes_that_they_make_alone(
+    share, make_lora_run, alone, monkeypatch
+):
+    both = threading.Barrier(2)
+    advance = sharing.Trainer.advance
+
+    def meet(self, step, digest, *, waited_s):
+        if step == 1:
+            both.wait(60)  # broken, and the run failed, if one is trained after the other
+        advance(self, step, digest, waited_s=waited_s)
+
+    run_dirs = [make_lora_run(name, mismatch=MismatchConfig(interval=0)) for name in ("b", "c")]
+    with monkeypatch.context() as patched:
+        patched.setattr(sharing.Trainer, "advance", meet)
+        words = train_out(share, *run_dirs, num_at_once=2)
+    assert {word.state for word in words.values()} == {"done"}, words
+    for run_dir in run_dirs:
+        assert digests(run_dir) == alone(run_dir.name), run_dir.name
+
+
+def test_nothing_is_trained_beside_a_look_into_the_network(share, make_lora_run, monkeypatch):
+    inside, beside = set(), []
+    advance = sharing.Trainer.advance
+
+    def note(self, step, digest, *, waited_s):
+        inside.add(self)
+        beside.append((self.wants_network_alone(step), len(inside)))
+        advance(self, step, digest, waited_s=waited_s)
+        inside.discard(self)
+
+    monkeypatch.setattr(sharing.Trainer, "advance", note)
+    words = train_out(share, make_lora_run("b"), make_lora_run("d", mismatch=MismatchConfig(interval=0)), num_at_once=2)
+    assert {word.state for word in words.values()} == {"done"}, words
+    assert [count for is_alone, count in beside if is_alone] == [1, 1]
 
 
 def test_runs_take_turns_by_their_tokens(share, make_lora_run, monkeypatch):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mettle.cli.env_card import card
 from mettle.cli.env_hub import (
     delete,
     fork,
@@ -198,7 +199,7 @@ def install(source: str, editable: bool) -> None:
     print_next(f"mettle env info {name}")
 
 
-for _command in (push, pull, versions, inspect_package, fork, star, yank, delete, test, check):
+for _command in (push, pull, versions, inspect_package, fork, star, yank, delete, card, test, check):
     env.add_command(_command)
 
 

@@ -13,6 +13,11 @@ from mettle.cli.terminal import json_option, print_json, print_next, print_table
 from mettle.clients.hub import HubClient
 from mettle.errors import UserError
 
+CARD_WORDS = {
+    "PENDING": "waiting", "RUNNING": "running", "SUCCESS": "passed", "FAILED": "failed", "CANCELLED": "not checked",
+}  # fmt: skip
+"""The states of a release's check, for people."""
+
 
 def hub_name(text: str) -> tuple[str, str, str]:
     """(owner, name, version) of OWNER/NAME[@VERSION]. Raises: UserError when it is none."""
@@ -179,6 +184,11 @@ def delete(name: str, yes: bool) -> None:
     click.echo(f"deleted {said}")
 
 
+def card_word(state: str) -> str:
+    """The state of a release's check in a word; empty where there was none."""
+    return CARD_WORDS.get(state, state.lower())
+
+
 def list_hub(words: str, *, is_mine: bool, is_json: bool) -> None:
     """The environments of the Hub in use."""
     with hub_client(needs_token=False) as client:
@@ -218,7 +228,7 @@ def info_hub(name: str, *, is_json: bool) -> None:
     shown = {
         "environment": f"{owner}/{project}", "version": found["semantic_version"], "description": found["description"],
         "visibility": found["visibility"].lower(), "tags": ", ".join(found["tags"]), "stars": found["stars"],
-        "content": found["content_hash"][:12], "yanked": yanked,
+        "content": found["content_hash"][:12], "yanked": yanked, "quality card": card_word(found["card_state"]),
         "needs": ", ".join(map(str, found["metadata"].get("dependencies") or [])),
     }  # fmt: skip
     print_table(("", ""), [(key, value) for key, value in shown.items() if value not in (None, "")])

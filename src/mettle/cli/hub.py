@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.options import ConfigCommand, only_files
+from mettle.cli.options import ConfigCommand, one_word, only_files, split_words
 from mettle.cli.terminal import going_on, print_next
 from mettle.errors import UserError
 
 if TYPE_CHECKING:
     from mettle.config.options import Given
+    from mettle.hub.backup import BackupManifest
 
 
 @click.group(cls=NounGroup)
@@ -64,3 +66,57 @@ def init(words: list[str], given: Given) -> None:
         lab.close()
     click.echo(f"{num} new in the Hub in {config.data}")
     print_next(f"mettle hub serve --data {config.data}")
+
+
+@hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="FILE [FILE.toml]...")
+@click.option("--no-runs", is_flag=True, help="Leave out the directories of hosted runs; weights are large.")
+def backup(words: list[str], given: Given, no_runs: bool) -> None:
+    """Write a Hub into one file, while its server runs. What is in it is read back before it gets its name.
+
+    \b
+    mettle hub backup monday.tar
+    mettle hub backup monday.tar --data /srv/hub
+    """
+    from mettle.config import load_config
+    from mettle.hub.backup import back_up
+    from mettle.hub.config import HubConfig
+    from mettle.hub.lab import existing_lab
+
+    files, names = split_words(words)
+    target = Path(one_word(names, "FILE"))
+    config = load_config(HubConfig, files, given).config
+    lab = existing_lab(config.data, database=config.database)
+    try:
+        made = back_up(lab, target, with_runs=not no_runs)
+    finally:
+        lab.close()
+    click.echo(f"{target}: {_counted(made)}; read back and whole")
+    print_next(f"mettle hub restore {target} --data elsewhere")
+
+
+@hub.command(cls=ConfigCommand, model="mettle.hub.config:HubConfig", metavar="FILE [FILE.toml]...")
+def restore(words: list[str], given: Given) -> None:
+    """Make a Hub of a backup, in a folder (and a database) that holds none yet.
+
+    \b
+    mettle hub restore monday.tar --data hub
+    mettle hub restore monday.tar --data hub --database postgresql+psycopg://me@host/hub
+    """
+    from mettle.config import load_config
+    from mettle.hub import backup as backups
+    from mettle.hub.config import HubConfig
+
+    files, names = split_words(words)
+    source = Path(one_word(names, "FILE"))
+    config = load_config(HubConfig, files, given).config
+    made = backups.restore(source, config.data, database=config.database)
+    click.echo(f"the Hub in {config.data}: {_counted(made)}")
+    print_next(f"mettle hub serve --data {config.data}")
+
+
+def _counted(made: BackupManifest) -> str:
+    rows = made.num_rows
+    said = ", ".join(
+        f"{rows.get(name, 0):,} {name}" for name in ("people", "environments", "releases", "results", "jobs")
+    )
+    return f"{said}; {len(made.sha256):,} files, {made.num_bytes / 1e6:,.1f} MB"

@@ -34,11 +34,20 @@ def rl() -> None:
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
 @click.option("--hosted", is_flag=True, help="Submit it to the Hub in use, whose machine runs it.")
 @click.option(
+    "--override-card", is_flag=True, help="With --hosted: also where the quality card of an environment has failed."
+)
+@click.option(
     "--share", "share_dir", type=click.Path(path_type=Path), help="Train beside the runs of a share that is running."
 )
 @json_option
 def run(
-    arguments: Sequence[str], dry_run: bool, directory: Path | None, hosted: bool, share_dir: Path | None, is_json: bool
+    arguments: Sequence[str],
+    dry_run: bool,
+    directory: Path | None,
+    hosted: bool,
+    override_card: bool,
+    share_dir: Path | None,
+    is_json: bool,
 ) -> int:
     """Train from config files, composed left to right, then overrides.
 
@@ -55,8 +64,10 @@ def run(
     if hosted:
         if overrides or dry_run or directory is not None or share_dir is not None or len(files) != 1:
             raise UserError("--hosted takes one file as it stands, and no overrides, --dry-run, --dir or --share")
-        submit_hosted(files[0], is_json=is_json)
+        submit_hosted(files[0], is_json=is_json, is_overridden=override_card)
         return 0
+    if override_card:
+        raise UserError("--override-card is for --hosted runs; nothing here looks at a card")
     place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
     loaded = launch.load_run_config(files, (*overrides, *place))
     for name in ignored_fields(loaded.config.model_dump()):

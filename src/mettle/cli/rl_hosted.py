@@ -12,12 +12,14 @@ from mettle.cli.terminal import print_json
 from mettle.errors import UserError
 
 
-def submit_hosted(file: Path, *, is_json: bool) -> None:
+def submit_hosted(file: Path, *, is_json: bool, is_overridden: bool = False) -> None:
     """Submit a hosted TOML. Raises: UserError when it cannot be read, or the Hub refuses it."""
     try:
         body = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: {error}") from error
+    if is_overridden:
+        body["override_card"] = True
     with hub_client() as client:
         if client.context.team:
             mine = client.get("/user/teams")["data"]

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mettle
 from mettle.errors import StorageError, UserError
@@ -27,8 +27,15 @@ from mettle.web.problems import HttpError, problem_body
 
 if TYPE_CHECKING:
     from mettle.hub.lab import Lab
+    from mettle.hub.sandboxes import HubSandboxes
 
 logger = logging.getLogger(__name__)
+
+SANDBOX_PATHS = (
+    "/api/v1/sandbox", "/api/v1/machines", "/api/v1/judge", "/api/v1/languages", "/api/v1/lease", "/api/v1/status",
+    "/api/v1/isolation", "/gw",
+)  # fmt: skip
+"""What the Hub's sandboxes answer."""
 
 STATIC = Path(__file__).parent / "static"
 MAX_BODY_BYTES = 1 << 20
@@ -57,6 +64,7 @@ def create_app(
     workspace: Path | None = None,
     allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES,
     lab: Lab | None = None,
+    sandboxes: HubSandboxes | None = None,
 ) -> FastAPI:
     """The pages over a folder of runs, or over one run, and over the evaluations under `workspace`.
 
@@ -82,6 +90,8 @@ def create_app(
         include_routes(app)
     for router in (api.router, pages.router, evaluation_pages.router):
         app.include_router(router, dependencies=shown)
+    if sandboxes is not None:
+        app.add_middleware(SandboxMiddleware, sandboxes=sandboxes)
     app.mount("/static", CachedStatic(directory=STATIC), name="static")
     app.add_middleware(
         SecurityMiddleware, door=Door(allowed_hosts, max_body_bytes=MAX_UPLOAD_BYTES if lab else MAX_BODY_BYTES)
@@ -95,6 +105,18 @@ def create_app(
     app.add_exception_handler(OverflowError, _too_large)
     app.add_exception_handler(Exception, _crashed)
     return app
+
+
+class SandboxMiddleware:
+    """Hands requests for sandboxes, websockets among them, to the service that is part of the Hub."""
+
+    def __init__(self, app: ASGIApp, sandboxes: HubSandboxes) -> None:
+        self._app, self._sandboxes = app, sandboxes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        is_theirs = any(path == each or path.startswith(each + "/") for each in SANDBOX_PATHS)
+        await (self._sandboxes if is_theirs else self._app)(scope, receive, send)
 
 
 def _is_for_programs(request: Request) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mettle.hub.accounts.people import Person
 from mettle.hub.accounts.teams import ADMIN, Team
+from mettle.web.problems import HttpError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +49,14 @@ class Caller:
         if self.person is None:
             return False
         return self.is_admin or owner_id == self.person.id or self.roles.get(owner_id) == ADMIN
+
+
+def owner_of(caller: Caller, team_id: str | None) -> str:
+    """Whose a new thing is. Raises: HttpError 403 for a team that is not the caller's."""
+    assert caller.person is not None, "the routes are for people who are signed in"
+    if not team_id:
+        return caller.person.id
+    team = next((t for t in caller.teams if t.id == team_id), None)
+    if team is None:
+        raise HttpError(403, f"you are in no team {team_id[:60]!r}")
+    return team.id

@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from mettle.config.options import Option
+from mettle.sandbox.config import SandboxConfig
+from mettle.sandbox.service.config import QuotaConfig
 
 
 class HubConfig(BaseModel):
@@ -33,8 +35,23 @@ class HubConfig(BaseModel):
     upstream_index: str = ""
     """Package index that pip is sent to for names that nobody has on this Hub, private ones included; empty: none."""
 
+    check_pushes: bool = True
+    """Whether what is pushed is installed, loaded and given its quality card, in a sandbox of this machine."""
+
+    check_reach: list[str] = []
+    """What those sandboxes reach, as host:port; nothing by default. Name here where data is downloaded from."""
+
     open_runs: bool | None = None
     """Whether runs and evaluations of this machine are shown without signing in. By default only on loopback."""
+
+    sandboxes: bool = True
+    """Whether sandboxes are offered here, to tokens with `sandboxes:write`. Started when they are first asked for."""
+
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    """The pools that sandboxes come from, as of `mettle sandbox serve`."""
+
+    quota: QuotaConfig = Field(default_factory=QuotaConfig)
+    """Sandboxes that one person may have at a time."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback, put it behind TLS: passwords and tokens travel as they are."""

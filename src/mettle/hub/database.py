@@ -63,12 +63,30 @@ class HubDatabase:
         with self._refusals(), self._writer.begin() as connection:
             yield connection
 
-    def migrate(self) -> None:
-        """Bring the schema to that of this release. Raises: StorageError for one of a later release."""
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        config.set_main_option("path_separator", "os")
-        script = ScriptDirectory.from_config(config)
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection that sees one state in all of its statements, while others write."""
+        with self._refusals(), self.engine.connect() as connection:
+            if not self.is_sqlite:  # a transaction of SQLite's always does
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            yield connection
+
+    @staticmethod
+    def schema(connection: Connection) -> str:
+        """The revision that the tables stand at."""
+        return str(MigrationContext.configure(connection).get_current_revision() or "")
+
+    @staticmethod
+    def newest_schema() -> str:
+        """The revision that this release has."""
+        return str(_script()[1].get_current_head())
+
+    def migrate(self, to: str = "head") -> None:
+        """Bring the schema to that of this release, or to an earlier one where there is none yet.
+
+        Raises: StorageError for one of a later release.
+        """
+        config, script = _script()
 
         def upgrade(revision: Any, context: MigrationContext) -> Any:
             known = {each.revision for each in script.walk_revisions()}
@@ -77,7 +95,7 @@ class HubDatabase:
                     raise StorageError(
                         f"the database is of a later release of Mettle (its schema is {own}): update Mettle"
                     )
-            return script._upgrade_revs("head", revision)
+            return script._upgrade_revs(to, revision)
 
         with self.write() as connection, EnvironmentContext(config, script, fn=upgrade) as environment:
             environment.configure(connection=connection, target_metadata=metadata, transactional_ddl=False)
@@ -102,6 +120,13 @@ class HubDatabase:
             said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
             hint = "; nothing of this request is kept: free some space" if "full" in said or "space" in said else ""
             raise StorageError(f"the Hub's database refused: {said}{hint}") from error
+
+
+def _script() -> tuple[Config, ScriptDirectory]:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    return config, ScriptDirectory.from_config(config)
 
 
 def _arguments(url: str) -> dict[str, Any]:

@@ -99,8 +99,14 @@ def spark(values: list[float], width: float = 120.0, height: float = 28.0) -> st
     )
 
 
+def card_state(state: str) -> str:
+    """The state of a release's check, for people."""
+    words = {"PENDING": "waiting", "SUCCESS": "passed", "CANCELLED": "not checked", "": "not checked"}
+    return words.get(state, state.lower())
+
+
 FILTERS: dict[str, Callable[..., object]] = {
-    f.__name__: f for f in (signed, number, small, bound, clock, date, heat, probability, spark)
+    f.__name__: f for f in (signed, number, small, bound, card_state, clock, date, heat, probability, spark)
 } | {
     "reward": reward,
     "compact": compact,

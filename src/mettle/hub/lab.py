@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mettle.errors import StorageError
+from mettle.errors import StorageError, UserError
 from mettle.hub.accounts.passwords import Passwords
 from mettle.hub.accounts.people import num_admins
 from mettle.hub.accounts.sessions import make_link
@@ -44,6 +44,8 @@ class Lab:
     """Folder of the model directories that hosted runs can start from."""
     upstream_index: str = ""
     """Where a package index sends pip for names that nobody has here; empty: nowhere."""
+    check_reach: tuple[str, ...] = ()
+    """What the machines reach in which pushes are checked, as host:port."""
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
 
@@ -57,6 +59,14 @@ class Lab:
         self.database.close()
 
 
+def existing_lab(folder: Path, *, database: str = "") -> Lab:
+    """A Hub that is there, as it is: nothing is migrated or swept. Raises: UserError where there is none."""
+    if not database and not (folder / "hub.db").is_file():
+        raise UserError(f"there is no Hub in {folder}; --data names its folder")
+    opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
+    return Lab(folder.resolve(), opened, BlobStore(folder.resolve() / "blobs"))
+
+
 def open_lab(
     folder: Path,
     *,
@@ -64,6 +74,7 @@ def open_lab(
     are_runs_open: bool = True,
     upstream_index: str = "",
     models: Path = Path("models"),
+    check_reach: tuple[str, ...] = (),
 ) -> Lab:
     """Make the folder where it is missing, and bring the database to this release.
 
@@ -77,7 +88,15 @@ def open_lab(
         raise StorageError(f"the Hub's folder {folder}: {error.strerror or error}") from error
     opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
     opened.migrate()
-    lab = Lab(folder, opened, BlobStore(folder / "blobs"), are_runs_open=are_runs_open, upstream_index=upstream_index)
+    lab = Lab(
+        folder,
+        opened,
+        BlobStore(folder / "blobs"),
+        are_runs_open=are_runs_open,
+        upstream_index=upstream_index,
+        models=models,
+        check_reach=check_reach,
+    )
     with opened.read() as c:
         known = blobs_in_use(c)
     lab.blobs.sweep(known)  # what pushes that were cut off have left

@@ -29,13 +29,20 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
     `on_ready` is called with the address, and with that of the first admin's link where there is no admin yet.
     Raises: UserError when the port is taken or a setting is wrong, StorageError when the disk or database refuses.
     """
+    from mettle.hub.background import BackgroundWork
     from mettle.hub.lab import open_lab
-    from mettle.hub.training.worker import QueueWorker
 
     are_open = is_loopback(config.host) if config.open_runs is None else config.open_runs
     listener = bind(config.host, config.port)
-    lab = open_lab(config.data, database=config.database, are_runs_open=are_open, upstream_index=config.upstream_index)
-    worker = QueueWorker(lab)
+    lab = open_lab(
+        config.data,
+        database=config.database,
+        are_runs_open=are_open,
+        upstream_index=config.upstream_index,
+        models=config.models,
+        check_reach=tuple(config.check_reach),
+    )
+    worker = BackgroundWork(lab, is_checking=config.check_pushes)
     try:
         secret = lab.first_link()
         worker.start()
@@ -64,8 +71,15 @@ async def _serve(
     over = asyncio.Event()
     port = listener.getsockname()[1]
     base_url = url_of(config.host, port)
-    app = create_app(config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab)
-    server = HttpServer(app, listener)
+    sandboxes = None
+    if lab is not None and config.sandboxes:
+        from mettle.hub.sandboxes import HubSandboxes
+
+        sandboxes = HubSandboxes(lab, config.host, config.sandbox, config.quota)
+    app = create_app(
+        config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab, sandboxes=sandboxes
+    )
+    server = HttpServer(app, listener, has_websockets=sandboxes is not None)
     with on_signals(over.set), Heartbeat.of_run("hub") as heart:
         await server.start()
         heart.tick_with(asyncio.get_running_loop())
@@ -77,4 +91,6 @@ async def _serve(
                 on_ready(base_url)
             await over.wait()
         finally:
+            if sandboxes is not None:
+                await sandboxes.close()
             await server.stop(_GRACE_S)

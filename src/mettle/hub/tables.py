@@ -170,7 +170,7 @@ releases = Table(
     Column("source_bytes", Integer, nullable=False),
     Column("source_key", String(64), nullable=False),
     Column("card", JSON, nullable=True),
-    Column("card_state", String(10), nullable=False),  # empty, PENDING, RUNNING, SUCCESS or FAILED
+    Column("card_state", String(10), nullable=False),  # empty, PENDING, RUNNING, SUCCESS, FAILED or CANCELLED
     Column("card_log", Text, nullable=False),
     _time("created_at"),
     UniqueConstraint("environment_id", "version", name="release_version"),

@@ -37,6 +37,7 @@ RequiredLayer = Literal[
     "own-users",
     "own-host-user",
     "landlock",
+    "cpu-meter",
     "cgroup-memory",
     "cgroup-pids",
     "cgroup-cpu",
@@ -204,6 +205,11 @@ class SandboxConfig(BaseModel):
 
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """Processor seconds per test, all its processes together, unless the call says otherwise."""
+
+    cpu_meter: Literal["auto", "event", "cgroup", "estimate"] = "auto"
+    """What counts a test's processor seconds. `event`: a counter of the kernel's that every child inherits. `cgroup`:
+    `cpu.stat` of a cgroup for each cell. Both count children that nobody waits for, which `estimate` adds as far as
+    they are seen. `auto` takes the first of these that the host has; one that is named and missing is refused."""
 
     memory_mb: int = Field(default=512, ge=32, le=1 << 20)
     """Resident memory per test, all its processes together and the interpreter included (about 13 MB)."""

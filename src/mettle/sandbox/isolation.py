@@ -44,9 +44,18 @@ _WITH_CGROUP: Final = {
     "cpu": "the kernel limits the share of the processors where a machine asks for one",
     "kill": "one write ends everything in it",
 }
+_METERS: Final = {
+    "event": "an event of the kernel's that every child inherits counts all processes of a test, waited for or not",
+    "cgroup": "cpu.stat of a cell's own cgroup counts all processes of a test, waited for or not",
+}
+_NO_METER: Final = "children that a test does not wait for count as far as process 1 sees them run"
+_METER_FIXES: Final = {
+    "event": "set sysctl kernel.perf_event_paranoid to 2 or less, and allow perf_event_open",
+    "cgroup": "start it where this user may divide a cgroup: `systemd-run --user --scope -p Delegate=yes mettle ...`",
+}
 _NOT_CGROUPS: Final = ("cgroup-namespace",)
 OPTIONAL_LAYERS: Final = (
-    *("own-proc", "landlock", "own-kernel", "own-users", "own-host-user"),
+    *("own-proc", "landlock", "own-kernel", "own-users", "own-host-user", "cpu-meter"),
     *(f"cgroup-{name}" for name in _WITHOUT_CGROUP),
 )
 """What no grade asks for (but `kernel` for its own); a config that does names them."""
@@ -213,6 +222,7 @@ def examine(
     found += [_own_proc_layer(findings), _host_user_layer(findings["host_user"], users)]
     seccomp = _seccomp_layer(findings, layers.get("seccomp", ""))
     found += [seccomp, _landlock_layer(findings, layers.get("landlock", "not tried"))]
+    found.append(Layer("cpu meter", False, "a machine's processes are limited in processor time one by one"))
     grade: Grade = "none" if not is_contained else "ns" if seccomp.is_in_force else "ns-noseccomp"
     return with_cgroups(_report(config, grade, found), frozenset(), _NOT_FOR_TESTS)
 
@@ -255,6 +265,28 @@ def with_cgroups(report: IsolationReport, given: Collection[str], why_not: str, 
         for name, instead in _WITHOUT_CGROUP.items()
     ]
     return replace(report, layers=(*others, *found))
+
+
+def with_meter(
+    report: IsolationReport, config: SandboxConfig, kind: str, why_no_event: str, why_no_cgroup: str
+) -> IsolationReport:
+    """The report with what counts a test's processor time: `kind` is a cell's word, "" where it only has estimates.
+
+    Raises: UserError where the config names a meter that this host has not.
+    """
+    wanted = config.cpu_meter
+    reasons = {"event": why_no_event, "cgroup": why_no_cgroup or "a cell could not enter its own"}
+    if wanted in reasons and kind != wanted:
+        raise UserError(
+            f"sandbox.cpu_meter is {wanted!r}, and this host does not have it: {reasons[wanted]}; take 'auto', or "
+            f"{_METER_FIXES[wanted]}"
+        )
+    others = tuple(layer for layer in report.layers if layer.id != "cpu-meter")
+    if kind in _METERS:
+        return replace(report, layers=(*others, Layer("cpu meter", True, _METERS[kind])))
+    why = "as asked" if wanted == "estimate" else f"event: {why_no_event}; cgroup: {reasons['cgroup']}"
+    layer = Layer("cpu meter", False, f"{_NO_METER} ({why})", " or ".join(_METER_FIXES.values()))
+    return replace(report, layers=(*others, layer))
 
 
 def _report(config: SandboxConfig, grade: Grade, layers: list[Layer]) -> IsolationReport:

@@ -78,6 +78,7 @@ class TemplateProcess:
         self.generation = generation
         self.layers: dict[str, str] = {}
         self.host_ids = HostIds()
+        self.why_no_event = ""
         self.is_ready = False
         self._num_spawned = 0
         self._scratch = _make_scratch() if config.backend == "unsafe" or is_landlocked else ""
@@ -131,11 +132,12 @@ class TemplateProcess:
             raise UserError(f"the sandbox cannot preload its modules: {hello['preload']}")
         self.layers = hello["layers"]
         self.host_ids = HostIds(tuple(hello.get("host_users", ())), str(hello.get("why_no_host_users", "")))
+        self.why_no_event = str(hello["why_no_event"])
         self.is_ready = bool(hello["is_ready"])
 
-    async def spawn_cell(self, limits: CellLimits | None = None) -> Clone:
-        """A new cell, not yet ready; with the usual limits, or these."""
-        return await self._clone({} if limits is None else {"cell": limits._asdict()})
+    async def spawn_cell(self, limits: CellLimits | None = None, entrances: Sequence[int] = ()) -> Clone:
+        """A new cell, not yet ready; with the usual limits, or these. `entrances` are those of its cgroup."""
+        return await self._clone({} if limits is None else {"cell": limits._asdict()}, entrances)
 
     async def spawn_machine(self, limits: MachineLimits, entrance: int | None = None) -> Clone:
         """A new machine, not yet ready. `entrance` is the `cgroup.procs` that it is to enter, opened for writing."""
@@ -207,6 +209,7 @@ class TemplateProcess:
             host_ids=(config.first_host_uid, config.num_host_uids),
             sub_ids=subordinates.ids,
             why_no_sub_ids=subordinates.why_not,
+            may_use_event=config.cpu_meter in ("auto", "event"),
         )
         folder = str(Path(__file__).resolve().parent.parent)
         command = [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT, folder, settings.to_json()]

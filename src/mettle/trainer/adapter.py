@@ -9,7 +9,9 @@ computes bit for bit what the base does, and so it does with a new adapter, whos
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,28 +88,46 @@ class Adapter:
         return cls(config, pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class _InForce:
+    pairs: Mapping[str, LowRankPair] = field(default_factory=dict)
+    scale: float = 0.0
+
+
 class AdapterSlots:
-    """The places of a network at which an adapter may add its products. One adapter is in force at a time, or none."""
+    """The places of a network at which an adapter may add its products. One adapter is in force at a time, or none.
+
+    A thread may keep a choice of its own, so that several compute side by side, each with its adapter; on a CPU alone,
+    for elsewhere the backward pass runs in threads of torch's.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         self._modules = linear_modules(network)
         self._hooked: set[str] = set()
-        self._pairs: Mapping[str, LowRankPair] = {}
-        self._scale = 0.0
+        self._of_all = _InForce()
+        self._of_thread = threading.local()
+
+    def separate(self) -> None:
+        """From now on what this thread puts in force is in force for it alone."""
+        self._of_thread.chosen = _InForce()
 
     def use(self, adapter: Adapter | None) -> None:
-        """Compute with `adapter` from now on."""
-        self._pairs = {} if adapter is None else adapter.pairs
-        self._scale = 0.0 if adapter is None else adapter.config.scale
-        for name in self._pairs.keys() - self._hooked:
+        """Compute with `adapter` from now on. The first time that one is used nobody else may be computing."""
+        chosen = _InForce() if adapter is None else _InForce(adapter.pairs, adapter.config.scale)
+        if hasattr(self._of_thread, "chosen"):
+            self._of_thread.chosen = chosen
+        else:
+            self._of_all = chosen
+        for name in chosen.pairs.keys() - self._hooked:
             self._modules[name].register_forward_hook(partial(self._add, name))
             self._hooked.add(name)
 
     def _add(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        pair = self._pairs.get(name)
+        chosen: _InForce = getattr(self._of_thread, "chosen", self._of_all)
+        pair = chosen.pairs.get(name)
         if pair is None:
             return None
-        added = linear(linear(inputs[0].to(pair.a.dtype), pair.a), pair.b) * self._scale
+        added = linear(linear(inputs[0].to(pair.a.dtype), pair.a), pair.b) * chosen.scale
         return output + added.to(output.dtype)
 
 

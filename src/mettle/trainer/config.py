@@ -232,7 +232,8 @@ class TrainerConfig(BaseModel):
     canary_sequences: int = Field(default=4, ge=1)
     """Sequences published with their logprobs beside each version, for the engine to reproduce."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of forward and backward. Weights, gradients and optimiser stay float32; on most CPUs bfloat16 is slower."""
+    """Type of forward and backward. Weights, gradients and optimiser stay float32; on most CPUs bfloat16 is slower.
+    Under adapters it leaves the base as its files have it, and a CPU without such products computes in float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
     activation_checkpointing: bool = False

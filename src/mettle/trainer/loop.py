@@ -132,6 +132,10 @@ class Trainer:
         if step % self.config.checkpoint.interval == 0:
             self.keep_house(step)
 
+    def wants_network_alone(self, step: int) -> bool:
+        """Whether step `step` may put other weights into the network for a while."""
+        return self._monitor.is_due(step)
+
     def finish(self, step: int) -> None:
         """No further step is taken for now: keep what the last checkpoint lacks."""
         self.settle()

@@ -25,6 +25,7 @@ from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
+from mettle.trainer.widened import widen
 from mettle.trainer.world import World
 
 LOGITS_AT_ONCE = 2**26
@@ -38,14 +39,14 @@ PAIR_PRICE = 2.0
 class Policy(nn.Module):
     """A causal LM that reports log-probabilities of targets. `network` is the transformers model."""
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype, *, is_widened: bool = False) -> None:
         super().__init__()
         self.network = network
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
         self.is_checkpointing = False
-        self.is_stored_short = next(network.parameters()).dtype != torch.float32
+        self.computes_short = not is_widened and next(network.parameters()).dtype != torch.float32
 
     def checkpoint_activations(self, is_on: bool) -> None:
         """Compute the layers again in the backward pass, instead of keeping what they computed; the numbers stay."""
@@ -125,7 +126,7 @@ class Policy(nn.Module):
         return logits
 
     def _precision(self, device: torch.device, is_exact: bool) -> AbstractContextManager[Any]:
-        if self.is_stored_short:
+        if self.computes_short:
             return exact_weights(self.network) if is_exact else nullcontext()
         if is_exact or self.dtype == torch.float32:
             return nullcontext()
@@ -169,8 +170,8 @@ def load_policy(
     """The policy in a Hugging Face model directory, sharded among several ranks unless it is to be `is_whole`.
 
     Weights are float32. A base under adapters, which `is_frozen`, keeps the type of its files where `dtype` is that: it
-    is mapped then and not copied, so that the processes of a host share it. Never are its weights rounded, for an
-    engine that reads the files would serve others.
+    is mapped then and not copied, so that the processes of a host share it; a CPU that multiplies no such numbers
+    widens them as it goes. Never are its weights rounded, for an engine that reads the files would serve others.
     """
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")
@@ -182,7 +183,9 @@ def load_policy(
             network = network.float()
     except (OSError, ValueError) as error:
         raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
-    policy = Policy(network.to(world.device), dtype)
+    network = network.to(world.device)
+    is_widened = is_frozen and world.size == 1 and network.dtype != torch.float32 and widen(network, world.device)
+    policy = Policy(network, torch.float32 if is_widened else dtype, is_widened=is_widened)
     policy.train()
     policy.requires_grad_(not is_frozen)
     if not is_whole:

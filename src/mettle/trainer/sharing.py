@@ -2,8 +2,10 @@
 
 Parts: `SharedTrainer`, `RunTenant` (a run's trainer among others). Each run has a `Trainer` of its own, with its
 ledger, checkpoints and versions; what they share is the network. Who has a batch waiting is trained by deficit round
-robin in tokens, a step at a time. Invariants: a run makes the bytes here that it makes alone; what is wrong with one
-ends that one and is told to its supervisor; after a kill each goes on from its own checkpoint, as it does alone.
+robin in tokens. On a CPU steps of several runs are trained side by side, as many as there are cores, each by a thread
+that computes as the run's own trainer would. Invariants: a run makes the bytes here that it makes alone; what is wrong
+with one ends that one and is told to its supervisor; after a kill each goes on from its own checkpoint, as it does
+alone. Nobody joins, and no network is looked into, while a step runs.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from mettle.errors import MettleError, ServiceError
 from mettle.log import setup_logging
 from mettle.processes.beats import Gauge, Heartbeat
+from mettle.processes.host import usable_cores
 from mettle.storage.ledger import BatchRow, Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import Membership, ShareDir, TenantWord
@@ -45,10 +52,16 @@ class RunTenant:
     trainer: Trainer
     step: int
     waiting_since: float
+    running: Future[None] | None = None
+    """The step that is being trained by a thread."""
+    is_alone: bool = False
+    """The step that runs may put other weights into the network for a while."""
 
-    def take_turn(self) -> None:
-        """The network computes with this run's adapter from now on."""
+    def train(self, digest: str) -> None:
+        """Take a step, with this run's adapter in force in the network."""
         self.trainer.learner.switch(self.trainer.learner.tenant)
+        waited_s = time.perf_counter() - self.waiting_since
+        self.trainer.advance(self.step + 1, digest, waited_s=waited_s)
 
     def close(self) -> None:
         """Let go of the ledger."""
@@ -59,7 +72,14 @@ class SharedTrainer:
     """Trains whoever is a member of the share, until `stop`. `config` says what holds for the process as a whole."""
 
     def __init__(
-        self, share: ShareDir, config: TrainerConfig, world: World, stop: StopFlag, heart: Heartbeat | None = None
+        self,
+        share: ShareDir,
+        config: TrainerConfig,
+        world: World,
+        stop: StopFlag,
+        heart: Heartbeat | None = None,
+        *,
+        num_at_once: int = 1,
     ) -> None:
         assert world.size == 1, "a share has one trainer process"
         self.share = share
@@ -77,41 +97,114 @@ class SharedTrainer:
         self._next_look = 0.0
         self._num_passes = 0
         self._is_working = False
-        self._heart.gauge = lambda: Gauge(self._num_passes, self._is_working)
+        self._heart.gauge = lambda: Gauge(self._num_passes, self._is_working or bool(self._running()))
+        self._chosen: str | None = None
+        """Whose turn it is, from when it is decided to when its step begins."""
+        is_apart = world.device.type == "cpu" and not self._policy.computes_short  # that widens the weights in place
+        self._num_at_once = num_at_once if is_apart else 1
+        self._threads = ThreadPoolExecutor(self._num_at_once, "step", partial(self._begin_thread, config.num_threads))
 
     def run(self) -> None:
         """Until told to stop; a step that has begun is finished, and what was trained since a checkpoint is saved."""
-        while not self._stop.is_set:
-            self._heart.tick()
-            if not self.turn():
-                time.sleep(self._poll_s)
-        self._heart.rest()
-        for name in list(self.tenants):
-            self._release(name)
+        try:
+            while not self._stop.is_set:
+                self._heart.tick()
+                if not self.turn():
+                    time.sleep(self._poll_s)
+            wait(self._running().values())
+            self._collect()
+            self._heart.rest()
+            for name in list(self.tenants):
+                self._release(name)
+        finally:
+            self._threads.shutdown()
 
     def turn(self) -> bool:
-        """See who came and went, then take one step of the run whose turn it is; False when nobody has a batch."""
-        if time.monotonic() >= self._next_look:
-            self._meet()
-            self._next_look = time.monotonic() + LOOK_S
-        batches = {name: row for name in list(self.tenants) if (row := self._batch_of(name)) is not None}
-        if not batches:
-            return False
-        wishes = {name: Wish(name, max(1, row.num_tokens)) for name, row in batches.items()}
-        name = self._order.pick(wishes)
-        with self._working():
-            self._train(name, batches[name])
-        return True
+        """See who came and went, then have a step taken by those whose turn it is; False when there was nothing to do.
 
-    def _meet(self) -> None:
+        With one step at a time it is done on return, else `_collect` sees its end.
+        """
+        has_done = self._collect()
+        is_due = time.monotonic() >= self._next_look
+        if is_due and self._meet():
+            self._next_look = time.monotonic() + LOOK_S
+        elif is_due:
+            return has_done  # no further step begins until they can be admitted
+        return self._begin_steps() or has_done
+
+    def _running(self) -> dict[str, Future[None]]:
+        return {name: each.running for name, each in list(self.tenants.items()) if each.running is not None}
+
+    def _begin_steps(self) -> bool:
+        waiting = [name for name, tenant in self.tenants.items() if tenant.running is None]
+        batches = {name: row for name in waiting if (row := self._batch_of(name)) is not None}
+        has_begun = False
+        while batches and len(self._running()) < self._num_at_once:
+            if self._chosen not in batches:
+                self._chosen = self._order.pick(
+                    {name: Wish(name, max(1, row.num_tokens)) for name, row in batches.items()}
+                )
+            tenant = self.tenants[self._chosen]
+            is_alone = tenant.trainer.wants_network_alone(tenant.step + 1)
+            if self._running() and (is_alone or any(each.is_alone for each in self.tenants.values())):
+                break
+            tenant.is_alone = is_alone
+            self._begin(tenant, batches.pop(self._chosen))
+            self._chosen, has_begun = None, True
+            if self._num_at_once == 1:
+                break
+        return has_begun
+
+    def _begin(self, tenant: RunTenant, row: BatchRow) -> None:
+        if self._num_at_once > 1:
+            tenant.running = self._threads.submit(tenant.train, row.digest)
+            return
+        tenant.running = Future()
+        with self._working():
+            try:
+                tenant.train(row.digest)
+            except Exception as error:  # it is told by `_collect`, as that of a thread
+                tenant.running.set_exception(error)
+            else:
+                tenant.running.set_result(None)
+        self._collect()
+
+    def _begin_thread(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+        self._policy.adapters.separate()
+
+    def _collect(self) -> bool:
+        """See which steps have ended; True when one has."""
+        ended = [(name, future) for name, future in self._running().items() if future.done()]
+        for name, future in ended:
+            tenant = self.tenants[name]
+            tenant.running, tenant.is_alone = None, False
+            error = future.exception()
+            if error is None:
+                tenant.step += 1
+                tenant.waiting_since = time.perf_counter()
+                self._say(name, "training")
+            elif isinstance(error, Exception):
+                self._drop(name, error)
+            else:
+                raise error
+        return bool(ended)
+
+    def _meet(self) -> bool:
+        """Let go of who has left and admit who has come; False while somebody waits for steps to end for that."""
         members = {member.name: member for member in self.share.members()}
-        for name, tenant in list(self.tenants.items()):
-            if members.get(name) != tenant.member:
+        running = self._running()
+        left = [name for name, tenant in self.tenants.items() if members.get(name) != tenant.member]
+        for name in left:
+            if name not in running:
                 self._release(name)
-        for name, member in members.items():
-            if name not in self.tenants and self._settled.get(name) != member.life:
-                with self._working():
-                    self._admit(member)
+        came = [m for m in members.values() if m.name not in self.tenants and self._settled.get(m.name) != m.life]
+        if running and (came or running.keys() & set(left)):
+            return False
+        for member in came:
+            with self._working():
+                self._admit(member)
+        return True
 
     def _admit(self, member: Membership) -> None:
         ledger = None
@@ -144,18 +237,6 @@ class SharedTrainer:
         except Exception as error:
             self._drop(name, error)
             return None
-
-    def _train(self, name: str, row: BatchRow) -> None:
-        tenant = self.tenants[name]
-        try:
-            tenant.take_turn()
-            waited_s = time.perf_counter() - tenant.waiting_since
-            tenant.trainer.advance(tenant.step + 1, row.digest, waited_s=waited_s)
-            tenant.step += 1
-            tenant.waiting_since = time.perf_counter()
-            self._say(name, "training")
-        except Exception as error:
-            self._drop(name, error)
 
     def _finish(self, name: str) -> None:
         tenant = self.tenants[name]
@@ -221,7 +302,12 @@ def train_share(run_dir: RunDir) -> None:
     stop_on_signals(stop)
     with join_world(config.device) as world, Heartbeat.of_run("trainer", unit="micro batches") as heart:
         setup_logging(run_dir.logs / "trainer.log", is_terminal=False)
-        SharedTrainer(share, config, world, stop, heart).run()
+        SharedTrainer(share, config, world, stop, heart, num_at_once=steps_at_once(config)).run()
+
+
+def steps_at_once(config: TrainerConfig) -> int:
+    """One for every core that a step can have; the engine, between its steps, takes its time from all of them."""
+    return max(1, usable_cores() // config.num_threads)
 
 
 if __name__ == "__main__":

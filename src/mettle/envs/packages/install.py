@@ -14,7 +14,7 @@ from typing import Final
 
 from mettle.errors import ServiceError, UserError
 
-_NOT_NEEDED: Final = frozenset({"verifiers", "prime", "mettle-lab"})
+NOT_NEEDED: Final = frozenset({"verifiers", "prime", "mettle-lab"})
 """What Mettle itself stands for: another environment framework would only be in its way."""
 
 
@@ -34,9 +34,9 @@ def package_folder(source: str) -> Path | None:
 
 def install_wheels(wheels: list[Path]) -> None:
     """Install wheels that are here, and what they need. Raises: ServiceError when pip could not."""
-    needed = sorted({need for wheel in wheels for need in needs(wheel) if _name(need) not in _NOT_NEEDED})
-    own = {_name(wheel.name.split("-")[0]) for wheel in wheels}
-    others = [need for need in needed if _name(need) not in own]
+    needed = sorted({need for wheel in wheels for need in needs(wheel) if requirement_name(need) not in NOT_NEEDED})
+    own = {requirement_name(wheel.name.split("-")[0]) for wheel in wheels}
+    others = [need for need in needed if requirement_name(need) not in own]
     base = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for arguments in ([*others] if others else None, ["--no-deps", "--force-reinstall", *map(str, wheels)]):
         if arguments is None:
@@ -56,7 +56,7 @@ def needs(wheel: Path) -> list[str]:
 
 def needed_names(wheel: Path) -> list[str]:
     """Their names as an index spells them."""
-    return [_name(need) for need in needs(wheel)]
+    return [requirement_name(need) for need in needs(wheel)]
 
 
 def builds_with_what_is_here(folder: Path) -> bool:
@@ -75,6 +75,7 @@ def pip_error(text: str) -> str:
     return (errors or rest or ["it said nothing"])[-1]
 
 
-def _name(requirement: str) -> str:
+def requirement_name(requirement: str) -> str:
+    """The name of a requirement as an index spells it; empty where there is none."""
     found = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""

@@ -17,7 +17,7 @@ from mettle.errors import UserError
 from mettle.hub import tables
 from mettle.hub.accounts.identifiers import digest_of, new_id, new_secret
 
-AREAS: Final = ("environments", "evals", "training", "account")
+AREAS: Final = ("environments", "evals", "training", "sandboxes", "account")
 SCOPES: Final = tuple(f"{area}:{right}" for area in AREAS for right in ("read", "write"))
 PREFIX: Final = "mtl_"
 _TOUCH_S: Final = 60.0

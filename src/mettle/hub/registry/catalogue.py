@@ -114,6 +114,14 @@ def environment_by_id(c: Connection, caller: Caller, environment_id: str) -> Hub
     return found
 
 
+def environment_of(c: Connection, environment_id: str) -> HubEnvironment:
+    """One by id, for the Hub itself. Raises: HttpError 404 when it is gone."""
+    row = c.execute(_query()[0].where(tables.environments.c.id == environment_id)).first()
+    if row is None:
+        raise HttpError(404, f"Environment {environment_id[:80]} not found")
+    return _environment(row)
+
+
 def must_push(caller: Caller, environment: HubEnvironment) -> None:
     """Raises: HttpError 403 for somebody who is neither its owner nor in its team."""
     if not caller.is_member(environment.owner_id):

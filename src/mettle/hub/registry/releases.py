@@ -245,6 +245,8 @@ def copy_release(c: Connection, release: Release, environment_id: str, by: str) 
     release_id = new_id()
     values = {name: getattr(release, name) for name in Release.__slots__}
     values |= {"id": release_id, "environment_id": environment_id, "published_by": by, "created_at": time.time()}
+    if release.card_state == "RUNNING":  # the check that runs is the other's
+        values |= {"card_state": "PENDING", "card_log": ""}
     c.execute(insert(tables.releases).values(**values))
     return release_id
 

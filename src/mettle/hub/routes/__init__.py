@@ -12,6 +12,7 @@ def include_routes(app: FastAPI) -> None:
     from mettle.hub.routes import (
         account_api,
         account_pages,
+        actions_api,
         package_index,
         registry_api,
         registry_pages,
@@ -22,7 +23,7 @@ def include_routes(app: FastAPI) -> None:
         training_pages,
     )
 
-    api = (account_api, registry_api, results_api, training_api)
+    api = (account_api, registry_api, actions_api, results_api, training_api)
     pages = (account_pages, team_pages, registry_pages, results_pages, training_pages, package_index)
     app.state.open_pushed = results_pages.open_pushed
     app.state.open_hosted = training_api.open_hosted

@@ -218,6 +218,7 @@ def read_release(
         "tracked_package_url": f"{files}/source.tar.gz", "source_sha256": release.source_sha256,
         "url_dependencies": [d for d in release.metadata.get("dependencies") or [] if " @ " in str(d)],
         "is_yanked": release.is_yanked, "yanked_reason": release.yanked_reason, "card": release.card,
+        "card_state": release.card_state,
     }  # fmt: skip
     # pip asks an index without a token, so that one of a private environment would only be a 404 to it.
     is_open = environment.visibility == catalogue.PUBLIC

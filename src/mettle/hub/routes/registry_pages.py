@@ -16,6 +16,7 @@ from mettle.hub.registry import catalogue, releases
 from mettle.hub.registry.archives import list_files, read_member
 from mettle.hub.registry.catalogue import Order, Wanted
 from mettle.hub.registry.readme import render_readme
+from mettle.hub.routes.actions_api import retry_check
 from mettle.hub.routes.addresses import root_of
 from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
@@ -50,7 +51,7 @@ def environments_page(
 @router.get("/environments/{owner}/{name}")
 def environment_page(
     request: Request, lab: LabHere, caller: Anybody, owner: str, name: str, version: str = "latest",
-    tab: Literal["readme", "versions", "files", "settings"] = "readme", path: str = "",
+    tab: Literal["readme", "card", "versions", "files", "settings"] = "readme", path: str = "",
 ) -> HTMLResponse:  # fmt: skip
     """One environment."""
     with lab.database.read() as c:
@@ -70,7 +71,9 @@ def environment_page(
     return page(
         "environment.html", environment=environment, release=release, releases=known, tab=tab, path=path,
         root=root_of(request),
-        is_starred=is_starred, may_govern=caller.governs(environment.owner_id), may_star=caller.is_session, **shown,
+        is_starred=is_starred,
+        may_push=caller.is_member(environment.owner_id),
+        may_govern=caller.governs(environment.owner_id), may_star=caller.is_session, **shown,
     )  # fmt: skip
 
 
@@ -84,6 +87,9 @@ def change_environment(lab: LabHere, caller: SignedIn, owner: str, name: str, fi
         if action in ("star", "unstar"):
             catalogue.set_star(c, caller, environment, action == "star")
             return RedirectResponse(target, status_code=303)
+        if action == "check":
+            release = retry_check(c, caller, environment, fields.get("version", ""))
+            return RedirectResponse(f"{target}?tab=card&version={quote(release.version)}", status_code=303)
         catalogue.must_govern(caller, environment)
         said = environment.slug
         if action == "visibility":

@@ -12,14 +12,13 @@ from starlette.convertors import Convertor, register_url_convertor
 from mettle.evals.ranking import rank_evaluations
 from mettle.hub.access import EvalReader, EvalWriter, LabHere
 from mettle.hub.accounts import audit
-from mettle.hub.caller import Caller
+from mettle.hub.caller import Caller, owner_of
 from mettle.hub.registry import catalogue
 from mettle.hub.results import pushed
 from mettle.hub.results.leaderboard import leaderboard
 from mettle.hub.results.pushed import Described, PushedResult
 from mettle.hub.routes.addresses import iso, root_of
 from mettle.hub.routes.json_bodies import HubRequest, body_of
-from mettle.web.problems import HttpError
 
 MAX_SAMPLES_BYTES = 64 << 20
 
@@ -75,17 +74,14 @@ def create(
     request: Request, lab: LabHere, caller: EvalWriter, asked: Annotated[EvaluationAsked, body_of(EvaluationAsked)]
 ) -> dict[str, Any]:
     """A new evaluation, whose samples follow."""
-    assert caller.person is not None, "the route is for people who are signed in"
+    owner_id = owner_of(caller, asked.team_id)
     with lab.database.write() as c:
-        team = next((t for t in caller.teams if t.id == asked.team_id), None)
-        if asked.team_id and team is None:
-            raise HttpError(403, f"you are in no team {asked.team_id[:60]!r}")
         environment, environment_id = _environment(c, caller, asked)
         told = Described(
             asked.name, environment, environment_id, asked.model_name, asked.is_public, asked.framework or "",
             asked.metadata or {}, asked.metrics or {},
         )  # fmt: skip
-        made = pushed.create_result(c, caller, team.id if team else caller.person.id, told)
+        made = pushed.create_result(c, caller, owner_id, told)
         audit.note(c, caller.name, "evaluation.create", made.name, address=caller.address)
     return _shown(made, request)
 

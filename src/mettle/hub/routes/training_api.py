@@ -25,8 +25,9 @@ from mettle.hub.reader import RunReader
 from mettle.hub.routes.addresses import iso, root_of
 from mettle.hub.routes.json_bodies import body_of
 from mettle.hub.training import jobs
+from mettle.hub.training.acceptance import accept
 from mettle.hub.training.jobs import TrainingJob, run_folder
-from mettle.hub.training.submission import Submission, offered_models, run_config
+from mettle.hub.training.submission import Submission, offered_models
 from mettle.runs.adapters import find_adapter
 from mettle.storage.run_dir import RunDir
 from mettle.web.problems import HttpError
@@ -46,18 +47,8 @@ def models(lab: LabHere, caller: TrainingReader) -> dict[str, Any]:
 @router.post("/runs", status_code=201)
 def submit(lab: LabHere, caller: TrainingWriter, asked: Annotated[Submission, body_of(Submission)]) -> dict[str, Any]:
     """Check a run as `mettle rl run` does, and queue it."""
-    assert caller.person is not None, "the route is for people who are signed in"
-    team = next((t for t in caller.teams if t.id == asked.team_id), None)
-    if asked.team_id and team is None:
-        raise HttpError(403, f"you are in no team {asked.team_id[:60]!r}")
-    config = run_config(asked, offered_models(lab.models))
-    environments = [each.id for each in asked.environments]
-    with lab.database.write() as c:
-        job = jobs.submit(
-            c, caller, team.id if team else caller.person.id, name=asked.name or f"{environments[0]} {asked.model}",
-            model=asked.model, environments=environments, config=config,
-        )  # fmt: skip
-        audit.note(c, caller.name, "run.submit", job.name, address=caller.address)
+    job = accept(lab, caller, asked)
+    with lab.database.read() as c:
         return {"run": _shown(c, job)}
 
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from mettle.hub.access import LabHere, SignedIn
-from mettle.hub.accounts import audit
 from mettle.hub.caller import Caller
 from mettle.hub.lab import Lab
 from mettle.hub.pages import page
@@ -18,7 +17,8 @@ from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
 from mettle.hub.routes.training_api import change_job
 from mettle.hub.training import jobs
-from mettle.hub.training.submission import BUILT_IN, Submission, offered_models, run_config
+from mettle.hub.training.acceptance import accept
+from mettle.hub.training.submission import BUILT_IN, Submission, offered_models
 from mettle.web.bodies import first_fault
 from mettle.web.problems import HttpError
 
@@ -47,11 +47,10 @@ def training_page(lab: LabHere, caller: SignedIn) -> HTMLResponse:
 @router.post("/training")
 def submit(lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
     """Queue the run of a TOML."""
-    assert caller.person is not None, "signed in"
     text = fields.get("toml", "")
     try:
         asked = Submission.model_validate(tomllib.loads(text))
-        config = run_config(asked, offered_models(lab.models))
+        accept(lab, caller, asked.model_copy(update={"override_card": fields.get("override_card") == "1"}))
     except tomllib.TOMLDecodeError as error:
         return _training(lab, caller, text, f"this is no TOML: {error}", 400)
     except ValidationError as error:
@@ -59,13 +58,6 @@ def submit(lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
         return _training(lab, caller, text, f"{place}: {words}", 400)
     except HttpError as error:
         return _training(lab, caller, text, str(error), 400)
-    names = [each.id for each in asked.environments]
-    with lab.database.write() as c:
-        job = jobs.submit(
-            c, caller, caller.person.id, name=asked.name or f"{names[0]} {asked.model}", model=asked.model,
-            environments=names, config=config,
-        )  # fmt: skip
-        audit.note(c, caller.name, "run.submit", job.name, address=caller.address)
     return RedirectResponse("/training", status_code=303)
 
 

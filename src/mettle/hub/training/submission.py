@@ -47,6 +47,7 @@ class Submission(HubRequest):
     sampling: dict[str, Any] = Field(default_factory=dict)
     eval: dict[str, Any] = Field(default_factory=dict)
     team_id: str | None = None
+    override_card: bool = False
     others: list[str] = Field(default_factory=list)
 
     @model_validator(mode="before")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,15 +126,24 @@ class JudgeCell:
         self._unsent: list[bytes] = []  # goes with the next order, so that the cell wakes up once
         self._reader = reader
         self._writer = writer
+        self.cpu_meter = ""  # what counts the processor time of all its processes, if anything does
+        self._on_close: Callable[[], None] | None = None
         self.is_finished = False  # its last test has been answered, so that it ends by itself
 
     @classmethod
     async def connect(
-        cls, number: int, generation: int, limits: CellLimits | None, channel: socket.socket
+        cls,
+        number: int,
+        generation: int,
+        limits: CellLimits | None,
+        channel: socket.socket,
+        on_close: Callable[[], None] | None = None,
     ) -> JudgeCell:
         """Take the owner's end of a cell's socket. `limits` are those that it was made with, None the usual ones."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        return cls(number, generation, limits, reader, writer)
+        cell = cls(number, generation, limits, reader, writer)
+        cell._on_close = on_close
+        return cell
 
     @property
     def is_alive(self) -> bool:
@@ -147,6 +156,7 @@ class JudgeCell:
             raise SandboxError(f"a cell could not be made: {str(header['failed'])[:500]}")
         if header.get("ready") is not True:
             raise CellLost("a cell's first message was not the expected one")
+        self.cpu_meter = str(header.get("cpu_meter", ""))
 
     def load(self, source: bytes) -> None:
         """A solution in Python, for the next orders."""
@@ -191,6 +201,9 @@ class JudgeCell:
     def close(self) -> None:
         """Hang up; process 1 sees it, ends, and takes everything in the cell with it."""
         self._writer.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
 
     async def wait_closed(self) -> None:
         """Hang up and wait until the connection is gone."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -24,6 +25,7 @@ from typing import Final, Self
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
+from mettle.sandbox.cgroups import Absence, CellCgroup, CgroupHome, find_home
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.judge.builds import Builder
@@ -39,6 +41,7 @@ from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
 from mettle.sandbox.languages import LanguageReport
 from mettle.sandbox.own_limits import limits_hint
 from mettle.sandbox.pools import MeasuredPool
+from mettle.sandbox.templates import TemplateProcess
 from mettle.sandbox.toolchains import known_languages
 from mettle.sandbox.zygote.settings import CellLimits
 
@@ -79,6 +82,8 @@ class SandboxPool(MeasuredPool, CodeJudge):
         self._referee = Referee()
         self._memory = JudgementCache(self.config.max_remembered)
         self._keeper = keeper or TemplateKeeper(self.config, self._forget_warm, can_do_alone=True)
+        self._cgroups: CgroupHome | None = None
+        self._cpu_meter = ""  # what the last cell that was made says to have
         self._needs_refill = asyncio.Event()
         self._refiller: asyncio.Task[None] | None = None
         self._stats = PoolStats()
@@ -101,21 +106,39 @@ class SandboxPool(MeasuredPool, CodeJudge):
         return self
 
     async def measure(self) -> IsolationReport:
-        if self.config.backend == "unsafe":
-            await self._keeper.living()
-            return isolation.unisolated(self.config)
         template = await self._keeper.living()
+        if self.config.backend == "unsafe":
+            return isolation.unisolated(self.config)
         if not template.is_ready:
             return isolation.refused(self.config, {**self._keeper.refusals, **template.layers})
+        why_no_cgroup = await self._find_cgroups(template)
         plain = self.config.model_copy(update={"languages": ()})
         source = await asyncio.to_thread(_EXPLORER.read_text, "utf-8")
         job = make_job(plain, JudgeRequest(source, [StdioTest("alone" if template.is_landlocked else "")]))
         [result] = await Judgement(self, self._builder, self._referee, job).run()
         if result.exit_code != 0:
             raise SandboxError(f"the look at the sandbox's isolation failed: {result.detail}{limits_hint()}")
+        found = json.loads(result.output)
         if template.is_landlocked:
-            return isolation.examine_alone(self.config, json.loads(result.output), self._keeper.refusals)
-        return isolation.examine(self.config, json.loads(result.output), template.layers, template.host_ids)
+            report = isolation.examine_alone(self.config, found, self._keeper.refusals)
+        else:
+            report = isolation.examine(self.config, found, template.layers, template.host_ids)
+        return isolation.with_meter(report, self.config, self._cpu_meter, template.why_no_event, why_no_cgroup)
+
+    async def _find_cgroups(self, template: TemplateProcess) -> str:
+        """Where cells are to have cgroups for their processor time, a directory for them; or why there is none."""
+        if self.config.cpu_meter == "cgroup" or (self.config.cpu_meter == "auto" and template.why_no_event):
+            found = await asyncio.to_thread(find_home)
+            if isinstance(found, Absence):
+                return found.why
+            self._cgroups = found
+        return ""
+
+    def _make_cgroup(self) -> CellCgroup | None:
+        try:
+            return self._cgroups.make_for_cell() if self._cgroups is not None else None
+        except OSError as error:
+            raise SandboxError(f"the sandbox cannot make a cgroup for a cell: {error}") from error
 
     async def judge_request(self, request: JudgeRequest) -> JudgeResult:
         report = self.isolation
@@ -176,6 +199,9 @@ class SandboxPool(MeasuredPool, CodeJudge):
             await cell.wait_closed()
         await self._keeper.close()
         self._referee.close()
+        if self._cgroups is not None:
+            await self._cgroups.remove()
+            self._cgroups = None
         self._isolation = None
 
     @contextlib.asynccontextmanager
@@ -234,8 +260,14 @@ class SandboxPool(MeasuredPool, CodeJudge):
                 raise SandboxError(
                     f"the sandbox's template process cannot make cells any more: {why_not_ready(template)}"
                 )
-            clone = await template.spawn_cell(limits)
-            cell = await JudgeCell.connect(clone.number, template.generation, limits, clone.channel)
+            cgroup = self._make_cgroup()
+            try:
+                clone = await template.spawn_cell(limits, cgroup.entrances if cgroup else ())
+            except BaseException:
+                self._let_go(cgroup)
+                raise
+            leave = functools.partial(self._let_go, cgroup)
+            cell = await JudgeCell.connect(clone.number, template.generation, limits, clone.channel, leave)
             try:
                 await cell.wait_ready(_CELL_READY_S)
             except CellLost:
@@ -247,7 +279,14 @@ class SandboxPool(MeasuredPool, CodeJudge):
                 cell.close()
                 raise
             self._stats = replace(self._stats, num_cells=self._stats.num_cells + 1)
+            self._cpu_meter = cell.cpu_meter
+            if cgroup is not None:
+                cgroup.close_entrances()
             return cell
+
+    def _let_go(self, cgroup: CellCgroup | None) -> None:
+        if cgroup is not None and self._cgroups is not None:
+            self._cgroups.let_go_of_cell(cgroup)
 
     def _forget_warm(self) -> None:
         for cell in self._take_warm():

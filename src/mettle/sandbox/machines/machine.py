@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mettle.errors import SandboxError, UserError
+from mettle.sandbox.cgroups import MachineCgroup
 from mettle.sandbox.isolation import IsolationReport
-from mettle.sandbox.machines.cgroups import MachineCgroup
 from mettle.sandbox.machines.commands import CommandRunner, CommandSpec, ExecResult
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.egress import PORT, Egress

@@ -16,10 +16,10 @@ from typing import Final
 
 from mettle.errors import SandboxError, UserError
 from mettle.sandbox import isolation
+from mettle.sandbox.cgroups import Absence, CgroupHome, MachineCgroup, find_home, why_incomplete
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.keeper import TemplateKeeper, why_not_ready
-from mettle.sandbox.machines.cgroups import Absence, CgroupHome, MachineCgroup, find_home, why_incomplete
 from mettle.sandbox.machines.channel import Channel
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.files import Snapshot, deleted_on_failure, fill
@@ -33,8 +33,6 @@ from mettle.sandbox.zygote.settings import MachineLimits
 
 logger = logging.getLogger(__name__)
 
-_MAX_REMOVALS: Final = 50
-_REMOVAL_PAUSE_S: Final = 0.02
 _TIDY_S: Final = 0.25
 _READY_S: Final = 30.0
 _EXPLORER: Final = Path(__file__).parent.with_name("explorer.py")
@@ -188,10 +186,8 @@ class MachinePool(MeasuredPool):
             self._tidier.cancel()
             self._tidier = None
         home, self._cgroups = self._cgroups, None
-        for _ in range(_MAX_REMOVALS if home is not None else 0):
-            if home is None or home.close():
-                return
-            await asyncio.sleep(_REMOVAL_PAUSE_S)
+        if home is not None:
+            await home.remove()
 
     def _with_packages(self, limits: MachineLimits) -> MachineLimits:
         """Where machines find the packages that the pool was given; a PYTHONPATH of the caller's comes first."""

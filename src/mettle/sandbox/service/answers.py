@@ -30,6 +30,7 @@ _TYPES: Final = {
         "stalled": "stalled",
         "stopping": "closing",
     },
+    **{"scope_missing": "refused", "csrf": "refused", "not_offered": "closing"},
     **{"host_refused": "refused", "origin_refused": "refused", "internal": "internal"},
 }
 

@@ -85,12 +85,15 @@ WEBSOCKETS: Final[list[tuple[str, ports.Handler]]] = [
 ]
 
 
-def make_app(service: SandboxService) -> WebApp:
-    """The application of a service whose pools have been started."""
+Identify = Callable[[SandboxService, HTTPConnection], Awaitable[Holder]]
+
+
+def make_app(service: SandboxService, identify: Identify | None = None) -> WebApp:
+    """The application of a service whose pools have been started. `identify` says whose a request is."""
     config = service.config
     allowed = None if config.unix is not None else allowed_hosts(config.host, [_ON_THE_SOCKET])
     websockets = [WebSocketRoute(path, ports.PortSocket(handler)) for path, handler in WEBSOCKETS]
-    around = Around(service, routed([*ROUTES, *websockets]))
+    around = Around(service, routed([*ROUTES, *websockets]), identify or _identify)
     door = Door(allowed, max_body_bytes=max(config.max_body_mb, config.max_json_mb) << 20)
     return WebApp(around, door=door, error_body=body_of, service=service)
 
@@ -98,8 +101,8 @@ def make_app(service: SandboxService) -> WebApp:
 class Around:
     """Middleware: who asks, whether they may, and what became of it."""
 
-    def __init__(self, service: SandboxService, router: Router) -> None:
-        self._service, self._router = service, router
+    def __init__(self, service: SandboxService, router: Router, identify: Identify) -> None:
+        self._service, self._router, self._identify = service, router, identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, started = self._service, time.monotonic()
@@ -139,7 +142,7 @@ class Around:
         try:
             with contextlib.ExitStack() as stack:
                 if scope["path"] not in OPEN:
-                    holder = scope.setdefault("state", {})["holder"] = _identify(self._service, request)
+                    holder = scope.setdefault("state", {})["holder"] = await self._identify(self._service, request)
                     if self._service.is_closing:
                         raise faults.ServiceBusy("this sandbox service is shutting down")
                     stack.enter_context(self._service.quotas.request(holder))
@@ -165,7 +168,7 @@ class Around:
         return problem
 
 
-def _identify(service: SandboxService, request: HTTPConnection) -> Holder:
+async def _identify(service: SandboxService, request: HTTPConnection) -> Holder:
     """Whose request it is; on a socket that only its own user can open, everybody's is that user's."""
     given = request.headers.get("Authorization")
     if service.config.unix is not None and given is None:
@@ -181,6 +184,7 @@ async def sweeping(service: SandboxService) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(_SWEEP_S)
             service.register.sweep()
+            await service.exposures.sweep()
             for owner, client in service.leases.take_expired():
                 chosen = service.register.of_client(owner, client)
                 if chosen:

@@ -149,6 +149,15 @@ class PrimeSandboxBody(PrimeBody):
     secrets: dict[str, str] = Field(default_factory=dict)
     labels: list[str] = Field(default_factory=list)
     idempotency_key: str = ""
+    vm: bool = False
+
+
+class PrimePortBody(PrimeBody):
+    """A port to open to others."""
+
+    port: int
+    name: str | None = None
+    protocol: str = "HTTP"
 
 
 class PrimeSelectionBody(PrimeBody):

@@ -26,6 +26,10 @@ class QuotaConfig(BaseModel):
     max_disk_mb: int | None = Field(default=None, ge=0)
     """Their disk limits, together; left out: as much as the host has memory, where the embedded backend keeps them."""
 
+    max_cpus: float | None = Field(default=None, ge=0)
+    """Processors that they may keep busy, together (`cpus`; one without counts `uncapped_cpus` of the service); left
+    out: as many as the service gives out on its host (`cpus_per_core`)."""
+
     max_judging: int = Field(default=256, ge=0)
     """Judgements asked for and not yet answered; more are told to come back."""
 
@@ -35,10 +39,11 @@ class QuotaConfig(BaseModel):
     max_requests_per_s: float = Field(default=2000.0, gt=0)
     """Requests begun per second, after a burst of as many."""
 
-    def filled(self, memory_mb: int) -> Self:
-        """With `memory_mb` where nothing was said of memory and disks."""
+    def filled(self, memory_mb: int, cpus: float) -> Self:
+        """With `memory_mb` where nothing was said of memory and disks, and `cpus` where nothing was of processors."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
-        return type(self).model_validate({"max_memory_mb": memory_mb, "max_disk_mb": memory_mb, **given})
+        whole = {"max_memory_mb": memory_mb, "max_disk_mb": memory_mb, "max_cpus": cpus, **given}
+        return type(self).model_validate(whole)
 
 
 class ServiceConfig(BaseModel):
@@ -76,6 +81,13 @@ class ServiceConfig(BaseModel):
 
     spare_memory_mb: int = Field(default=256, ge=0)
     """What has to stay free on the host: a machine whose memory limit would go into it is told to come back."""
+
+    cpus_per_core: float = Field(default=4.0, gt=0)
+    """Processors given out to machines for each core of the host (or of the container that the service runs in). Most
+    machines wait most of the time; 1 gives nothing out twice. A machine beyond it is told to come back."""
+
+    uncapped_cpus: float = Field(default=1 / 64, gt=0)
+    """What a machine without `cpus` counts as: with the default, a core takes 256 of them."""
 
     lease_s: float = Field(default=60.0, gt=0)
     """A client that has not been heard of for so long has gone, and its machines end."""

@@ -25,7 +25,7 @@ from mettle.sandbox.machines.files import fill
 from mettle.sandbox.protocols import Job, Machine, Machines
 from mettle.sandbox.service.faults import NoJob, NoMachine, ServiceBusy
 from mettle.sandbox.service.metrics import ServiceMetrics
-from mettle.sandbox.service.quotas import Quotas
+from mettle.sandbox.service.quotas import ROUNDING, Quotas
 from mettle.sandbox.service.tokens import Holder
 
 logger = logging.getLogger(__name__)
@@ -101,11 +101,20 @@ class Register:
     """All machines of a service."""
 
     def __init__(
-        self, pool: Machines, quotas: Quotas, metrics: ServiceMetrics, spare_memory_mb: int | None = None
+        self,
+        pool: Machines,
+        quotas: Quotas,
+        metrics: ServiceMetrics,
+        spare_memory_mb: int | None = None,
+        max_cpus: float | None = None,
     ) -> None:
-        """`spare_memory_mb` has to stay free on this host; None where machines live elsewhere."""
+        """`spare_memory_mb` has to stay free on this host, and `max_cpus` processors are given out; None where machines
+        live elsewhere."""
         self.pool = pool
+        self._max_cpus = max_cpus
         self._spare_memory_mb = spare_memory_mb
+        self.on_change: Callable[[str, MachineRecord], object] = lambda what, record: None
+        """Called with "create" or "end"."""
         self._quotas = quotas
         self._metrics = metrics
         self._records: dict[str, MachineRecord] = {}
@@ -124,7 +133,8 @@ class Register:
     async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> MachineRecord:
         """A new machine of this token.
 
-        Raises: QuotaExceeded; ServiceBusy while the host has not the memory; SandboxError if it cannot be made.
+        Raises: QuotaExceeded; ServiceBusy while the host has not the memory or the processors; SandboxError if it
+        cannot be made.
         """
         _check_size(config)
         give_back = self._quotas.take_machine(holder, config)
@@ -142,10 +152,19 @@ class Register:
         self._num_made += 1
         record = MachineRecord(self._num_made, machine, holder.name, client, give_back, **about)
         self._records[record.id] = record
+        self.on_change("create", record)
         return record
 
     def _admit(self, config: MachineConfig) -> None:
-        """Files live in memory, too: all that the machine may use has to be free now."""
+        """Files live in memory, too: all that the machine may use has to be free now. It has been counted already."""
+        given_out = self._quotas.cpus
+        if self._max_cpus is not None and given_out > self._max_cpus + ROUNDING:
+            wanted = config.cpus or self._quotas.uncapped_cpus
+            raise ServiceBusy(
+                f"this host has {self._max_cpus:g} processors to give out (cpus_per_core for each of its cores), of "
+                f"which {given_out - wanted:.4g} are, and the machine asks for {wanted:.4g}: ask for less, or come "
+                "back when others have ended"
+            )
         free_mb = None if self._spare_memory_mb is None else free_memory_mb()
         wanted_mb = config.memory_mb + config.disk_mb
         if free_mb is not None and wanted_mb + (self._spare_memory_mb or 0) > free_mb:
@@ -252,6 +271,7 @@ class Register:
         self._records.pop(record.id, None)
         self._ended[record.id] = record
         self._metrics.count("machines_ended_total", cause=cause_of(record.why))
+        self.on_change("end", record)
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 

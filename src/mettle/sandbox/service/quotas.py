@@ -9,11 +9,15 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.service.config import QuotaConfig
 from mettle.sandbox.service.faults import QuotaExceeded, ServiceBusy
 from mettle.sandbox.service.tokens import Holder
+
+ROUNDING: Final = 1e-6
+"""Of processors, which are added up in fractions."""
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Account:
     num_machines: int = 0
     memory_mb: int = 0
     disk_mb: int = 0
+    cpus: float = 0.0
     num_judging: int = 0
     num_requests: int = 0
     burst: float | None = None
@@ -32,10 +37,16 @@ class Account:
 
 @dataclass
 class Quotas:
-    """The accounts of all tokens, by their names."""
+    """The accounts of all tokens, by their names. `uncapped_cpus` is what a machine without `cpus` counts as."""
 
     clock: Callable[[], float] = time.monotonic
     accounts: dict[str, Account] = field(default_factory=dict)
+    uncapped_cpus: float = 0.0
+
+    @property
+    def cpus(self) -> float:
+        """Processors given out, to all tokens together."""
+        return sum(account.cpus for account in self.accounts.values())
 
     def of(self, holder: Holder) -> Account:
         account = self.accounts.setdefault(holder.name, Account())
@@ -69,19 +80,23 @@ class Quotas:
 
     def take_machine(self, holder: Holder, config: MachineConfig) -> Callable[[], None]:
         """Count a machine; the function returned gives it back."""
-        account, quota = self.of(holder), holder.quota
-        for what, has, wants, most in (
+        account, quota, cpus = self.of(holder), holder.quota, config.cpus or self.uncapped_cpus
+        figures: tuple[tuple[str, float, float, float | None], ...] = (
             ("machines", account.num_machines, 1, quota.max_machines),
             ("memory_mb", account.memory_mb, config.memory_mb, quota.max_memory_mb),
             ("disk_mb", account.disk_mb, config.disk_mb, quota.max_disk_mb),
-        ):
-            if most is not None and has + wants > most:
+            ("cpus", account.cpus, cpus, quota.max_cpus),
+        )
+        for what, has, wants, most in figures:
+            if most is not None and has + wants > most + ROUNDING:
                 raise QuotaExceeded(
-                    f"token {holder.name!r} has {has} of max_{what} {most} and asks for {wants} more: delete machines"
+                    f"token {holder.name!r} has {has:.10g} of max_{what} {most:.10g} and asks for {wants:.10g} more: "
+                    "delete machines"
                 )
         account.num_machines += 1
         account.memory_mb += config.memory_mb
         account.disk_mb += config.disk_mb
+        account.cpus += cpus
         is_given_back = False
 
         def give_back() -> None:
@@ -91,6 +106,7 @@ class Quotas:
                 account.num_machines -= 1
                 account.memory_mb -= config.memory_mb
                 account.disk_mb -= config.disk_mb
+                account.cpus = account.cpus - cpus if account.num_machines else 0.0
 
         return give_back
 

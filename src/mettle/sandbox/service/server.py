@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from mettle.errors import UserError
-from mettle.processes.host import total_memory_mb
+from mettle.processes.host import total_memory_mb, usable_cores
 from mettle.sandbox.backends import find_backend
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.app import make_app, sweeping
@@ -30,7 +30,7 @@ from mettle.sandbox.service.machines import Register
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
 from mettle.sandbox.service.state import SandboxService
-from mettle.sandbox.service.tokens import TOKEN_ENV, Tokens
+from mettle.sandbox.service.tokens import TOKEN_ENV, TokenBook, Tokens
 from mettle.sandbox.service.uploads import sweep_spools
 from mettle.web.server import HttpServer, bind, bind_unix, url_of
 
@@ -40,21 +40,19 @@ _LOOK_S: Final = 0.25
 _ON_THIS_HOST: Final = ("zygote", "unsafe")
 """Backends whose machines live in the memory of this host."""
 _UNKNOWN_MEMORY_MB: Final = 256 << 10
+_UNKNOWN_CPUS: Final = 4096.0
 """What a token may have together where machines live elsewhere, and that place does its own admission."""
 
 
 @contextlib.asynccontextmanager
-async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService]:
-    """The pools of a service, and everything that it counts with."""
+async def started_service(config: ServiceConfig, tokens: TokenBook | None = None) -> AsyncIterator[SandboxService]:
+    """The pools of a service, and everything that it counts with. `tokens` in place of those of its file."""
     is_here = config.sandbox.backend in _ON_THIS_HOST
     memory_mb = total_memory_mb() if is_here else None
-    config = config.model_copy(update={"quota": config.quota.filled(memory_mb or _UNKNOWN_MEMORY_MB)})
-    tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
-    if config.unix is None and tokens.is_empty:
-        raise UserError(
-            f"a sandbox service on {config.host} needs a token: make one with `mettle sandbox token NAME`, "
-            f"or set {TOKEN_ENV}"
-        )
+    max_cpus = usable_cores() * config.cpus_per_core if is_here else None
+    quota = config.quota.filled(memory_mb or _UNKNOWN_MEMORY_MB, max_cpus or _UNKNOWN_CPUS)
+    config = config.model_copy(update={"quota": quota})
+    tokens = tokens or _own_tokens(config)
     await asyncio.to_thread(sweep_spools, config.spool_dir)
     backend = find_backend(config.sandbox.backend)
     try:
@@ -62,19 +60,30 @@ async def started_service(config: ServiceConfig) -> AsyncIterator[SandboxService
     except UserError as error:
         logger.warning("this service judges nothing: %s", error)
         judge = None
-    quotas, metrics = Quotas(), ServiceMetrics()
+    quotas, metrics = Quotas(uncapped_cpus=config.uncapped_cpus), ServiceMetrics()
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(backend.machines(config.sandbox))
         if judge is not None:
             await stack.enter_async_context(judge)
-        register = Register(pool, quotas, metrics, config.spare_memory_mb if is_here else None)
+        register = Register(pool, quotas, metrics, config.spare_memory_mb if is_here else None, max_cpus)
         service = SandboxService(config, tokens, register, judge, quotas, metrics, ClientLeases(config.lease_s))
         try:
             yield service
         finally:
             service.idempotent.close()
             service.long_bodies.close()
+            await service.exposures.close()
             await register.close()
+
+
+def _own_tokens(config: ServiceConfig) -> Tokens:
+    tokens = Tokens(config.quota, config.tokens_file, os.environ.get(TOKEN_ENV))
+    if config.unix is None and tokens.is_empty:
+        raise UserError(
+            f"a sandbox service on {config.host} needs a token: make one with `mettle sandbox token NAME`, "
+            f"or set {TOKEN_ENV}"
+        )
+    return tokens
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 from mettle.sandbox.isolation import IsolationReport
 from mettle.sandbox.protocols import Judge
 from mettle.sandbox.service.config import ServiceConfig
+from mettle.sandbox.service.exposures import Exposures
 from mettle.sandbox.service.idempotency import IdempotentRequests
 from mettle.sandbox.service.leases import ClientLeases
 from mettle.sandbox.service.long_bodies import LongBodies
@@ -21,7 +22,7 @@ from mettle.sandbox.service.machines import MachineRecord, Register
 from mettle.sandbox.service.messages import CLIENT_HEADER, KEY_HEADER
 from mettle.sandbox.service.metrics import ServiceMetrics
 from mettle.sandbox.service.quotas import Quotas
-from mettle.sandbox.service.tokens import Holder, Tokens
+from mettle.sandbox.service.tokens import Holder, TokenBook
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class SandboxService:
     """One service while it runs."""
 
     config: ServiceConfig
-    tokens: Tokens
+    tokens: TokenBook
     register: Register
     judge: Judge | None
     quotas: Quotas
@@ -65,6 +66,7 @@ class SandboxService:
     """By machine and port."""
 
     def __post_init__(self) -> None:
+        self.exposures = Exposures(self.config.host)
         self.transfers = asyncio.Semaphore(self.config.max_transfers)
 
     def seen(self, report: IsolationReport) -> str:

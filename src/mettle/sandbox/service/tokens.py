@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -43,6 +43,18 @@ class Holder:
 
     name: str
     quota: QuotaConfig
+
+
+class TokenBook(Protocol):
+    """Who tokens belong to, whoever keeps them."""
+
+    def holder(self, header: str | None) -> Holder:
+        """Whose token an `Authorization` header has. Raises: TokenRefused."""
+        ...
+
+    def knows(self, name: str) -> bool:
+        """Whether somebody of that name may still ask."""
+        ...
 
 
 class Tokens:

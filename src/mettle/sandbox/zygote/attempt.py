@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from mettle.sandbox.zygote import frames, jail, watch
 from mettle.sandbox.zygote.counter import Counter
+from mettle.sandbox.zygote.meter import Meter
 from mettle.sandbox.zygote.processor import ProcessorTime
 from mettle.sandbox.zygote.settings import Settings
 from mettle.sandbox.zygote.unshared import UnsharedBuffer
@@ -64,6 +65,7 @@ class RunAttempt:
         outputs: Sequence[UnsharedBuffer],
         settings: Settings,
         scratch: str = "",
+        meter: Meter | None = None,
     ) -> None:
         self.child = child
         self._stdin = stdin
@@ -88,7 +90,7 @@ class RunAttempt:
         self._used_s, self._asleep_s = 0.0, 0.0
         self.ended = ""
         self.started = self._looked = time.monotonic()
-        self.processor = ProcessorTime(child.spent_s, self.started)
+        self.processor = ProcessorTime(child.spent_s, self.started, meter)
 
     @property
     def is_flooded(self) -> bool:

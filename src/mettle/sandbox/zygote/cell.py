@@ -17,11 +17,13 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from mettle.sandbox.zygote import child, frames, jail, kernel, landlock_only, processor, rootfs, watch
 from mettle.sandbox.zygote.attempt import Child, RunAttempt
 from mettle.sandbox.zygote.counter import Counter, take_over
+from mettle.sandbox.zygote.meter import Meter, open_meter
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
 from mettle.sandbox.zygote.unshared import UnsharedBuffer, send
@@ -30,13 +32,18 @@ _MAX_HELLO_BYTES: Final = 1 << 16
 _WORK: Final = "/work"
 
 
-def live(channel: socket.socket, settings: Settings, program: bytes | None, *, has_files: bool) -> NoReturn:
+def live(
+    channel: socket.socket, settings: Settings, program: bytes | None, entrances: Sequence[int], *, has_files: bool
+) -> NoReturn:
     """The cell's whole life, in the freshly cloned process. Nothing that goes wrong returns to the template's code.
 
-    `program` is the filter; a cell that `has_files` can be given files to run besides Python source.
+    `program` is the filter; a cell that `has_files` can be given files to run besides Python source. `entrances` are
+    those of its cgroup, if it has one (`meter.py`).
     """
     try:
-        _live(jail.keep_only(channel), settings, program, has_files=has_files)
+        channel, entrances = jail.keep_only(channel, entrances)
+        meter = open_meter(may_use_event=settings.may_use_event, entrances=entrances)
+        _live(channel, settings, program, meter, has_files=has_files)
     except ConnectionError:
         pass  # the owner hung up; the cell has nobody to work for
     except BaseException as error:
@@ -47,17 +54,19 @@ def live(channel: socket.socket, settings: Settings, program: bytes | None, *, h
         os._exit(0)  # and the kernel ends whatever is left in the cell
 
 
-def _live(channel: socket.socket, settings: Settings, program: bytes | None, *, has_files: bool) -> None:
+def _live(
+    channel: socket.socket, settings: Settings, program: bytes | None, meter: Meter | None, *, has_files: bool
+) -> None:
     try:
         _enter(settings)
         files = _make_directory(settings) if has_files else None
         _confine(settings, program)
-        cell = CellProcess(channel, settings, program if settings.is_landlocked else None, files)
+        cell = CellProcess(channel, settings, program if settings.is_landlocked else None, files, meter)
         cell.prepare_child()
     except OSError as error:
         channel.sendall(frames.encode({"failed": str(error)}))
         return
-    channel.sendall(frames.encode({"ready": True}))
+    channel.sendall(frames.encode({"ready": True, "cpu_meter": meter.kind if meter else ""}))
     try:
         cell.serve()
     finally:
@@ -108,8 +117,14 @@ class CellProcess:
     """The loop of process 1."""
 
     def __init__(
-        self, channel: socket.socket, settings: Settings, program: bytes | None, files: ProgramDirectory | None
+        self,
+        channel: socket.socket,
+        settings: Settings,
+        program: bytes | None,
+        files: ProgramDirectory | None,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = meter
         self._channel = channel
         self._settings = settings
         self._program = program
@@ -225,7 +240,7 @@ class CellProcess:
         assert waiting is not None, "a child waits between tests"
         is_call, is_program = header["mode"] == "call", header["mode"] == "program"
         stdin = order.payload[:0] if is_call else order.payload
-        attempt = RunAttempt(waiting, header, stdin, self._outputs, self._settings, self._scratch)
+        attempt = RunAttempt(waiting, header, stdin, self._outputs, self._settings, self._scratch, self._meter)
         source = b"" if is_program else self._source
         text = frames.encode_text({**header, "argv": self._fill_in(header["argv"])}) if is_program else order.text
         arguments = order.payload if is_call else order.payload[:0]

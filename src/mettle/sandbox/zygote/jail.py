@@ -7,10 +7,12 @@ that it starts inherits that.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 from mettle.sandbox.zygote import kernel, landlock, rootfs, watch
@@ -31,15 +33,20 @@ NOTHING_FD: Final = 3  # like the template's standard input, at its end from the
 CHANNEL_FD: Final = 5
 
 
-def keep_only(channel: socket.socket) -> socket.socket:
-    """Close everything but the standard streams and the owner's socket, and keep descriptors up to 4 occupied."""
-    descriptor = channel.detach()
-    if descriptor != CHANNEL_FD:
-        os.dup2(descriptor, CHANNEL_FD, inheritable=False)
-    os.closerange(CHANNEL_FD + 1, 1 << 16)
+def keep_only(channel: socket.socket, others: Sequence[int] = ()) -> tuple[socket.socket, list[int]]:
+    """Close everything but the standard streams, the owner's socket and these others, under the numbers returned.
+
+    Descriptors up to 4 stay occupied.
+    """
+    # Copied past all of them first, so that none is overwritten before it has moved.
+    found = [channel.detach(), *others]
+    free = max(*found, CHANNEL_FD + len(found)) + 1
+    found = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in found]
+    kept = [os.dup2(descriptor, CHANNEL_FD + place, inheritable=False) for place, descriptor in enumerate(found)]
+    os.closerange(CHANNEL_FD + len(kept), 1 << 16)
     for low in range(NOTHING_FD, CHANNEL_FD):
         os.dup2(0, low, inheritable=False)
-    return socket.socket(fileno=CHANNEL_FD)
+    return socket.socket(fileno=CHANNEL_FD), kept[1:]
 
 
 def forget_signals() -> None:

@@ -126,7 +126,7 @@ def live(channel: socket.socket, tools: Tools, entrance: int | None) -> NoReturn
     root = "" if tools.settings.is_jailed else f"{tools.settings.scratch}/{os.getpid()}"
     try:
         has_cgroup = entrance is not None and _enter_cgroup(entrance)
-        _live(jail.keep_only(channel), tools, root, has_cgroup=has_cgroup)
+        _live(jail.keep_only(channel)[0], tools, root, has_cgroup=has_cgroup)
     except ConnectionError:
         pass  # the owner hung up
     except BaseException as error:

@@ -2,9 +2,10 @@
 
 The kernel adds up what a process has used and what the children it waited for have used. A process that ignores
 SIGCHLD waits for none: theirs is lost as they end, and code that burns time only in such children would use none.
-Process 1 cannot forbid that (what a handler is lies in the code's memory), so it also counts what it sees: a process
-that runs when it looks, and is gone at the next look, stands for all that ran in between.
-Invariant: what the kernel has added up decides, unless what was seen is far above it.
+Process 1 cannot forbid that (what a handler is lies in the code's memory), so it asks a counter that nothing inside can
+leave (`meter.py`). Where the host has none it also counts what it sees: a process that runs when it looks, and is gone
+at the next look, stands for all that ran in between.
+Invariant: what the kernel has added up decides, unless there is no meter and what was seen is far above it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 from typing import Final, NamedTuple
 
 from mettle.sandbox.zygote import procfs, watch
+from mettle.sandbox.zygote.meter import Meter
 
 # What was seen is an estimate. It counts only where it is beyond this many times what the kernel says, and this more.
 _FACTOR: Final = 2.0
@@ -36,9 +38,11 @@ def keep_load() -> None:
 
 
 class ProcessorTime:
-    """Of one test, whose first process had used `spent_s` before it began."""
+    """Of one test, whose first process had used `spent_s` before it began; by the cell's meter, if it has one."""
 
-    def __init__(self, spent_s: float, now: float) -> None:
+    def __init__(self, spent_s: float, now: float, meter: Meter | None = None) -> None:
+        self._meter = meter
+        self._metered_from_s = meter.used_s() if meter else 0.0
         self._seen: dict[int, _Seen] = {}
         self._observed_s = -spent_s
         self._spent_s = spent_s
@@ -47,6 +51,8 @@ class ProcessorTime:
 
     def look(self, pids: list[int], now: float) -> float:
         """Seconds used until now, from the processes that there are."""
+        if self._meter is not None:
+            return self._ask(self._meter)
         share, since_s, self._looked = _share(), now - self._looked, now
         before, self._seen, counted_s = self._seen, {}, -self._spent_s
         for pid in pids:
@@ -64,7 +70,12 @@ class ProcessorTime:
 
     def total(self, collected_s: float) -> float:
         """Seconds used in the end, from what process 1 has collected."""
-        return self._judge(max(0.0, collected_s - self._spent_s))
+        collected_s = max(0.0, collected_s - self._spent_s)
+        return max(collected_s, self._ask(self._meter)) if self._meter is not None else self._judge(collected_s)
+
+    def _ask(self, meter: Meter) -> float:
+        self._used_s = max(self._used_s, meter.used_s() - self._metered_from_s)
+        return self._used_s
 
     def _judge(self, counted_s: float) -> float:
         is_evaded = self._observed_s > _FACTOR * counted_s + _MARGIN_S

@@ -29,6 +29,7 @@ class Settings(NamedTuple):
     host_ids: tuple[int, int] = (1, 0)  # first and number of the users from which root's template takes a block
     sub_ids: tuple[int, ...] = ()  # of an ordinary user: first and number of its users, then of its groups
     why_no_sub_ids: str = ""
+    may_use_event: bool = True  # count a test's processor time by an inherited event of the kernel's
     outside_id: int = 1000  # the user and group that a cell or machine is, as the template's namespace counts
 
     def to_json(self) -> str:

@@ -30,6 +30,7 @@ from mettle.sandbox.zygote import (
     landlock,
     landlock_only,
     machine,
+    meter,
     rootfs,
     seccomp,
 )
@@ -42,6 +43,7 @@ _PRELOADED: Final[tuple[str, ...]] = (
     *("functools", "heapq", "io", "itertools", "json", "math", "operator", "re", "string", "textwrap", "time"),
     *("traceback", "typing"),
 )
+_MAX_DESCRIPTORS: Final = 3  # the owner's socket, and two files of a cgroup
 _TEMPLATE_NAMESPACES: Final = (
     kernel.CLONE_NEWUSER
     | kernel.CLONE_NEWNS
@@ -60,6 +62,7 @@ def main(settings_json: str) -> NoReturn:
     control.set_inheritable(False)
     _preload()
     hello, users = _set_up(settings)
+    hello["why_no_event"] = meter.why_no_event() if settings.may_use_event else "it is not asked for"
     hello["preload"] = _preload_packages(settings) if hello["is_ready"] else ""
     kernel.die_with_parent()
     if os.getppid() != settings.owner_pid:
@@ -194,7 +197,7 @@ def _serve(control: socket.socket, settings: Settings, program: bytes | None, us
     poller.register(control, select.POLLIN)
     while True:
         if poller.poll(1000):
-            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 2)
+            message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
             if not message:
                 return
             _obey(json.loads(message), descriptors, cells, control, settings, program, users)
@@ -231,7 +234,7 @@ def _obey(
             limits_of_cell = CellLimits(**order["cell"]) if "cell" in order else None
             own = limits_of_cell.of(settings) if limits_of_cell else settings
             has_files = limits_of_cell is not None and limits_of_cell.has_program
-            cell.live(channel, own, program, has_files=has_files)
+            cell.live(channel, own, program, descriptors[1:], has_files=has_files)
         limits = MachineLimits(**order["machine"])
         entrance = descriptors[1] if len(descriptors) > 1 else None
         machine.live(channel, machine.Tools(settings, limits, programs, template_pid), entrance)

@@ -229,7 +229,7 @@ class Comparer:
         policy = self._learner.policy
         device = next(policy.network.parameters()).device
         network: Any = policy.network
-        with exact_weights(network) if policy.is_stored_short else nullcontext():
+        with exact_weights(network) if policy.computes_short else nullcontext():
             hidden_TH = network.base_model(
                 input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False
             ).last_hidden_state[0]

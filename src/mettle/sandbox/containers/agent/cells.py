@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from mettle.sandbox.zygote import cell, frames, jail, kernel
+from mettle.sandbox.zygote.meter import open_meter
 from mettle.sandbox.zygote.program import ProgramDirectory
 from mettle.sandbox.zygote.settings import Settings
 
@@ -30,7 +31,7 @@ class ContainerCell(cell.CellProcess):
     """The loop of a cell whose tests share the container's directories, and find them as they were at the start."""
 
     def __init__(self, channel: socket.socket, settings: Settings, files: ProgramDirectory | None) -> None:
-        super().__init__(channel, settings, None, files)
+        super().__init__(channel, settings, None, files, open_meter(may_use_event=settings.may_use_event, entrances=()))
         self._scratch = _WORK
         self._at_start = _state_of(_PRIVATE)
         self._program_state: State = ()
@@ -57,7 +58,7 @@ class ContainerCell(cell.CellProcess):
 def live(channel: socket.socket, settings: Settings, *, has_files: bool) -> NoReturn:
     """The cell's whole life, in a process that process 1 has forked for it."""
     try:
-        _live(jail.keep_only(channel), settings, has_files=has_files)
+        _live(jail.keep_only(channel)[0], settings, has_files=has_files)
     except ConnectionError:
         pass  # the owner hung up
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The sandbox calls of the open-source `prime` clients of the first era, answered by the same machines.
+"""The sandbox calls of the open-source `prime` clients, of the first era and of today, answered by the same machines.
 
 Control plane below /api/v1/sandbox, with the account's token; data plane below /gw, with a pass for one sandbox that
 `auth` gives out. An image is the backend's matter, which has it or refuses; GPUs and a network, which these machines do
@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -22,7 +23,8 @@ from mettle.sandbox.machines.config import MachineConfig
 from mettle.sandbox.machines.endings import EndCause, MachineLost, cause_of
 from mettle.sandbox.service import faults
 from mettle.sandbox.service.answers import ServiceProblem, described_error, headers_of, json_answer
-from mettle.sandbox.service.bodies import PrimeSandboxBody, PrimeSelectionBody, Query, read_body
+from mettle.sandbox.service.bodies import PrimePortBody, PrimeSandboxBody, PrimeSelectionBody, Query, read_body
+from mettle.sandbox.service.exposures import Exposure
 from mettle.sandbox.service.machines import MachineRecord
 from mettle.sandbox.service.routes import prime_gateway
 from mettle.sandbox.service.state import Pass, client_of, holder_of, known_record_of, record_of, service_of
@@ -48,6 +50,7 @@ async def create(request: Request) -> Response:
     shown = {
         "start_command": body.start_command[:4096] or None,
         "cpu_cores": body.cpu_cores,
+        "vm": body.vm,
     }
 
     async def make() -> MachineRecord:
@@ -145,7 +148,7 @@ async def give_pass(request: Request) -> Response:
             "job_id": record.id,
             "token": token,
             "expires_at": _iso(expires),
-            "is_vm": False,
+            "is_vm": bool(record.extra.get("vm")),
         }
     )
 
@@ -169,17 +172,66 @@ async def logs(request: Request) -> Response:
     return json_answer({"logs": output.stdout + output.stderr if output is not None else ""})
 
 
+async def expose(request: Request) -> Response:
+    """Open a port to others."""
+    service, record = service_of(request), record_of(request)
+    body = await read_body(request, PrimePortBody)
+    made = await service.exposures.add(record, body.port, body.name or "", body.protocol.upper())
+    return json_answer(_described_port(request, made), status=201)
+
+
+async def list_ports(request: Request) -> Response:
+    """The open ports of a sandbox."""
+    found = service_of(request).exposures.of(known_record_of(request))
+    return json_answer({"exposures": [_described_port(request, each) for each in found]})
+
+
+async def list_all_ports(request: Request) -> Response:
+    """Those of all sandboxes."""
+    service = service_of(request)
+    records = service.register.select(holder_of(request), {}, "running")
+    found = [each for record in records for each in service.exposures.of(record)]
+    return json_answer({"exposures": [_described_port(request, each) for each in found]})
+
+
+async def unexpose(request: Request) -> Response:
+    """Close one."""
+    await service_of(request).exposures.remove(known_record_of(request), request.path_params["port"])
+    return json_answer({"success": True, "message": "closed"})
+
+
+def _described_port(request: Request, exposure: Exposure) -> dict[str, Any]:
+    own = urlsplit(service_of(request).config.public_url or _own_url(request)).hostname or ""
+    endpoint = urlsplit(url_of(own, exposure.outer_port)).netloc
+    return {
+        "exposure_id": exposure.id,
+        "sandbox_id": exposure.record.id,
+        "port": exposure.port,
+        "name": exposure.name or None,
+        "url": f"{'http' if exposure.protocol == 'HTTP' else 'tcp'}://{endpoint}",
+        "tls_socket": "",
+        "protocol": exposure.protocol,
+        "external_port": exposure.outer_port,
+        "external_endpoint": endpoint,
+        "created_at": _iso(exposure.created),
+    }
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("POST", _CONTROL, create),
     ("GET", _CONTROL, list_sandboxes),
     ("DELETE", _CONTROL, delete_sandboxes),
     ("POST", f"{_CONTROL}/status:batchGet", statuses),
+    ("GET", f"{_CONTROL}/expose/all", list_all_ports),
     ("GET", f"{_CONTROL}/{{id}}", get_sandbox),
     ("DELETE", f"{_CONTROL}/{{id}}", delete_sandbox),
     ("POST", f"{_CONTROL}/{{id}}/auth", give_pass),
     ("GET", f"{_CONTROL}/{{id}}/error-context", error_context),
     ("GET", f"{_CONTROL}/{{id}}/logs", logs),
+    ("POST", f"{_CONTROL}/{{id}}/expose", expose),
+    ("GET", f"{_CONTROL}/{{id}}/expose", list_ports),
+    ("DELETE", f"{_CONTROL}/{{id}}/expose/{{port}}", unexpose),
     *prime_gateway.ROUTES,
 ]
 
@@ -221,21 +273,21 @@ def _seconds(minutes: int | None) -> float | None:
 
 def _describe(record: MachineRecord) -> dict[str, Any]:
     config, asked = record.machine.config, record.extra
-    created = _iso(record.created)
+    created, is_vm = _iso(record.created), bool(asked.get("vm"))
     is_running, is_over = record.ended is None, cause_of(record.why) is EndCause.LIFETIME
     status = "RUNNING" if is_running else "TIMEOUT" if is_over else "TERMINATED"
     return {
         "id": record.id,
         "name": record.name or record.id,
         "dockerImage": config.image or _OWN_IMAGE,
-        "startCommand": asked.get("start_command"),
+        "startCommand": None if is_vm else asked.get("start_command"),  # of a "vm" the clients read no string there
         "cpuCores": asked.get("cpu_cores", 1.0),
         "memoryGB": config.memory_mb / 1024,
         "diskSizeGB": config.disk_mb / 1024,
         "diskMountPath": "/work",
         "gpuCount": 0,
         "gpuType": None,
-        "vm": False,
+        "vm": is_vm,
         "networkAccess": False,
         "status": status,
         "timeoutMinutes": round(config.lifetime_s / 60) if config.lifetime_s else -1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,14 +12,18 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from mettle.errors import UserError
-from mettle.sandbox.service import faults
-from mettle.sandbox.service.answers import json_answer
+from mettle.errors import SandboxError, UserError
+from mettle.sandbox.machines.commands import CommandSpec
+from mettle.sandbox.machines.endings import MachineLost
+from mettle.sandbox.protocols import Machine
+from mettle.sandbox.service import connect_rpc, faults
+from mettle.sandbox.service.answers import TimedAnswer, json_answer
 from mettle.sandbox.service.bodies import PrimeCommandBody, read_body
 from mettle.sandbox.service.routes.files import FileQuery, send_bytes
 from mettle.sandbox.service.state import SandboxService, record_of, service_of
 from mettle.sandbox.service.tokens import Holder, digest
 from mettle.sandbox.service.uploads import Spool, upload_chunks
+from mettle.web import bodies
 
 PREFIX: Final = "/gw/"
 _PIECE_BYTES: Final = 1 << 18
@@ -40,6 +44,41 @@ async def execute(request: Request) -> Response:
         return json_answer({"detail": f"the command was not done after {body.timeout:g} s"}, status=408)
     code = 137 if result.exit_code is None else result.exit_code
     return json_answer({"stdout": result.stdout, "stderr": result.stderr, "exit_code": code})
+
+
+async def start_session(request: Request) -> Response:
+    """Run a command of a Connect stream (`connect_rpc`), whose last envelope says what went wrong."""
+    service, stall_s = service_of(request), service_of(request).config.stall_s
+    headers = {"connect-accept-encoding": "identity"}
+    try:
+        machine = record_of(request).machine
+        body = await bodies.read_body(request, max_bytes=service.config.max_json_mb << 20, stall_s=stall_s)
+        told = connect_rpc.read_start(body)
+        timeout_ms = request.headers.get("connect-timeout-ms", "")
+        timeout_s = int(timeout_ms) / 1000 if timeout_ms.isascii() and timeout_ms.isdigit() else None
+        spec = CommandSpec.make(told.argv, told.cwd or "/work", told.env, None, timeout_s, _MAX_RESULT_BYTES)
+    except (MachineLost, faults.NoMachine) as error:
+        return Response(connect_rpc.last("not_found", str(error)), 200, headers, connect_rpc.CONTENT_TYPE)
+    except UserError as error:
+        return Response(connect_rpc.last("invalid_argument", str(error)), 200, headers, connect_rpc.CONTENT_TYPE)
+    return TimedAnswer(_session(machine, spec), stall_s, connect_rpc.CONTENT_TYPE, headers=headers)
+
+
+async def _session(machine: Machine, spec: CommandSpec) -> AsyncGenerator[bytes, None]:
+    yield connect_rpc.started(1)
+    try:
+        async with machine.stream_command(spec) as stream:
+            async for chunk in stream:
+                yield connect_rpc.output(chunk.stream, chunk.data)
+        result = stream.result
+        assert result is not None, "the stream has ended"
+        if result.is_timed_out:
+            yield connect_rpc.last("deadline_exceeded", f"the command was not done after {spec.timeout_s:g} s")
+            return
+        yield connect_rpc.ended(137 if result.exit_code is None else result.exit_code)
+        yield connect_rpc.last()
+    except (SandboxError, OSError, UserError) as error:
+        yield connect_rpc.last("not_found" if isinstance(error, MachineLost) else "internal", str(error))
 
 
 async def upload(request: Request) -> Response:
@@ -91,6 +130,7 @@ async def read_file(request: Request) -> Response:
 Handler = Callable[[Request], Awaitable[Response]]
 ROUTES: Final[list[tuple[str, str, Handler]]] = [
     ("POST", f"{PREFIX}{{space}}/{{id}}/exec", execute),
+    ("POST", f"{PREFIX}{{space}}/{{id}}/command_session.CommandSession/Start", start_session),
     ("POST", f"{PREFIX}{{space}}/{{id}}/upload", upload),
     ("GET", f"{PREFIX}{{space}}/{{id}}/download", download),
     ("GET", f"{PREFIX}{{space}}/{{id}}/read-file", read_file),

@@ -79,13 +79,14 @@ async def metrics(request: Request) -> Response:
 
 def _of_the_service(service: SandboxService, pool: Any) -> Iterator[MetricSample]:
     running = int(getattr(pool, "num_running", service.num_judging))
-    figures = {
+    figures: dict[str, float] = {
         "judge_queue": max(0, service.num_judging - running),
         "judge_running": running,
         "judge_slots": service.config.sandbox.max_running,
         "judge_warm": int(getattr(pool, "num_warm", 0)),
         "machines": service.register.num_running,
         "machines_making": service.register.num_making,
+        "cpus": service.quotas.cpus,
         "requests_open": service.num_open,
         **{f"judge_{name}_total": int(getattr(pool, f"num_{name}", 0)) for name in ("cells", "cells_lost")},
         "judge_remembered_total": int(getattr(pool, "num_remembered", 0)),
@@ -97,13 +98,15 @@ def _of_the_service(service: SandboxService, pool: Any) -> Iterator[MetricSample
 def _of_tokens(service: SandboxService) -> Iterator[MetricSample]:
     for name, account in sorted(service.quotas.accounts.items()):
         quota = account.quota
-        figures = {
+        figures: dict[str, float] = {
             "machines": account.num_machines,
             "max_machines": quota.max_machines,
             "memory_bytes": account.memory_mb << 20,
             "max_memory_bytes": (quota.max_memory_mb or 0) << 20,
             "disk_bytes": account.disk_mb << 20,
             "max_disk_bytes": (quota.max_disk_mb or 0) << 20,
+            "cpus": account.cpus,
+            "max_cpus": quota.max_cpus or 0.0,
             "judging": account.num_judging,
             "max_judging": quota.max_judging,
             "requests_open": account.num_requests,

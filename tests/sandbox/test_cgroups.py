@@ -18,7 +18,7 @@ from owners import ENVIRONMENT, is_alive, wait_until
 
 from mettle.errors import UserError
 from mettle.sandbox import MachineConfig, MachinePool, SandboxConfig
-from mettle.sandbox.machines.cgroups import Absence, CgroupHome, MachineCgroup, find_home
+from mettle.sandbox.cgroups import Absence, CgroupHome, MachineCgroup, find_home
 
 LIMITS = MachineConfig(memory_mb=100, disk_mb=28, max_processes=20).limits()
 
@@ -166,7 +166,7 @@ async def test_one_write_ends_everything_in_a_real_cgroup(real: Path) -> None:
 async def test_a_real_cgroup_of_a_killed_owner_is_ended_and_removed_by_its_warden(real: Path) -> None:
     code = (
         "import sys, time, subprocess\nfrom pathlib import Path\n"
-        "from mettle.sandbox import MachineConfig\nfrom mettle.sandbox.machines.cgroups import CgroupHome\n"
+        "from mettle.sandbox import MachineConfig\nfrom mettle.sandbox.cgroups import CgroupHome\n"
         "home = CgroupHome(Path(sys.argv[1]), ())\nmade = home.make('m', MachineConfig().limits())\n"
         "script = f'echo 0 >/proc/self/fd/{made.procs}; trap \"\" TERM; sleep 300'\n"
         "subprocess.Popen(['setsid', 'sh', '-c', script], pass_fds=[made.procs])\nprint('ready', flush=True)\ntime.sleep(300)\n"

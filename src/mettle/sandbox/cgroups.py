@@ -1,14 +1,16 @@
 """A cgroup for each machine, where version 2 may be divided by this user: limits that nothing inside can pass.
 
 The watch of process 1 counts what processes map, and sockets; a cgroup counts everything, pipes and page tables too,
-and ends all that is in it by one write. Parts: `find_home`, `CgroupHome` (a pool's directory), `MachineCgroup`,
-`Absence` (why there is none). Which limits there are is up to the host: `controllers` are those that it passes on.
+and ends all that is in it by one write. A cell gets one where nothing else counts its processor time.
+Parts: `find_home`, `CgroupHome` (a pool's directory), `MachineCgroup`, `CellCgroup`, `Absence` (why there is none).
+Which limits there are is up to the host: `controllers` are those that it passes on.
 Invariant: nothing is moved that was there before; where a step fails there is no cgroup, and the watch goes on as it
 does beside one. What a killed owner leaves is ended and removed by its warden, and by the next home beside it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -26,6 +28,8 @@ CONTROLLERS: Final = ("memory", "pids", "cpu")
 _PREFIX: Final = "mettle-"
 _SPARE_PROCESSES: Final = 80
 _CPU_PERIOD_US: Final = 100_000
+_MAX_REMOVALS: Final = 50
+_REMOVAL_PAUSE_S: Final = 0.02
 # Waits for the end of its input, which is the end of the owner, then ends and removes what is left. $1: the directory.
 _WARDEN: Final = """
 exec 3<&0
@@ -43,6 +47,34 @@ class Absence(NamedTuple):
 
     why: str
     fix: str
+
+
+class CellCgroup:
+    """The cgroup of one cell, without limits: its process 1 enters through `procs` and reads what all have used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir()
+        opened: list[int] = []
+        try:
+            opened.append(os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+            opened.append(os.open(path / "cpu.stat", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            self.remove()
+            raise
+        self.entrances = tuple(opened)
+
+    def close_entrances(self) -> None:
+        """The cell has its own copies."""
+        for descriptor in self.entrances:
+            os.close(descriptor)
+        self.entrances = ()
+
+    def remove(self) -> bool:
+        """Delete it; False while there are processes in it."""
+        return _remove(self._path)
 
 
 class MachineCgroup:
@@ -94,21 +126,26 @@ class MachineCgroup:
 
     def remove(self) -> bool:
         """Delete it; False while there are processes in it."""
-        try:
-            self._path.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
+        return _remove(self._path)
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
         return True
+    except OSError:
+        return False
+    return True
 
 
 class CgroupHome:
-    """A pool's directory, in which each machine has its own. Raises: OSError if it cannot be made."""
+    """A pool's directory, in which each machine or cell has its own. Raises: OSError if it cannot be made."""
 
     def __init__(self, path: Path, controllers: Collection[str]) -> None:
         self._path = path
-        self._leaving: list[MachineCgroup] = []
+        self._leaving: list[MachineCgroup | CellCgroup] = []
+        self._num_cells = 0
         self.controllers = frozenset(controllers)
         path.mkdir()
         try:
@@ -123,6 +160,17 @@ class CgroupHome:
     def make(self, name: str, limits: MachineLimits) -> MachineCgroup:
         """One machine's cgroup. Raises: OSError."""
         return MachineCgroup(self._path / name, limits, self.controllers)
+
+    def make_for_cell(self) -> CellCgroup:
+        """A cell's cgroup; what earlier cells have left is deleted on the way. Raises: OSError."""
+        self.tidy()
+        self._num_cells += 1
+        return CellCgroup(self._path / f"c-{self._num_cells}")
+
+    def let_go_of_cell(self, cgroup: CellCgroup) -> None:
+        """Its owner has hung up, so that its processes end; delete it when they have."""
+        cgroup.close_entrances()
+        self._leaving.append(cgroup)
 
     def let_go(self, cgroup: MachineCgroup) -> None:
         """End and delete a machine's cgroup, now or when its last process has gone."""
@@ -147,6 +195,13 @@ class CgroupHome:
             os.close(self._lifeline)
             self._lifeline = -1
         return True
+
+    async def remove(self) -> None:
+        """Delete the directory as soon as everything in it has ended, which does not take long."""
+        for _ in range(_MAX_REMOVALS):
+            if self.close():
+                return
+            await asyncio.sleep(_REMOVAL_PAUSE_S)
 
 
 def _post_warden(path: Path) -> int:

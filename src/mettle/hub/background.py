@@ -1,0 +1,56 @@
+"""What a Hub does between requests: submitted jobs, and checks of releases; by one server of a folder at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+
+from mettle.hub.actions.checker import ReleaseChecker
+from mettle.hub.lab import Lab
+from mettle.hub.training.worker import QueueWorker
+
+logger = logging.getLogger(__name__)
+_AGAIN_S = 2.0
+
+
+class BackgroundWork:
+    """Two threads, in whichever of a folder's servers holds its lock; another takes over when that one ends."""
+
+    def __init__(self, lab: Lab, *, is_checking: bool = True) -> None:
+        self._lab, self._is_checking = lab, is_checking
+        self._over = threading.Event()
+        self._parts: list[QueueWorker | ReleaseChecker] = []
+        self._thread = threading.Thread(target=self._hold, name="background", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more work; runs go on, checks begin again with the next server."""
+        self._over.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        handle = os.open(self._lab.folder / "work.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            while not self._is_ours(handle):
+                if self._over.wait(_AGAIN_S):
+                    return
+            self._parts = [QueueWorker(self._lab), *([ReleaseChecker(self._lab)] if self._is_checking else [])]
+            for part in self._parts:
+                part.start()
+            self._over.wait()
+            for part in self._parts:
+                part.close()
+        finally:
+            os.close(handle)  # which lets go of the lock, as the end of the process does
+
+    @staticmethod
+    def _is_ours(handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
