@@ -9,7 +9,7 @@ from mettle.processes.beats import Beat, Wait, encode_beat, read_beats
 from mettle.processes.liveness import FROZEN, diagnose
 from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.cluster.launcher import RayLauncher
-from mettle.runs.cluster.placement import Bundle, Placement
+from mettle.runs.cluster.placement import NodeBundle, Placement
 from mettle.runs.config import RayConfig
 from mettle.storage.run_dir import RunDir
 
@@ -29,9 +29,9 @@ class SpokenCluster:
 
 PLACEMENT = Placement(
     {
-        "trainer": (Bundle("trainer", 1, 0, is_pinned=True), Bundle("trainer-1", 1, 0)),
-        "replica-0": (Bundle("replica-0", 1, 0),),
-        "replica-1": (Bundle("replica-1", 1, 0),),
+        "trainer": (NodeBundle("trainer", 1, 0, is_pinned=True), NodeBundle("trainer-1", 1, 0)),
+        "replica-0": (NodeBundle("replica-0", 1, 0),),
+        "replica-1": (NodeBundle("replica-1", 1, 0),),
     }
 )
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.errors import UserError
-from mettle.runs.cluster.placement import Bundle, NodeRoom, place, placement_of
+from mettle.runs.cluster.placement import NodeBundle, NodeRoom, place, placement_of
 from mettle.runs.config import RunConfig
 
 
@@ -53,7 +53,7 @@ counts = st.integers(0, 6).map(float)
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=4), st.lists(st.tuples(counts, counts), max_size=6))
 def test_no_node_is_given_more_than_it_has(rooms, wants):
     nodes = [NodeRoom(str(n), cpus, gpus, is_owner=n == 0) for n, (cpus, gpus) in enumerate(rooms)]
-    bundles = [Bundle(f"replica-{n}", cpus, gpus, is_pinned=n == 0) for n, (cpus, gpus) in enumerate(wants)]
+    bundles = [NodeBundle(f"replica-{n}", cpus, gpus, is_pinned=n == 0) for n, (cpus, gpus) in enumerate(wants)]
     try:
         found = place(bundles, nodes)
     except UserError:

@@ -96,7 +96,7 @@ def test_without_its_head_a_run_ends_in_one_line_and_goes_on_in_another_cluster(
         while any(process_state(pid) for pid in pids):
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        with RayNodes(4) as others:
+        with RayNodes(5) as others:
             run._environment["RAY_ADDRESS"] = others.address
             run.resume()
             assert run.end() == 0, run.said()
@@ -110,6 +110,6 @@ def test_a_cluster_without_room_is_refused_before_anything_is_made(tmp_path: Pat
     config = tmp_path / "run.toml"
     config.write_text(ON_RAY)
     said = complaint(tmp_path, "rl", "run", config, "--dir", tmp_path / "run", *TWO)
-    assert "the Ray cluster has no room for replica-1 (1 CPU)" in said
+    assert "the Ray cluster has no room for replica-0 (1 CPU) once 3 others are placed" in said
     assert "(the owner) 2 CPU" in said
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,7 @@
 """`python -m mettle.runs.cluster.agent FD`: the part of a run that talks to Ray, in a process of its own.
 
 Ray ends a process that has lost its cluster, so the supervisor must not be that process. It is told over a socket what
-to start and to end, and tells what has become of each. Parts: `Agent` (the loop), `Group` (a process of one or several
+to start and to end, and tells what has become of each. Parts: `RayAgent` (the loop), `PlacedGroup` (a process of one or several
 members, each on a node; all end when one does). Invariant: when this process ends, Ray ends all that it has placed.
 """
 
@@ -33,7 +33,7 @@ from mettle.errors import MettleError, ServiceError, UserError
 from mettle.processes.frames import receive, send
 from mettle.processes.orphans import end_with_parent
 from mettle.runs.cluster.actor import PlacedCommand
-from mettle.runs.cluster.placement import Bundle, NodeRoom, place
+from mettle.runs.cluster.placement import NodeBundle, NodeRoom, place
 
 LOOK_S: Final = 0.3
 READY_S: Final = 60.0
@@ -46,11 +46,11 @@ NODE_ID: Final = "ray.io/node-id"
 
 
 @dataclass(slots=True)
-class Member:
+class PlacedMember:
     """One process of a group: its actor, and what is asked of that."""
 
     name: str
-    bundle: Bundle
+    bundle: NodeBundle
     actor: Any = None
     asked: Any = None
     where: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class PlacedGroup:
     """A process as the supervisor knows it, in one of its lives."""
 
     fields: dict[str, Any]
@@ -68,7 +68,7 @@ class Group:
     run_dir: str
     life: int
     pool: str
-    members: list[Member]
+    members: list[PlacedMember]
     told: str = ""
     next_look: float = 0.0
     next_seek: float = 0.0
@@ -86,14 +86,14 @@ class Group:
             member.actor = member.asked = member.where = None
 
 
-class Agent:
+class RayAgent:
     """Does what it is told over `line`, until that closes."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, PlacedGroup] = {}
         self._pools: dict[str, PlacementGroup] = {}
-        self._bundles: dict[str, Sequence[Bundle]] = {}
+        self._bundles: dict[str, Sequence[NodeBundle]] = {}
         self._owner = ""
 
     def run(self) -> None:
@@ -116,7 +116,7 @@ class Agent:
             case "connect":
                 self._connect(word["address"])
             case "reserve":
-                self._reserve({name: [Bundle(**one) for one in pool] for name, pool in word["pools"].items()})
+                self._reserve({name: [NodeBundle(**one) for one in pool] for name, pool in word["pools"].items()})
             case "start":
                 self._start(word)
             case "signal":
@@ -161,7 +161,7 @@ class Agent:
                 found.append(NodeRoom(name, has.get("CPU", 0.0), has.get("GPU", 0.0), is_owner, node["NodeID"]))
         return found
 
-    def _reserve(self, pools: Mapping[str, Sequence[Bundle]]) -> None:
+    def _reserve(self, pools: Mapping[str, Sequence[NodeBundle]]) -> None:
         """Take all that the run needs, or nothing. Raises: UserError where the cluster has no room."""
         rooms = self._rooms()
         places = place([bundle for pool in pools.values() for bundle in pool], rooms)
@@ -178,7 +178,7 @@ class Agent:
                 )
         send(self._line, {"reserved": [_shown(room) for room in rooms]})
 
-    def _take(self, pool: str, bundles: Sequence[Bundle], places: Mapping[str, NodeRoom]) -> None:
+    def _take(self, pool: str, bundles: Sequence[NodeBundle], places: Mapping[str, NodeRoom]) -> None:
         selectors = [{NODE_ID: places[bundle.process].id} for bundle in bundles]
         resources = [bundle.resources() for bundle in bundles]
         self._pools[pool] = placement_group(resources, strategy="PACK", bundle_label_selector=selectors)
@@ -187,7 +187,7 @@ class Agent:
         if (taken := self._pools.pop(pool, None)) is not None:
             remove_placement_group(taken)
 
-    def _has_pool(self, group: Group) -> bool:
+    def _has_pool(self, group: PlacedGroup) -> bool:
         """Whether the nodes of the group's pool are all there. A pool that has lost one is taken anew elsewhere.
 
         Ray would look for another place by itself, but without a pause: 30,000 times a second where there is no room.
@@ -210,12 +210,12 @@ class Agent:
     # Processes
 
     def _start(self, word: Mapping[str, Any]) -> None:
-        members = [Member(one["name"], Bundle(**one["bundle"])) for one in word["members"]]
-        self._groups[word["spec"]["name"]] = Group(
+        members = [PlacedMember(one["name"], NodeBundle(**one["bundle"])) for one in word["members"]]
+        self._groups[word["spec"]["name"]] = PlacedGroup(
             word["spec"], word["output"], word["run_dir"], word["life"], word["pool"], members
         )
 
-    def _seek(self, group: Group) -> None:
+    def _seek(self, group: PlacedGroup) -> None:
         """Give the group its actors, once its nodes are there; take them away again when one of those goes."""
         has_pool = self._has_pool(group)
         for index, member in enumerate(group.members):
@@ -232,7 +232,7 @@ class Agent:
                 ray.kill(member.actor)
                 member.actor = member.asked = member.where = None
 
-    def _attend(self, group: Group) -> None:
+    def _attend(self, group: PlacedGroup) -> None:
         now = time.monotonic()
         if group.is_over or now < group.next_look:
             return
@@ -253,7 +253,7 @@ class Agent:
             else:
                 self._group_ended(group, 1, str(error).splitlines()[-1])
 
-    def _ask(self, group: Group) -> None:
+    def _ask(self, group: PlacedGroup) -> None:
         for member in group.members:
             if member.asked is None or not ray.wait([member.asked], timeout=0)[0]:
                 continue
@@ -277,7 +277,7 @@ class Agent:
             for member in group.members:
                 member.asked = member.asked or member.actor.look.remote()
 
-    def _launch(self, group: Group) -> None:
+    def _launch(self, group: PlacedGroup) -> None:
         """Every member has a place: start them all, each told where the first one is."""
         blind = [member.where["host"] for member in group.members if member.where and not member.where["sees_run"]]
         if blind:
@@ -296,7 +296,7 @@ class Agent:
                 fields["environment"] = {**fields["environment"], **world}
             member.asked = member.actor.start.remote(fields, group.output)
 
-    def _hear(self, group: Group, member: Member, found: Mapping[str, Any]) -> None:
+    def _hear(self, group: PlacedGroup, member: PlacedMember, found: Mapping[str, Any]) -> None:
         host = (member.where or {}).get("host", "")
         beats = [text.decode() for text in found["beats"]]
         if beats:
@@ -308,7 +308,7 @@ class Agent:
             return  # the last rank to end says how it went
         self._group_ended(group, member.code, found["line"])
 
-    def _group_ended(self, group: Group, code: int, line: str) -> None:
+    def _group_ended(self, group: PlacedGroup, code: int, line: str) -> None:
         group.is_over = True
         # Not a wait on a node that is gone: what is asked of that fails at once.
         ending = [member.actor.end.remote() for member in group.members if member.where is not None]
@@ -320,7 +320,7 @@ class Agent:
                     ray.kill(member.actor)
         self._tell(group, "ended", code=code, line=line)
 
-    def _tell(self, group: Group, state: str, **more: Any) -> None:
+    def _tell(self, group: PlacedGroup, state: str, **more: Any) -> None:
         group.told = state
         send(self._line, {"name": group.name, "life": group.life, "state": state, **more})
 
@@ -337,7 +337,7 @@ def main(arguments: Sequence[str]) -> int:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's, which says what ends when
     line = socket.socket(fileno=int(arguments[0]))
-    agent = Agent(line)
+    agent = RayAgent(line)
     try:
         agent.run()
     except (BrokenPipeError, ConnectionError):

@@ -25,7 +25,7 @@ from mettle.processes.beats import decode_beat, encode_beat
 from mettle.processes.child import THREAD_ENVIRONMENT, ChildProcess, python_module
 from mettle.processes.frames import receive, send
 from mettle.processes.managed import ManagedProcess, ProcessSpec
-from mettle.runs.cluster.placement import REPLICA, TRAINER, Bundle, NodeRoom, Placement, place, placement_of
+from mettle.runs.cluster.placement import REPLICA, TRAINER, NodeBundle, NodeRoom, Placement, place, placement_of
 from mettle.runs.config import RayConfig, RunConfig
 from mettle.runs.host import HostNews
 from mettle.runs.launcher import SupervisedProcess
@@ -164,7 +164,7 @@ class RayLauncher:
         self._placed[spec.name] = PlacedProcess(spec, members, output, self)
         return self._placed[spec.name]
 
-    def _members(self, name: str) -> list[tuple[str, Bundle]]:
+    def _members(self, name: str) -> list[tuple[str, NodeBundle]]:
         if name in ("sft", "policy"):
             return [(name, self._bundles[TRAINER])]
         if name == TRAINER:
@@ -217,7 +217,7 @@ class PlacedProcess:
     """A process on a node, or on several nodes when it has several members, which start and end together."""
 
     def __init__(
-        self, spec: ProcessSpec, members: Sequence[tuple[str, Bundle]], output: Path, launcher: RayLauncher
+        self, spec: ProcessSpec, members: Sequence[tuple[str, NodeBundle]], output: Path, launcher: RayLauncher
     ) -> None:
         self.spec = spec
         self.pid: int | None = None

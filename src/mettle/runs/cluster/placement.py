@@ -1,6 +1,6 @@
 """What a run takes of a cluster, and whether the cluster has it: pure, and without ray.
 
-Parts: `Bundle` (resources that one process takes on one node), `Placement` (all of a run's), `NodeRoom`, `place`,
+Parts: `NodeBundle` (resources that one process takes on one node), `Placement` (all of a run's), `NodeRoom`, `place`,
 `refusal`. Invariant: what writes the run (orchestrator, page, trainer rank 0) is placed on the node of its owner, so
 that a node that is lost and still runs can write nothing; engines and further ranks go anywhere.
 """
@@ -20,7 +20,7 @@ REPLICA = "replica"
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class NodeBundle:
     """What one process takes on one node. `is_pinned`: on the node of the run's owner."""
 
     process: str
@@ -42,10 +42,10 @@ class Bundle:
 class Placement:
     """The bundles of a run, in pools by name: what lives and dies together is taken, lost and taken again together."""
 
-    pools: dict[str, tuple[Bundle, ...]]
+    pools: dict[str, tuple[NodeBundle, ...]]
 
     @property
-    def bundles(self) -> tuple[Bundle, ...]:
+    def bundles(self) -> tuple[NodeBundle, ...]:
         return tuple(bundle for pool in self.pools.values() for bundle in pool)
 
 
@@ -67,13 +67,13 @@ class NodeRoom:
 def placement_of(config: RunConfig) -> Placement:
     """What the run needs."""
     ray = config.deployment.ray
-    owner = [Bundle(OWNER, ray.cpus_for_owner, 0.0, is_pinned=True)] if ray.cpus_for_owner else []
+    owner = [NodeBundle(OWNER, ray.cpus_for_owner, 0.0, is_pinned=True)] if ray.cpus_for_owner else []
     ranks = [
-        Bundle(rank_name(rank), ray.cpus_per_rank, ray.gpus_per_rank, is_pinned=rank == 0)
+        NodeBundle(rank_name(rank), ray.cpus_per_rank, ray.gpus_per_rank, is_pinned=rank == 0)
         for rank in range(config.deployment.num_trainer_ranks)
     ]
     replicas = [
-        Bundle(replica_name(number), ray.cpus_per_replica, ray.gpus_per_replica)
+        NodeBundle(replica_name(number), ray.cpus_per_replica, ray.gpus_per_replica)
         for number in range(config.inference.replicas)
     ]
     pools = {OWNER: tuple(owner), TRAINER: tuple(ranks)} if owner else {TRAINER: tuple(ranks)}
@@ -90,7 +90,7 @@ def replica_name(number: int) -> str:
     return f"{REPLICA}-{number}"
 
 
-def place(bundles: Iterable[Bundle], nodes: Sequence[NodeRoom]) -> dict[str, NodeRoom]:
+def place(bundles: Iterable[NodeBundle], nodes: Sequence[NodeRoom]) -> dict[str, NodeRoom]:
     """A node for each process, the pinned and the largest first: ranks close together, engines apart.
 
     Raises: UserError naming what has no room.
@@ -117,7 +117,7 @@ def place(bundles: Iterable[Bundle], nodes: Sequence[NodeRoom]) -> dict[str, Nod
     return found
 
 
-def refusal(bundle: Bundle, nodes: Sequence[NodeRoom], placed: Mapping[str, NodeRoom]) -> str:
+def refusal(bundle: NodeBundle, nodes: Sequence[NodeRoom], placed: Mapping[str, NodeRoom]) -> str:
     """One line: what has no room, what the cluster has, and what to do."""
     has = ", ".join(str(node) for node in nodes) or "no node that lives"
     after = f" once {len(placed)} others are placed" if placed else ""
