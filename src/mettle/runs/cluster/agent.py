@@ -1,8 +1,9 @@
 """`python -m mettle.runs.cluster.agent FD`: the part of a run that talks to Ray, in a process of its own.
 
 Ray ends a process that has lost its cluster, so the supervisor must not be that process. It is told over a socket what
-to start and to end, and tells what has become of each. Parts: `RayAgent` (the loop), `PlacedGroup` (a process of one or several
-members, each on a node; all end when one does). Invariant: when this process ends, Ray ends all that it has placed.
+to start and to end, and tells what has become of each. Parts: `RayAgent` (the loop), `PlacedGroup` (a process of one or
+several members, each on a node; all end when one does). Invariant: when this process ends, Ray ends all that it has
+placed.
 """
 
 from __future__ import annotations
