@@ -26,7 +26,7 @@ from mettle.inference.engine.protocol import (
     WeightsRejected,
 )
 from mettle.inference.launch import open_engine
-from mettle.inference.replicated import ReplicatedEngine, Serving
+from mettle.inference.replicated import ReplicaAwaited, ReplicatedEngine, Serving
 from mettle.records.sampling import SamplingParams
 from mettle.web.backoff import Backoff
 
@@ -245,5 +245,29 @@ def test_two_processes_serve_and_one_that_is_killed_comes_back_with_the_newest_w
         versions = {v for listener in kept for choice in listener.wait().choices for v in choice.versions}
         assert versions == {1}
         assert [replica.engine.status().version for replica in engine._replicas if replica.engine] == [1, 1]
+    finally:
+        engine.close()
+
+
+def test_a_replica_that_others_start_is_awaited_and_joins_with_the_newest_version(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    there: list[bool] = []
+
+    def start_late(serving: Serving) -> Mortal:
+        if not there:
+            raise ReplicaAwaited("no server has said where it answers")
+        return Mortal(serving)
+
+    engine = ReplicatedEngine([Mortal, start_late], Serving(None, 0), backoff=AT_ONCE)
+    try:
+        assert engine.num_serving == 1
+        engine.update_weights(publish(model, tmp_path, 3), 3)
+        there.append(True)
+        deadline = time.monotonic() + WAIT_S
+        while engine.num_serving < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert engine.status().version == 3
     finally:
         engine.close()

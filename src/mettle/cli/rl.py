@@ -73,6 +73,11 @@ def run(
     for name in ignored_fields(loaded.config.model_dump()):
         click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
+        if loaded.config.deployment.engine == "ray":
+            from mettle.runs.cluster.placement import placement_of
+
+            wanted = ", ".join(map(str, placement_of(loaded.config).bundles))
+            click.echo(f"note: on the cluster it takes {wanted}; `mettle rl plan` says on which nodes", err=True)
         if is_json:
             print_json({"config": loaded.config.model_dump(mode="json"), "sources": loaded.sources})
         else:

@@ -106,7 +106,8 @@ class RunReader:
 
     def beats(self) -> dict[str, Beat]:
         """The newest signs of life of the run's processes; what a process that is gone has left is none."""
-        return {name: beat for name, beat in read_beats(self.run_dir.beats).items() if process_state(beat.pid)}
+        beats = read_beats(self.run_dir.beats)
+        return {name: beat for name, beat in beats.items() if beat.host or process_state(beat.pid)}
 
     @property
     def quiet_s(self) -> float:

@@ -20,8 +20,12 @@ class RemoteServers(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    urls: tuple[str, ...] = Field(min_length=1)
+    urls: tuple[str, ...] = ()
     """Where they answer, each with /v1 at its end; requests are spread over them."""
+
+    ready_files: tuple[Path, ...] = ()
+    """In place of `urls`: the files in which they say where they answer. One that is not there yet, or not any more,
+    is waited for while others answer, and may come back at another address."""
 
     admin_key_env: str = "METTLE_REMOTE_ADMIN_KEY"
     """The environment variable that holds their admin key; weights are handed to them with it."""
@@ -36,6 +40,12 @@ class RemoteServers(BaseModel):
             if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
                 raise ValueError(f"{url!r} is no address of an inference server, as in http://127.0.0.1:8000/v1")
         return urls
+
+    @model_validator(mode="after")
+    def _are_named_once(self) -> Self:
+        if bool(self.urls) == bool(self.ready_files):
+            raise ValueError("the servers are named by urls or by ready_files: give one of the two")
+        return self
 
 
 class VllmSettings(BaseModel):

@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from mettle.errors import MettleError, ServiceError, UserError
+from mettle.errors import MettleError, ProviderError, ServiceError, UserError
 from mettle.inference.config import InferenceConfig, RemoteServers
 from mettle.inference.engine.protocol import SamplingEngine
 from mettle.inference.engine.sequences import DecodeText
 from mettle.inference.remote import RemoteEngine
-from mettle.inference.replicated import ReplicatedEngine, Serving, StartReplica
+from mettle.inference.replicated import ReplicaAwaited, ReplicatedEngine, Serving, StartReplica
 from mettle.processes.child import THREAD_ENVIRONMENT
 from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
 from mettle.web.keys import Keys
@@ -47,6 +47,7 @@ def open_engine(
         assert config.remote is not None, "the config was checked"
         keys = _remote_keys(config.remote)
         starts = [partial(_connect, url, keys) for url in config.remote.urls]
+        starts += [partial(_connect_by_file, path, keys) for path in config.remote.ready_files]
     elif config.engine == "vllm" and config.replicas == 1:
         return _vllm(config, eos_token_ids, decode_text, on_death, logs)
     elif config.replicas > 1:
@@ -145,6 +146,19 @@ def _connect(url: str, keys: Keys, serving: Serving) -> SamplingEngine:
         engine.close()
         raise UserError(f"the server at {url} serves version {found}, and this one is to begin with {serving.version}")
     return engine
+
+
+def _connect_by_file(path: Path, keys: Keys, serving: Serving) -> SamplingEngine:
+    """The server whose address stands in a file. One that is ahead is taken as it is: its tokens say their version, and
+    whoever hands out weights begins with the newest."""
+    try:
+        url = str(json.loads(path.read_text())["base_url"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ReplicaAwaited(f"no server has said where it answers in {path}: {error}") from error
+    try:
+        return RemoteEngine(url, admin_key=keys.admin, api_key=keys.api)
+    except ProviderError as error:  # its file is removed when it is known to be gone
+        raise ReplicaAwaited(f"the server at {url} does not answer: {error}") from error
 
 
 def _remote_keys(remote: RemoteServers) -> Keys:

@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     try:
         config = read_config(arguments.config)
+        if arguments.host is not None:
+            config = config.model_copy(update={"host": arguments.host})
         setup_logging(arguments.log_file, level=config.log_level)
         # Before torch is imported: its thread pools read these once.
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
@@ -141,6 +143,7 @@ def _remove_ready_file(path: Path) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mettle.inference", description="Serve a policy.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file with the fields of InferenceConfig")
+    parser.add_argument("--host", help="address to listen on, in place of the config's")
     parser.add_argument("--ready-file", type=Path, help="written with the server's address once it answers")
     parser.add_argument("--log-file", type=Path, help="keep the log there as JSON lines as well")
     return parser.parse_args(argv)

@@ -39,7 +39,12 @@ from mettle.web.backoff import Backoff
 logger = logging.getLogger(__name__)
 
 WATCH_S: Final = 0.2
+AWAITED_S: Final = 0.5
 MAX_FAILED_STARTS: Final = 5
+
+
+class ReplicaAwaited(ServiceError):
+    """A replica that others start is not there yet, or not any more: it is asked for again, and that is no failure."""
 
 
 class Serving(NamedTuple):
@@ -52,7 +57,7 @@ class Serving(NamedTuple):
 StartReplica = Callable[[Serving], SamplingEngine]
 """Starts a replica and returns it once it can answer. It is called in a thread that outlives what it starts.
 
-Raises: UserError for what no other attempt can mend."""
+Raises: UserError for what no other attempt can mend, ReplicaAwaited while there is nothing to start."""
 
 
 class Replica:
@@ -104,6 +109,9 @@ class ReplicatedEngine:
         for _ in self._replicas:
             self._started.acquire()
         self._raise_early_death()
+        while not self._live():  # those that are awaited need not all be there
+            self._closing.wait(WATCH_S)
+            self._raise_early_death()
         first = self.status()
         self._limits, self._vocab_size = Limits(first.max_slots, first.max_model_len), first.vocab_size
 
@@ -274,6 +282,12 @@ class ReplicatedEngine:
         while not self._closing.is_set():
             try:
                 self._admit(replica, replica.start(self._serving))
+            except ReplicaAwaited:
+                if not has_started and self._live():
+                    self._started.release()
+                    has_started = True
+                self._closing.wait(AWAITED_S)
+                continue
             except MettleError as error:
                 num_failed += 1
                 if not has_started or isinstance(error, UserError) or num_failed >= MAX_FAILED_STARTS:

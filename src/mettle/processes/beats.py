@@ -10,6 +10,7 @@ counter moves) is measured by the thread; only the name of what is awaited is th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
@@ -76,6 +77,12 @@ class Beat:
     where: str = ""
     waits: tuple[Wait, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
+    host: str = ""
+
+    def shifted(self, by_s: float) -> Beat:
+        """The same beat in the times of a clock that is `by_s` ahead."""
+        waits = tuple(dataclasses.replace(wait, since=wait.since + by_s) for wait in self.waits)
+        return dataclasses.replace(self, at=self.at + by_s, waits=waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,7 @@ class Heartbeat:
         found = self.measure()
         if self._file is not None:
             with suppress(OSError):
-                os.pwrite(self._file, _encode(found), 0)
+                os.pwrite(self._file, encode_beat(found), 0)
         return found
 
     def measure(self) -> Beat:
@@ -250,7 +257,8 @@ def waits_of(beats: dict[str, Beat]) -> list[Wait]:
     return sorted((wait for beat in beats.values() for wait in beat.waits), key=lambda wait: wait.since)
 
 
-def _encode(beat: Beat) -> bytes:
+def encode_beat(beat: Beat) -> bytes:
+    """A beat as it stands in its file."""
     fields = asdict(beat)
     fields["where"] = fields["where"][-MAX_TEXT:]
     for wait in fields["waits"]:
@@ -258,12 +266,19 @@ def _encode(beat: Beat) -> bytes:
     return json.dumps(fields).encode()[:FILE_BYTES].ljust(FILE_BYTES)
 
 
-def _read(path: Path) -> Beat | None:
+def decode_beat(text: bytes) -> Beat | None:
     """None for what is no beat: not written yet, or half of one."""
     try:
-        fields: dict[str, Any] = json.loads(path.read_bytes())
+        fields: dict[str, Any] = json.loads(text)
         return Beat(**{**fields, "waits": tuple(Wait(**wait) for wait in fields["waits"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _read(path: Path) -> Beat | None:
+    try:
+        return decode_beat(path.read_bytes())
+    except OSError:
         return None
 
 

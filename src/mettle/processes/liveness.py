@@ -133,9 +133,9 @@ def _own_fault(
 ) -> Fault | None:
     silent_s = looked_s(beat.at)
     where = f" in {beat.where}" if beat.where else ""
-    who = f"{beat.name} (pid {beat.pid})"
+    who = f"{beat.name} (pid {beat.pid}{f' on {beat.host}' if beat.host else ''})"
     if silent_s >= TOLD_S:
-        state = state_of(beat.pid)
+        state = "" if beat.host else state_of(beat.pid)
         how = {"T": "is stopped by a signal", "t": "is held by a debugger", "D": "waits for a disk or a device"}
         text = f"{who} {how.get(state, 'does not run its threads')}: no sign of life for {silent_s:.0f} s"
         limits: dict[str, float | None] = {"T": STOPPED_RESTART_S, "t": None}

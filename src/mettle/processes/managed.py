@@ -46,6 +46,9 @@ class ProcessSpec:
 class ManagedProcess:
     """A `ProcessSpec` and the process that it is now. Start it from a thread that lives as long as the process."""
 
+    host = ""
+    """A child is always of this machine."""
+
     def __init__(self, spec: ProcessSpec, output: Path) -> None:
         self.spec = spec
         self._output = output

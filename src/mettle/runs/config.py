@@ -8,7 +8,7 @@ its fields are shared fields too. Importable without torch. Invariant: two place
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -58,11 +58,38 @@ class WarmUpConfig(BaseModel):
     """The recipe."""
 
 
+class RayConfig(BaseModel):
+    """What a run takes of a Ray cluster that others have started, and how long it waits for that."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: str = "auto"
+    """Address of the cluster's head, as `10.0.0.1:6379`; auto is the one that this machine is a node of."""
+    cpus_per_rank: float = Field(default=1.0, gt=0)
+    """Cores of each trainer rank."""
+    gpus_per_rank: float = Field(default=0.0, ge=0)
+    """GPUs of each trainer rank: 0 or 1."""
+    cpus_per_replica: float = Field(default=1.0, gt=0)
+    """Cores of each engine."""
+    gpus_per_replica: float = Field(default=0.0, ge=0)
+    """GPUs of each engine; several for one that vLLM spreads over them."""
+    cpus_for_owner: float = Field(default=1.0, ge=0)
+    """Cores of the machine where the run was started, for the orchestrator and the environments' workers."""
+    wait_for_room_s: float = Field(default=600.0, gt=0)
+    """How long a process whose node is lost may wait for another place before the run ends."""
+    head_loss_s: float = Field(default=60.0, gt=0)
+    """Seconds without the cluster's head after which the run ends."""
+
+
 class DeploymentConfig(BaseModel):
     """Where the processes run. Only this table changes between a laptop and a cluster."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    engine: Literal["local", "ray"] = "local"
+    """Who places the processes: this machine, or a Ray cluster, for which see docs/how-to/run-on-a-cluster.md."""
+    ray: RayConfig = RayConfig()
+    """What engine `ray` takes of its cluster."""
     num_trainer_ranks: int = Field(default=1, ge=1)
     """Trainer processes (FSDP2 under torchrun when more than one)."""
     hub: bool = True
@@ -158,6 +185,19 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "trainer.distillation.teacher is held for nothing: no environment's algorithm wants a teacher's whole"
                 " distribution; take algorithm 'distillation' without top_k, or leave the teacher out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _placeable(self) -> RunConfig:
+        if self.deployment.engine == "local":
+            return self
+        if self.deployment.share is not None:
+            raise ValueError("deployment.share is of one machine; leave it out, or deployment.engine 'ray'")
+        if self.inference.engine == "remote":
+            raise ValueError(
+                "inference.engine 'remote' names servers that run already; with deployment.engine 'ray' the run places"
+                " its own: take 'embedded' or 'vllm'"
             )
         return self
 

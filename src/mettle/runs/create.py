@@ -12,6 +12,8 @@ from mettle.config import Loaded
 from mettle.envs import load_environment
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
+from mettle.runs.cluster.launcher import check_room
+from mettle.runs.cluster.placement import REPLICA, replica_name
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
 from mettle.runs.fit import check_fit, check_teacher
@@ -66,6 +68,8 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
     config.tracking.check()
     _check_port(config)
     _check_place(path)
+    if config.deployment.engine == "ray":
+        check_room(config)
 
 
 def read_run_config(run_dir: RunDir) -> RunConfig:
@@ -113,7 +117,13 @@ def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     write_json(run_dir.config("run"), dump)
     write_json(run_dir.config("trainer"), {**dump["trainer"], "model": model})
     write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model})
-    write_json(run_dir.config("inference"), {**dump["inference"], "model": model})
+    inference = {**dump["inference"], "model": model}
+    if config.deployment.engine == "ray":  # in front of engines that the cluster places
+        write_json(run_dir.config(REPLICA), {**inference, "replicas": 1})
+        names = [replica_name(number) for number in range(config.inference.replicas)]
+        remote = {"ready_files": [str(run_dir.endpoint(name)) for name in names]}
+        inference |= {"engine": "remote", "replicas": 1, "vllm": None, "remote": remote}
+    write_json(run_dir.config("inference"), inference)
     write_json(run_dir.config("sft"), dump["warm_up"]["sft"])
     write_json(
         run_dir.config("policy"),

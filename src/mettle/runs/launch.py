@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ from mettle.config import Loaded, load_config
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.log import setup_logging
 from mettle.processes.managed import ProcessSpec
+from mettle.runs.cluster.actor import HOST_MARK
+from mettle.runs.cluster.launcher import Cluster, RayLauncher
+from mettle.runs.cluster.placement import REPLICA, placement_of, replica_name
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
-from mettle.runs.lock import RunLock, supervisor_pid
+from mettle.runs.launcher import Launcher, LocalLauncher
+from mettle.runs.lock import RunLock, supervisor_host, supervisor_pid
 from mettle.runs.membership import membership
 from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.runs.ports import free_port, is_port_free
@@ -98,9 +104,22 @@ def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], N
         ledger = Ledger(run_dir.ledger)
         try:
             mend_batches(run_dir, ledger)
-            return _supervise(run_dir, ledger, config, is_quiet=is_quiet, on_page=on_page)
+            with _places(run_dir, config) as launcher:
+                return _supervise(run_dir, ledger, config, launcher, is_quiet=is_quiet, on_page=on_page)
         finally:
             ledger.close()
+
+
+@contextmanager
+def _places(run_dir: RunDir, config: RunConfig) -> Iterator[Launcher]:
+    """This machine, or what the run takes of a cluster. Raises: UserError when the cluster has no room."""
+    if config.deployment.engine == "local":
+        yield LocalLauncher(run_dir.logs)
+        return
+    placement = placement_of(config)
+    with Cluster(config.deployment.ray, run_dir.logs / "cluster.out") as cluster:
+        cluster.reserve(placement)
+        yield RayLauncher(cluster, placement, run_dir)
 
 
 def stop(path: Path) -> bool:
@@ -109,6 +128,8 @@ def stop(path: Path) -> bool:
     pid = supervisor_pid(run_dir)
     if pid is None:
         return False
+    if (host := supervisor_host(run_dir)) != socket.gethostname():
+        raise UserError(f"run {run_dir.name} runs on {host}: type `mettle rl stop {path}` there")
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while supervisor_pid(run_dir) is not None:
@@ -168,10 +189,15 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         "--log-file", str(run_dir.logs / "inference.log"),
     )  # fmt: skip
     keys = run_keys(run_dir).environment()
+    replicas = _replica_specs(run_dir, config, keys, prepared) if config.deployment.engine == "ray" else []
+    first = (replicas[0].name,) if replicas else ()
+    theirs = {f"METTLE_REMOTE_{name.removeprefix('METTLE_')}": key for name, key in keys.items()} if replicas else {}
     specs += [
+        *replicas,
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,
-            after=prepared, environment=keys, ready_timeout_s=config.inference.start_timeout_s,
+            after=(*prepared, *first), environment={**keys, **theirs},
+            ready_timeout_s=config.inference.start_timeout_s,
         ),
         _trainer_spec(path, config, prepared),
         ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment=keys),
@@ -185,9 +211,28 @@ def has_own_page(run_dir: RunDir, config: RunConfig) -> bool:
     return config.deployment.hub and (share is None or run_dir.path.parent != ShareDir(share).runs)
 
 
+def _replica_specs(
+    run_dir: RunDir, config: RunConfig, keys: dict[str, str], after: tuple[str, ...]
+) -> list[ProcessSpec]:
+    """The engines that a cluster places, each of which listens on the address of its node."""
+    names = [replica_name(number) for number in range(config.inference.replicas)]
+    return [
+        ProcessSpec(
+            name, "mettle.inference",
+            (
+                "--config", str(run_dir.config(REPLICA)), "--host", HOST_MARK,
+                "--ready-file", str(run_dir.endpoint(name)), "--log-file", str(run_dir.logs / f"{name}.log"),
+            ),
+            ready_file=run_dir.endpoint(name), is_service=True, after=after, environment=keys,
+            ready_timeout_s=config.inference.start_timeout_s,
+        )
+        for name in names
+    ]  # fmt: skip
+
+
 def _trainer_spec(path: str, config: RunConfig, after: tuple[str, ...]) -> ProcessSpec:
     ranks = config.deployment.num_trainer_ranks
-    if ranks == 1:
+    if ranks == 1 or config.deployment.engine == "ray":  # there each rank is a process that the cluster places
         return ProcessSpec("trainer", "mettle.trainer", (path,), after=after)
     arguments = (*launcher_arguments(ranks), "-m", "mettle.trainer", path)
     return ProcessSpec("trainer", LAUNCHER, arguments, after=after, environment=ENVIRONMENT)
@@ -197,6 +242,7 @@ def _supervise(
     run_dir: RunDir,
     ledger: Ledger,
     config: RunConfig,
+    launcher: Launcher,
     *,
     is_quiet: bool,
     on_page: Callable[[str], None] | None,
@@ -206,8 +252,9 @@ def _supervise(
     specs = process_specs(run_dir, config, is_warm=is_warm)
     life = settle_last(run_dir, ledger)
     supervisor = Supervisor(
-        run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts, life=life
-    )
+        run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts, life=life,
+        launcher=launcher,
+    )  # fmt: skip
     journal.set_fact("state", "running")
     journal.set_fact("finished_at", None)
     journal.set_fact("failure", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
 
 from mettle.errors import UserError
@@ -33,7 +34,7 @@ class RunLock:
                 )
             time.sleep(0.05)
         os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, json.dumps({"pid": os.getpid()}).encode(), 0)
+        os.pwrite(self._handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         return self
 
     def _take(self) -> bool:
@@ -46,6 +47,14 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         os.ftruncate(self._handle, 0)
         os.close(self._handle)
+
+
+def supervisor_host(run_dir: RunDir) -> str:
+    """The machine that the newest supervisor ran on; a run in a shared folder may have one elsewhere."""
+    try:
+        return str(json.loads((run_dir.path / "supervisor.lock").read_text())["host"])
+    except (OSError, ValueError, KeyError):
+        return socket.gethostname()
 
 
 def supervisor_pid(run_dir: RunDir) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any
 from mettle.config import Loaded
 from mettle.errors import ServiceError, UserError
 from mettle.processes.host import free_memory_bytes, usable_cores
+from mettle.runs.cluster.launcher import check_room
 from mettle.runs.config import RunConfig
 from mettle.runs.create import write_configs
 from mettle.runs.fit import check_fit
@@ -31,6 +32,7 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
     Raises: UserError when the model does not fit this machine or the config does not fit the model.
     """
     check_fit(loaded.config)
+    places = check_room(loaded.config) if loaded.config.deployment.engine == "ray" else {}
     with tempfile.TemporaryDirectory(prefix="mettle-plan-") as scratch:
         run_dir = RunDir(Path(scratch).resolve() / "run")
         run_dir.path.mkdir()
@@ -46,6 +48,7 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
         "available_bytes": free_memory_bytes(),
         "cores": usable_cores(),
         "max_steps": loaded.config.max_steps,
+        "placement": {process: node.name for process, node in places.items()},
     }
 
 
@@ -59,7 +62,9 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
     if available is not None:
         fits = "fits in" if found["memory_bytes"] <= available else "does NOT fit in"
         memory += f", {fits} the {available / GIB:.1f} that are available"
+    placed = ", ".join(f"{process} on {node}" for process, node in found["placement"].items())
     return [
+        *([f"placement  {placed} (as the cluster is now)"] if placed else []),
         f"rollout    {seen['prompt_tokens']:.0f} tokens in, {seen['completion_tokens']:.0f} out,"
         f" reward {seen['reward']:.3f} (of two)",
         f"sampling   {duration(found['sample_s'])} a batch,"

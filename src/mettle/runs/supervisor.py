@@ -1,4 +1,6 @@
-"""The supervisor of a run on one machine: starts its processes, restarts what dies or stands still, ends what is done.
+"""The supervisor of a run: starts its processes, restarts what dies or stands still, ends what is done.
+
+Where they run is its launcher's matter: on this machine, or on the nodes of a cluster.
 
 One loop, driven by the caller (`for _ in supervisor.ticks()`), so that a terminal can show progress between ticks. A
 process that crashes is started again after a growing pause, `max_restarts` times within `RESTART_WINDOW_S`; exit code
@@ -24,9 +26,10 @@ from mettle.errors import StorageError
 from mettle.processes.beats import BEATS_FOLDER, Beat, Heartbeat, read_beats
 from mettle.processes.child import explain_exit, process_state
 from mettle.processes.liveness import TOLD_S, is_worker
-from mettle.processes.managed import ManagedProcess, ProcessSpec
+from mettle.processes.managed import ProcessSpec
 from mettle.runs.costs import LifeCosts
 from mettle.runs.host import HostWatch
+from mettle.runs.launcher import Launcher, LocalLauncher, SupervisedProcess
 from mettle.runs.recorder import JournalThread
 from mettle.runs.watchdog import Report, Watchdog
 from mettle.storage.database import BUSY_TIMEOUT_S
@@ -46,7 +49,7 @@ RESTART_WINDOW_S = 1800.0
 """Restarts longer ago than this do not count against `max_restarts`."""
 RESERVE_BYTES = 512 * 2**10
 """Set aside on the run's disk, so that a run that fills it can still say so."""
-NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low", "clock_jump", "gap"})
+NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low", "clock_jump", "gap", "place"})
 """Events that a person at the terminal is told of."""
 
 
@@ -54,7 +57,7 @@ NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low", "clo
 class Slot:
     """A process and its history in this run."""
 
-    process: ManagedProcess
+    process: SupervisedProcess
     restarts: int = 0
     recent: deque[float] = field(default_factory=deque)
     quick_crashes: int = 0
@@ -74,6 +77,7 @@ class Supervisor:
         main: str,
         max_restarts: int = 8,
         life: int = 1,
+        launcher: Launcher | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._ledger = ledger
@@ -81,10 +85,8 @@ class Supervisor:
         self._max_restarts = max_restarts
         # What the run went through before this supervisor counts as well.
         restarts = {row.name: row.restarts for row in ledger.journal.processes()}
-        self._slots = {
-            spec.name: Slot(ManagedProcess(_beating(spec, run_dir), run_dir.logs / f"{spec.name}.out"))
-            for spec in specs
-        }
+        self._launcher = launcher or LocalLauncher(run_dir.logs)
+        self._slots = {spec.name: Slot(self._launcher.process(_beating(spec, run_dir))) for spec in specs}
         for name, slot in self._slots.items():
             slot.restarts = restarts.get(name, 0)
         self._watchdog = Watchdog()
@@ -99,7 +101,7 @@ class Supervisor:
         self.failure: str | None = None
         self.failure_code = 1
 
-    def process(self, name: str) -> ManagedProcess:
+    def process(self, name: str) -> SupervisedProcess:
         """One of the run's processes."""
         return self._slots[name].process
 
@@ -178,7 +180,8 @@ class Supervisor:
     def _ended(self, name: str, slot: Slot, code: int, now: float) -> None:
         slot.process.remove_ready_file()
         (self._run_dir.beats / f"{name}.beat").unlink(missing_ok=True)
-        self.costs.ended(slot.process.pid or 0, is_killed=code < 0)
+        if not slot.process.host:
+            self.costs.ended(slot.process.pid or 0, is_killed=code < 0)
         if code == 0 and not slot.process.spec.is_service:
             self._set_state(name, slot, "done", code)
             return
@@ -217,9 +220,10 @@ class Supervisor:
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
                 self._end_stalled(report)
-        pids = [slot.process.pid for slot in self._slots.values() if slot.process.exit_code() is None]
-        self.costs.measure([pid for pid in pids if pid is not None], list(beats.values()))
-        for news in self._host.look():
+        here = [s.process for s in self._slots.values() if s.process.exit_code() is None and not s.process.host]
+        pids = [process.pid for process in here if process.pid is not None]
+        self.costs.measure(pids, [beat for beat in beats.values() if not beat.host])
+        for news in [*self._host.look(), *self._launcher.news()]:
             self._event(news.kind, news.text, **news.data)
 
     def _age_of(self, name: str) -> float:
@@ -229,7 +233,7 @@ class Supervisor:
     def _living_beats(self) -> dict[str, Beat]:
         """The beats of processes that exist; what a killed one has left is removed."""
         beats = read_beats(self._run_dir.beats)
-        for beat in [beat for beat in beats.values() if not process_state(beat.pid)]:
+        for beat in [beat for beat in beats.values() if not (beat.host or process_state(beat.pid))]:
             del beats[beat.name]
             (self._run_dir.beats / f"{beat.name}.beat").unlink(missing_ok=True)
         return beats
@@ -239,7 +243,8 @@ class Supervisor:
         slot = self._slots.get(name) or self._slots.get(name.partition("-")[0])  # trainer-1 is a rank of the trainer
         if slot is not None and slot.process.exit_code() is None:
             slot.process.signal(signal.SIGKILL)
-        if (slot is not None or is_worker(name)) and pid and process_state(pid):  # in a session of its own
+        is_here = is_worker(name) if slot is None else not slot.process.host
+        if is_here and pid and process_state(pid):  # in a session of its own
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -271,6 +276,7 @@ class Supervisor:
             slot.process.remove_ready_file()
             if slot.state not in ("done", "failed"):
                 self._set_state(name, slot, "stopped", slot.process.exit_code())
+        self._launcher.close()
         self._living_beats()
         self._free_reserve()
         self._recorder.close(BUSY_TIMEOUT_S)

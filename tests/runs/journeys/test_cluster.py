@@ -1,0 +1,115 @@
+"""A run on several Ray nodes of this host, with real processes: nodes, engines and the head are lost under it."""
+
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray_nodes import RayNodes
+from stories import CONFIG, Run, complaint, published
+
+from mettle.processes.child import process_state
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install -e '.[ray]'"),
+]
+ON_RAY = CONFIG.replace("hub = false", 'hub = false\nengine = "ray"\n\n[deployment.ray]\nhead_loss_s = 10')
+TWO = ("--inference.replicas", "2", "--deployment.num-trainer-ranks", "2")
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
+    with RayNodes(*request.param) as found:
+        monkeypatch.setenv("RAY_ADDRESS", found.address)
+        yield found
+
+
+def places(run: Run) -> dict[str, str]:
+    """The newest place of each process: `trainer` of both ranks."""
+    events = run.read(lambda ledger: [event.message for event in ledger.journal.events(kind="place")], [])
+    told = [message.split(" runs on ") for message in events if " runs on " in message]
+    return dict(told)
+
+
+def node_of(place: str) -> str:
+    return place.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("nodes", [(2, 3, 3)], indirect=True)
+def test_a_run_goes_on_when_a_node_with_a_rank_is_lost_and_when_an_engine_is_killed(
+    tmp_path: Path, nodes: RayNodes
+) -> None:
+    run = Run(tmp_path, *TWO, text=ON_RAY)
+    try:
+        run.wait_for(published(2))
+        first = places(run)
+        owner, second = (node_of(place) for place in first["trainer"].split(", "))
+        assert owner != second, "there is room for one rank on the owner's node"
+        nodes.kill(second)
+        run.wait_for(published(5))
+        assert node_of(places(run)["trainer"].split(", ")[1]) != second
+        pids = run.read(lambda ledger: {p.name: p.pid for p in ledger.journal.processes()}, {})
+        os.kill(pids["replica-0"], signal.SIGKILL)
+        assert run.end() == 0, run.said()
+        run.check_accounts()
+        restarts = run.read(lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()}, {})
+        assert restarts["trainer"] >= 1
+        assert restarts["orchestrator"] == 0
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("nodes", [(2, 1)], indirect=True)
+def test_an_engine_whose_node_is_lost_comes_back_when_another_node_joins(tmp_path: Path, nodes: RayNodes) -> None:
+    run = Run(tmp_path, text=ON_RAY)
+    try:
+        run.wait_for(published(1))
+        nodes.kill(node_of(places(run)["replica-0"]))
+        at = run.read(lambda ledger: ledger.newest_version().weights.version, 0)
+        nodes.add(1)
+        assert run.end() == 0, run.said()
+        run.check_accounts()
+        assert at < run.steps
+        assert node_of(places(run)["replica-0"]) == nodes.ids[-1][:6]
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("nodes", [(3, 3)], indirect=True)
+def test_without_its_head_a_run_ends_in_one_line_and_goes_on_in_another_cluster(
+    tmp_path: Path, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, *TWO, text=ON_RAY)
+    try:
+        run.wait_for(published(2))
+        pids = run.read(lambda ledger: [p.pid for p in ledger.journal.processes() if p.state == "running"], [])
+        nodes.kill(nodes.ids[0])
+        assert run.end() == 3
+        assert "head of the Ray cluster" in run.said()
+        assert run.said().rstrip().splitlines()[-1].startswith("error: ")
+        deadline = time.monotonic() + 100.0  # those of the other node end with it, when it has missed its head
+        while any(process_state(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        with RayNodes(5) as others:
+            run._environment["RAY_ADDRESS"] = others.address
+            run.resume()
+            assert run.end() == 0, run.said()
+        run.check_accounts()
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("nodes", [(2, 1)], indirect=True)
+def test_a_cluster_without_room_is_refused_before_anything_is_made(tmp_path: Path, nodes: RayNodes) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(ON_RAY)
+    said = complaint(tmp_path, "rl", "run", config, "--dir", tmp_path / "run", *TWO)
+    assert "the Ray cluster has no room for replica-0 (1 CPU) once 3 others are placed" in said
+    assert "(the owner) 2 CPU" in said
+    assert not (tmp_path / "run").exists()
