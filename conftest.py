@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -152,6 +154,18 @@ class Scripted(Client):
         fields = {"finish_reason": "stop", "is_truncated": False, "content": None, **fields}
         usage = Usage(prompt_tokens=10, completion_tokens=3, total_tokens=13)
         return Response(id="r", created=0, model=model, usage=usage, message=ResponseMessage(**fields))
+
+
+@pytest.fixture(scope="session")
+def openai() -> ModuleType:
+    """OpenAI's SDK, imported where it is used: every process that runs tests collects them all."""
+    return importlib.import_module("openai")
+
+
+@pytest.fixture(scope="session")
+def anthropic() -> ModuleType:
+    """Anthropic's SDK, imported where it is used."""
+    return importlib.import_module("anthropic")
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from mettle.errors import UserError
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--loss", "kto"], "'kto' is not one of"),
+        (["--loss", "rlhf"], "'rlhf' is not one of"),
+        (["--loss", "kto", "--margin", "1"], "--margin 1 is no option of kto"),
+        (["--desirable", "2"], "--desirable 2 is no option of dpo"),
         (["--beta", "0"], "0.0 is not in the range x>0"),
         (["--label-smoothing", "0.5"], "0.5 is not in the range"),
-        (["--loss", "ipo", "--label-smoothing", "0.1"], "label smoothing is an option of dpo, not of ipo"),
+        (["--loss", "ipo", "--label-smoothing", "0.1"], "--label-smoothing 0.1 is no option of ipo"),
         (["--model", "nowhere"], "nowhere"),
     ],
 )

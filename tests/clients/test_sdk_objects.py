@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 
 from mettle.clients.factory import client_from
 from mettle.clients.sdk_objects import is_plain
 from mettle.errors import RolloutError
 from mettle.records.messages import UserMessage
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 PROMPT = [UserMessage(content="hi")]
 ANSWER = {
@@ -20,7 +23,9 @@ ANSWER = {
 }  # fmt: skip
 
 
-def made(url: str = "http://127.0.0.1:1/v1", **options: object) -> openai.AsyncOpenAI:
+def made(url: str = "http://127.0.0.1:1/v1", **options: object) -> AsyncOpenAI:
+    import openai
+
     return openai.AsyncOpenAI(base_url=url, **{"api_key": "k", **options})
 
 
@@ -44,7 +49,7 @@ async def test_a_plain_object_is_taken_over_with_all_that_it_says(endpoint):
     await client.close()
 
 
-async def test_a_header_that_is_left_out_on_purpose_stays_out(endpoint):
+async def test_a_header_that_is_left_out_on_purpose_stays_out(openai, endpoint):
     endpoint.answers = [ANSWER]
     sdk = made(endpoint.url, default_headers={"Authorization": openai.Omit()})
     client = client_from(sdk)
@@ -95,12 +100,13 @@ async def test_connections_end_with_the_object(endpoint, caplog):
     assert "Unclosed" not in caplog.text
 
 
-def test_the_blocking_kind_is_taken_over_too():
+def test_the_blocking_kind_is_taken_over_too(openai):
     assert is_plain(openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key="k"))
 
 
-class Mine(openai.AsyncOpenAI):
-    """Somebody's own."""
+def mine(openai: ModuleType, url: str) -> AsyncOpenAI:
+    """Somebody's own kind of client."""
+    return type("Mine", (openai.AsyncOpenAI,), {})(base_url=url, api_key="k")
 
 
 async def _key() -> str:
@@ -108,18 +114,19 @@ async def _key() -> str:
 
 
 @pytest.mark.parametrize(
-    "sdk",
+    "make",
     [
-        Mine(base_url="http://127.0.0.1:1/v1", api_key="k"),
-        openai.AsyncAzureOpenAI(azure_endpoint="http://127.0.0.1:1", api_key="k", api_version="v"),
-        made(http_client=openai.DefaultAsyncHttpxClient()),
-        made(default_query={"api-version": "1"}),
-        openai.AsyncOpenAI(base_url="http://127.0.0.1:1/v1", api_key=_key),
-        SimpleNamespace(chat=None, base_url="http://127.0.0.1:1/v1"),
+        lambda openai: mine(openai, "http://127.0.0.1:1/v1"),
+        lambda openai: openai.AsyncAzureOpenAI(azure_endpoint="http://127.0.0.1:1", api_key="k", api_version="v"),
+        lambda openai: made(http_client=openai.DefaultAsyncHttpxClient()),
+        lambda _: made(default_query={"api-version": "1"}),
+        lambda _: made(api_key=_key),
+        lambda _: SimpleNamespace(chat=None, base_url="http://127.0.0.1:1/v1"),
     ],
     ids=["subclass", "azure", "http client", "query", "key provider", "look-alike"],
 )
-def test_an_object_that_does_more_is_called_as_it_is(sdk):
+def test_an_object_that_does_more_is_called_as_it_is(openai, make):
+    sdk = make(openai)
     assert not is_plain(sdk)
     assert client_from(sdk).endpoint.transport is None
 
@@ -153,8 +160,8 @@ def test_a_network_that_a_test_replaced_is_used(monkeypatch):
     assert not is_plain(sdk)
 
 
-async def test_a_refusal_is_the_same_error_either_way(endpoint):
+async def test_a_refusal_is_the_same_error_either_way(openai, endpoint):
     endpoint.answers = [(401, '{"error": {"message": "no such key"}}')]
-    for sdk in (made(endpoint.url), Mine(base_url=endpoint.url, api_key="k")):
+    for sdk in (made(endpoint.url), mine(openai, endpoint.url)):
         with pytest.raises(RolloutError, match="no such key"):
             await client_from(sdk).get_response(PROMPT, "m")

@@ -58,6 +58,23 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/api/v1/environmentshub/{owner}/{name}/actions"): ("read", f"{ENV}/actions", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/actions/{action_id}/logs"): ("read", f"{ENV}/actions/latest/logs", None),
     ("POST", "/api/v1/environmentshub/{owner}/{name}/actions/retry"): ("push", f"{ENV}/actions/retry", {}),
+    ("GET", "/api/v1/environmentshub/{environment_id}/{kind}"): ("push", "/api/v1/environmentshub/ENVIRONMENT/secrets", None),
+    ("POST", "/api/v1/environmentshub/{environment_id}/{kind}"): (
+        "push", "/api/v1/environmentshub/ENVIRONMENT/variables", {"name": "A_WORD", "value": "said"},
+    ),
+    ("PATCH", "/api/v1/environmentshub/{environment_id}/{kind}/{secret_id}"): (
+        "push", "/api/v1/environmentshub/ENVIRONMENT/secrets/SECRET", {"value": "another"},
+    ),
+    ("DELETE", "/api/v1/environmentshub/{environment_id}/{kind}/{secret_id}"): ("secret", "", None),
+    ("GET", "/api/v1/secrets/"): ("environments write", "", None),
+    ("POST", "/api/v1/secrets/"): ("environments write", "", {"name": "MY_KEY", "value": "sealed"}),
+    ("POST", "/api/v1/variables/"): ("environments write", "", {"name": "MY_WORD", "value": "said"}),
+    ("GET", "/api/v1/secrets/{secret_id}"): ("push", "/api/v1/secrets/SECRET", None),
+    ("PATCH", "/api/v1/secrets/{secret_id}"): ("push", "/api/v1/secrets/SECRET", {"value": "another"}),
+    ("DELETE", "/api/v1/secrets/{secret_id}"): ("secret", "", None),
+    ("GET", "/secrets"): ("anybody signed in", "", None),
+    ("GET", "/secrets/{owner}"): ("push page", "/secrets/robots", None),
+    ("POST", "/secrets/{owner}"): ("member's session", "/secrets/robots", {"action": "secret", "name": "X_KEY", "value": "v"}),
     ("PUT", "/api/v1/environmentshub/{owner}/{name}/star"): ("read and write", f"{ENV}/star", None),
     ("DELETE", "/api/v1/environmentshub/{owner}/{name}/star"): ("read and write", f"{ENV}/star", None),
     ("POST", "/api/v1/environmentshub/{owner}/{name}/fork"): ("read and write", f"{ENV}/fork", {}),
@@ -79,6 +96,16 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ),
     ("PUT", "/api/v1/evaluations/{result_id:result}"): ("own evals write", "/api/v1/evaluations/RESULT", {"name": "y"}),
     ("DELETE", "/api/v1/evaluations/{result_id:result}"): ("own evals write", "/api/v1/evaluations/RESULT", None),
+    ("POST", "/api/v1/hosted-evaluations"): (
+        "evals write", "", {"environment": "reverse-text", "inference_model": "m", "eval_config": {"api_base_url": "http://x.test/v1"}},
+    ),
+    ("GET", "/api/v1/hosted-evaluations/models"): ("evals write", "", None),
+    ("GET", "/api/v1/hosted-evaluations/{result_id:result}/logs"): ("own evals write", "/api/v1/hosted-evaluations/HOSTED/logs", None),
+    ("PATCH", "/api/v1/hosted-evaluations/{result_id:result}/cancel"): ("own evals write", "/api/v1/hosted-evaluations/HOSTED/cancel", None),
+    ("GET", "/hosted-evaluations"): ("evals write", "", None),
+    ("POST", "/hosted-evaluations"): ("session", "", {"environment": ""}),
+    ("GET", "/hosted-evaluations/{result_id:result}"): ("own evals write", "/hosted-evaluations/HOSTED", None),
+    ("POST", "/hosted-evaluations/{result_id:result}"): ("own evals' session", "/hosted-evaluations/HOSTED", {}),
     ("GET", "/evaluations"): ("open", "", None),
     ("GET", "/compare"): ("secret", "", None),
     ("POST", "/evaluations/{result_id:result}"): ("own evals' session", "/evaluations/RESULT", {"action": "unshare"}),
@@ -156,6 +183,8 @@ MAY: dict[str, set[str]] = {
     "read": {*MEMBERS, "ann's session"} | READ,
     "read and write": {*MEMBERS, "ann's session"} | tokens("environments", "write"),
     "push": MEMBERS | tokens("environments", "write"),
+    "push page": MEMBERS | tokens("environments", "write"),
+    "environments write": SESSIONS | tokens("environments", "write"),
     "govern": {"bob's session", "ann's session"} | tokens("environments", "write"),
     "govern's session": {"bob's session", "ann's session"},
     "page": {*MEMBERS, "ann's session"} | TOKENS,
@@ -240,7 +269,19 @@ def prepared(hub):
     result = bob.post("/api/v1/evaluations/", json=told).json()["id"]
     bob.post(f"/api/v1/evaluations/{result}/samples", json={"samples": [{"example_id": 0, "reward": 1.0}]})
     job = bob.post("/api/v1/rft/runs", json={**RUN, "team_id": team}).json()["run"]["id"]
-    return {"JOB": job, "RESULT": result, "ENVIRONMENT": found["id"], "RELEASE": release, "TEAM": team, **people}
+    made = bob.post(f"/api/v1/environmentshub/{found['id']}/secrets", json={"name": "A_KEY", "value": "sealed"})
+    asked = {"environment": "reverse-text", "inference_model": "m", "eval_config": {"api_base_url": "http://x.test/v1"}}
+    hosted = bob.post("/api/v1/hosted-evaluations", json={**asked, "team_id": team}).json()["evaluation_id"]
+    return {
+        "HOSTED": hosted,
+        "JOB": job,
+        "SECRET": made.json()["data"]["id"],
+        "RESULT": result,
+        "ENVIRONMENT": found["id"],
+        "RELEASE": release,
+        "TEAM": team,
+        **people,
+    }
 
 
 def caller(hub, who):

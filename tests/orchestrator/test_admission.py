@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mettle.errors import ProviderError, UserError
-from mettle.orchestrator.admission import Admission, FailureStreak, judge_group, main_error
+from mettle.orchestrator.admission import Admission, AdmissionGate, FailureStreak, judge_group, main_error
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms, make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
-from mettle.orchestrator.config import RetryConfig
+from mettle.orchestrator.config import CurriculumConfig, RetryConfig
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import InMemoryServices
 from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord, TaskDraw, Turn
@@ -30,13 +30,28 @@ def group(*rollouts, draw_id=1):
     return GroupRecord(TaskDraw(draw_id, "words", "u", 0, 0), 0, rollouts)
 
 
-def judged(*rollouts, num_failures=0, keep_zero=False, algorithm="grpo"):
+def judged(*rollouts, num_failures=0, keep_zero=False, algorithm="grpo", **curriculum):
     made = make_algorithm(algorithm, {}) if isinstance(algorithm, str) else algorithm
     judging = judge_group(
         group(*rollouts), made, InMemoryServices(), retry=RetryConfig(max_attempts=3), num_failures=num_failures,
-        filter_zero_advantages=not keep_zero,
+        filter_zero_advantages=not keep_zero, gate=AdmissionGate.of(CurriculumConfig(**curriculum)),
     )  # fmt: skip
     return asyncio.run(judging)
+
+
+def test_groups_too_hard_too_easy_or_too_even_are_replaced_where_the_curriculum_says_so():
+    def drop(*values, **curriculum):
+        return judged(*map(rollout, values), algorithm="rae", **curriculum).drop
+
+    solved, failed, between = (1.0, 1.0), (0.0, -0.1), (1.0, 0.0)
+    assert [drop(*values, admit_above=0.0, admit_below=1.0) for values in (solved, failed, between)] == [
+        DropReason.DIFFICULTY, DropReason.DIFFICULTY, None,
+    ]  # fmt: skip
+    assert [drop(*values) for values in (solved, failed)] == [None, None]
+    assert drop(0.3, 0.2, min_advantage=0.3) is DropReason.SMALL_ADVANTAGE
+    assert drop(0.3, 0.2, min_advantage=0.29) is None
+    # What is imitated is a signal without any advantage.
+    assert judged(rollout(1.0), rollout(1.0), algorithm="imitation", min_advantage=0.5).is_admitted
 
 
 def test_a_group_with_one_errored_rollout_keeps_the_baseline_of_the_rest():

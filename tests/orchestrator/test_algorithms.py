@@ -16,11 +16,24 @@ from mettle.errors import UserError
 from mettle.orchestrator.algorithms import ALGORITHMS, RunAlgorithms, check_choice, make_algorithm
 from mettle.orchestrator.algorithms.grpo import group_advantages
 from mettle.orchestrator.credit import checked, fill_columns, has_signal, mean_advantage
+from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import InMemoryServices
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
-from mettle.records.tokens import CREDIT_COLUMNS, filled
+from mettle.records.tokens import CREDIT_COLUMNS, WIDE_COLUMNS, filled
+from mettle.storage.shards import decode_group, encode_group
 
-SERVICES = InMemoryServices({"reference": lambda ids: -0.1 * (ids % 7).astype(np.float32)})
+VOCABULARY = 24
+
+
+def told(ids):
+    """A model of few words: how likely a token is depends on it and, a little, on how many came before."""
+    return (-0.1 * (ids % 7) - 0.001 * np.arange(len(ids))).astype(np.float32)
+
+
+SERVICES = InMemoryServices(
+    {"reference": lambda ids: -0.1 * (ids % 7).astype(np.float32), "teacher": told, "policy": told},
+    vocab_size=VOCABULARY,
+)
 
 reward = st.floats(-10, 10, allow_nan=False)
 rewards = st.lists(st.none() | reward, min_size=1, max_size=16)
@@ -69,7 +82,7 @@ def spread(algorithm, record):
             columns = filled(length, {})
             if credit is not None:
                 fill_columns(columns, credit, index, each, slice(len(each.new_prompt_ids), length))
-            rows.append(np.stack([columns[name] for name in CREDIT_COLUMNS], axis=1))
+            rows.append(np.stack([columns[name] for name in CREDIT_COLUMNS if name not in WIDE_COLUMNS], axis=1))
         found.append(None if credit is None else np.concatenate(rows))
     return found
 
@@ -219,6 +232,76 @@ def test_a_reference_scores_what_was_sampled_in_its_context():
         np.testing.assert_allclose(scored, -0.1 * (each.completion_ids % 7))
     both = credited(make_algorithm("reference_kl", {"reward_weight": 2.0}), group(members))
     assert [both[0]["advantages"], both[2]["advantages"]] == [1.0, -1.0]
+
+
+def likeliest_twin(contexts, number, ahead=0):
+    """What `told` would likeliest say after each context: every token tried, the best `number` kept."""
+    ids, logprobs = [], []
+    for context in contexts:
+        tried = np.array([-0.1 * (token % 7) - 0.001 * (ahead + context) for token in range(VOCABULARY)], np.float32)
+        order = np.argsort(-tried, kind="stable")[:number]
+        ids.append(order)
+        logprobs.append(tried[order])
+    return np.array(ids), np.array(logprobs)
+
+
+def test_a_teacher_lists_its_likeliest_tokens_in_the_place_of_each_sampled_one():
+    members = [rollout(1.0, turn(0), turn(1), name="a"), rollout(None, name="b"), rollout(0.0, turn(0), name="c")]
+    first, none, last = credited(make_algorithm("distillation", {"top_k": 3, "weight": 0.5}), group(members))
+    assert none is None
+    assert first["distill_weights"] == last["distill_weights"] == 0.5
+    for number, (begin, ids, logprobs) in enumerate(
+        zip((3, 8), first["teacher_ids"], first["teacher_logprobs"], strict=True)
+    ):
+        expected = likeliest_twin([begin, begin + 1], 3)
+        np.testing.assert_array_equal(ids, expected[0], err_msg=str(number))
+        np.testing.assert_allclose(logprobs, expected[1], atol=1e-6)
+    assert has_signal(first, members[0])
+    # The trainer's own teacher asks nothing here; rewards count besides where they are wanted.
+    whole = credited(make_algorithm("distillation", {"reward_weight": 2.0}), group(members))
+    assert whole[0] == {"distill_weights": 1.0, "advantages": 1.0}
+
+
+def test_a_list_goes_from_the_credit_to_the_tokens_of_a_sample():
+    members = [rollout(1.0, turn(0), turn(1), name="a")]
+    record = group(members)
+    (credit,) = credited(make_algorithm("distillation", {"top_k": 3}), record)
+    stored = decode_group(encode_group(replace(record, rollouts=(replace(members[0], credit=credit),))))
+    (sample,) = group_samples(stored, seq_len=9, keep_zero_advantages=False)
+    assert sample.teacher_ids.shape == sample.teacher_logprobs.shape == (9, 3)
+    assert np.isfinite(sample.teacher_logprobs).all(1).tolist() == sample.loss_mask.tolist()
+    np.testing.assert_array_equal(sample.teacher_ids[sample.loss_mask], likeliest_twin([3, 4, 8], 3)[0])
+    np.testing.assert_array_equal(sample.distill_weights, sample.loss_mask)
+
+
+def test_who_is_told_the_answer_teaches_who_was_not():
+    def member(reward, name, **fields):
+        return replace(rollout(reward, turn(0), turn(1), name=name), **fields)
+
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so"}]
+    members = [
+        member(1.0, "a", answer="7", info={"tip": "odd"}, messages=said, num_prompt_messages=1),
+        member(0.0, "b", answer="7"),
+        member(None, "c", answer="7"),
+    ]
+    before = len("The answer is: 7")
+    found = credited(make_algorithm("self_distillation", {}), group(members))
+    assert found[2] is None
+    assert found[0]["ref_kl_weights"] == 1.0
+    for scored, each, begin in zip(found[0]["ref_logprobs"], members[0].turns, (3, 8), strict=True):
+        expected = -0.1 * (each.completion_ids % 7) - 0.001 * (before + begin + np.arange(2))
+        np.testing.assert_allclose(scored, expected, atol=1e-6)
+    by_list = credited(make_algorithm("self_distillation", {"top_k": 2}), group(members))
+    np.testing.assert_allclose(by_list[1]["teacher_logprobs"][1], likeliest_twin([8, 9], 2, before)[1], atol=1e-6)
+    # Whoever has no hint has no teacher: `tip` is in one info alone, and the best rollout has nobody above it.
+    tipped = credited(make_algorithm("self_distillation", {"hint": "tip", "reward_weight": 1.0}), group(members))
+    assert [sorted(credit) for credit in tipped[:2]] == [
+        ["advantages", "ref_kl_weights", "ref_logprobs"],
+        ["advantages"],
+    ]
+    best = credited(make_algorithm("self_distillation", {"hint": "best", "template": "{hint}"}), group(members))
+    assert best[0] == {}
+    assert best[1]["ref_logprobs"][0][0] == pytest.approx(-0.1 * 0 - 0.001 * (len("so") + 3))
 
 
 def test_what_the_environment_gave_stands():
@@ -412,7 +495,7 @@ def game(seed):
 
 
 def test_every_algorithm_has_a_numpy_twin():
-    own_tests = {"environment", "reference_kl"}
+    own_tests = {"environment", "reference_kl", "distillation", "self_distillation"}
     assert TWINS.keys() | own_tests == ALGORITHMS.built_in.keys()
 
 
@@ -505,6 +588,9 @@ def test_agents_can_be_compared_within_their_episode():
         ("gigpo", {"discount": 1.5}, r"in \[0, 1\]"),
         ("echo", {"weight": 0}, "take grpo"),
         ("imitation", {"weight": 0}, "nothing would train"),
+        ("distillation", {"top_k": 21}, "1 to 20, as endpoints list no more"),
+        ("distillation", {"weight": 0}, "take grpo"),
+        ("self_distillation", {"template": "think"}, "the teacher knows nothing more"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name, options, words):

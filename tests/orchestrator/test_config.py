@@ -38,10 +38,23 @@ def test_the_defaults_are_a_usable_run():
         ({"envs": [{"id": "words", "algorithm_args": {"decay": 0.5}}]}, "name it in `algorithm`"),
         ({"services": {"reference": {"model": "m"}}}, "Field required"),
         ({"algorithm_args": {"clip": 1}}, "does not take these options"),
+        ({"algorithm": "distillation", "algorithm_args": {"top_k": 4}}, r"\[orchestrator.services.teacher\]"),
+        ({"algorithm": "self_distillation", "sampling": {"temperature": 0.7}}, "scores at temperature 1"),
+        ({"services": {"policy": {"base_url": "http://x/v1", "model": "m"}}}, "that is the run's own engine"),
+        (
+            {
+                "envs": [
+                    {"id": "a", "algorithm": "distillation"},
+                    {"id": "b", "algorithm": "self_distillation", "algorithm_args": {"top_k": 4}},
+                ]
+            },
+            "give all a top_k, or none",
+        ),
         ({"envs": []}, "at least 1 item"),
         ({"envs": [{"id": "a/words"}, {"id": "b/words@1.0"}]}, "several environments are called words"),
         ({"seq_len": 1}, "greater than or equal to 2"),
         ({"curriculum": {"hard_below": 0.8}}, "must be less than easy_above"),
+        ({"curriculum": {"admit_above": 0.5, "admit_below": 0.5}}, "or no group is admitted"),
         ({"max_stepz": 3}, "Extra inputs"),
     ],
 )
@@ -60,6 +73,20 @@ def test_an_environment_may_have_an_algorithm_of_its_own():
     assert config.choice_for(words, provides_advantages=False) == ("max_rl", {})
     assert config.choice_for(words, provides_advantages=True) == ("environment", {})
     assert config.choice_for(chat, provides_advantages=True) == ("reference_kl", {"weight": 0.5})
+
+
+def test_the_policy_is_a_service_that_is_always_there():
+    assert made(algorithm="self_distillation").kinds_of_teaching == {""}
+    assert made(algorithm="distillation", sampling={"temperature": 0.7}).kinds_of_teaching == {"whole"}
+
+
+def test_an_environment_may_have_a_curriculum_of_its_own():
+    config = made(
+        envs=[{"id": "words"}, {"id": "chat", "curriculum": {"sampler": "difficulty_pool", "admit_below": 0.9}}],
+        curriculum={"admit_above": 0.1},
+    )
+    assert config.curriculum_of("words").admit_above == 0.1
+    assert (config.curriculum_of("chat").admit_above, config.curriculum_of("chat").admit_below) == (None, 0.9)
 
 
 def test_truncating_samplers_are_fine_in_evaluations():

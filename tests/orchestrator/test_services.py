@@ -19,9 +19,11 @@ from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.batcher import ReadyGroup
 from mettle.orchestrator.config import FrozenModelConfig, RetryConfig
 from mettle.orchestrator.samples import group_samples
-from mettle.orchestrator.services import HttpModel, HttpServices
+from mettle.orchestrator.server import EndpointFile
+from mettle.orchestrator.services import HttpModel, HttpServices, OwnModel
 from mettle.orchestrator.shipping import assemble
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
+from mettle.storage.files import write_json
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.losses.default import DefaultLoss
@@ -77,6 +79,23 @@ async def test_a_served_model_scores_ids_as_the_trainer_does(teacher, services):
     expected = canary(load_policy(teacher[0], ALONE, dtype=torch.float32), sequences)
     for scored, row, ids in zip(found, expected, sequences, strict=True):
         np.testing.assert_allclose(scored, row[: len(ids)], atol=1e-4)
+
+
+async def test_a_served_model_lists_the_tokens_that_it_would_likeliest_have_put(teacher, services, tmp_path):
+    ids = np.random.default_rng(1).integers(0, 256, 9).astype(np.int32)
+    with torch.no_grad():
+        network = load_policy(teacher[0], ALONE, dtype=torch.float32).network
+        logits = network(input_ids=torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+    values, expected = torch.log_softmax(logits, -1).topk(5)
+    write_json(tmp_path / "endpoint.json", {"base_url": teacher[1]})
+    own = OwnModel(EndpointFile(tmp_path / "endpoint.json"), "teacher")
+    for model in (services.model("reference"), own):
+        listed, logprobs = await model.likeliest(ids, 5)
+        np.testing.assert_array_equal(listed[1:], expected[:-1])
+        np.testing.assert_allclose(logprobs[1:], values[:-1], atol=1e-4)
+        assert not np.isfinite(logprobs[0]).any()
+    np.testing.assert_allclose((await own.logprobs(ids))[1:], logits.log_softmax(-1)[range(8), ids[1:]], atol=1e-4)
+    await own.close()
 
 
 @pytest.mark.e2e

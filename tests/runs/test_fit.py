@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from mettle.errors import UserError
 from mettle.runs import fit
 from mettle.runs.config import RunConfig
+from mettle.trainer.policy import write_tokenizer
 
 
 @pytest.fixture
@@ -51,3 +53,26 @@ def test_a_run_whose_engine_computes_in_bfloat16_allows_for_it():
     assert tolerances(inference={"dtype": "bfloat16"}) == (0.02, 0.02)
     said = {"mismatch": {"tolerance": 0.3}}
     assert tolerances(inference={"dtype": "bfloat16"}, trainer=said) == (0.02, 0.3)
+
+
+def test_a_teacher_has_the_policy_s_tokens_or_is_refused(tmp_path):
+    wants = {"envs": [{"id": "reverse-text"}], "algorithm": "distillation"}
+
+    def config(folder):
+        return RunConfig.model_validate({"orchestrator": wants, "trainer": {"distillation": {"teacher": folder}}})
+
+    with pytest.raises(UserError, match=r"holds no model: it has no config\.json"):
+        fit.check_teacher(config(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    write_tokenizer(tmp_path, max_positions=64)
+    fit.check_teacher(config(tmp_path))
+    words = Tokenizer(models.WordLevel({"Seven": 0, "?": 1}, unk_token="?"))
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="has another tokenizer than the policy"):
+        fit.check_teacher(config(tmp_path))
+    with pytest.raises(ValueError, match="the trainer has no teacher"):
+        config(None)
+    with pytest.raises(ValueError, match="is held for nothing"):
+        RunConfig.model_validate(
+            {"orchestrator": {**wants, "algorithm": "grpo"}, "trainer": {"distillation": {"teacher": tmp_path}}}
+        )

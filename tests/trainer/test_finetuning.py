@@ -12,7 +12,8 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
 from mettle.storage.files import sha256_file
 from mettle.trainer.config import LoraConfig
-from mettle.trainer.finetuning import FineTuning, fine_tune, read_examples
+from mettle.trainer.epochs import Tuning
+from mettle.trainer.finetuning import fine_tune, read_examples
 from mettle.trainer.merging import write_merged
 
 
@@ -76,7 +77,7 @@ def test_a_line_that_does_not_fit_is_named(mini_model, rows, row, said):
 def test_the_loss_falls_and_the_folder_loads(mini_model, rows, tmp_path, lora):
     path = rows(*({"prompt": f"say {n}", "completion": "aaaa"} for n in range(16)))
     told = []
-    task = FineTuning(path, mini_model, tmp_path / "out", lora, lr=1e-2, epochs=12, batch_size=8)
+    task = Tuning(path, mini_model, tmp_path / "out", lora, lr=1e-2, epochs=12, batch_size=8)
     done = fine_tune(task, lambda step, *_: told.append(step))
     assert told == list(range(1, 25))
     # An adapter of random weights can't move the tied head, which is what would help most.
@@ -95,7 +96,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("lora", [LoraConfig(rank=4, alpha=8), None], ids=["adapter", "full"])
 def test_a_killed_fine_tuning_goes_on_to_the_same_bytes(mini_model, rows, tmp_path, lora):
     path = rows(*({"prompt": f"say {n}", "completion": "aaaa"} for n in range(12)))
-    task = FineTuning(path, mini_model, tmp_path / "whole", lora, lr=1e-2, epochs=4, batch_size=8, checkpoint_s=0.0)
+    task = Tuning(path, mini_model, tmp_path / "whole", lora, lr=1e-2, epochs=4, batch_size=8, checkpoint_s=0.0)
     whole = fine_tune(task, lambda *_: None)
     again = dataclasses.replace(task, to=tmp_path / "killed")
 

@@ -13,7 +13,14 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
 from mettle.storage.files import sha256_file
 from mettle.trainer.config import LoraConfig
-from mettle.trainer.preference_tuning import PreferenceTuning, _answers, _sums, read_pairs, take_step, tune
+from mettle.trainer.preference_tuning import (
+    PreferenceTuning,
+    read_pairs,
+    sequences_of,
+    summed_logprobs,
+    take_step,
+    tune,
+)
 from mettle.trainer.preferences import PreferenceLoss
 
 ROWS = [{"prompt": f"say {n}", "chosen": "aaaa"[: 1 + n % 4], "rejected": "bb" * (1 + n % 2)} for n in range(12)]
@@ -140,6 +147,7 @@ def test_an_empty_file_is_refused(mini_model, rows):
 
 def test_sums_are_told_by_answer(mini_model, rows):
     pairs = read_pairs(rows(*ROWS[:2]), Renderer.from_directory(mini_model))
-    sums, counts = _sums(make_learner(mini_model), _answers(pairs, 0))
+    answers = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+    sums, counts = summed_logprobs(make_learner(mini_model), sequences_of(answers, 0))
     assert counts.tolist() == [2, 3, 3, 5]  # with the end token
     assert (sums < -counts).all()

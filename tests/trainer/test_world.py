@@ -1,17 +1,23 @@
 """Two ranks over gloo give what one process gives."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mettle.sandbox.zygote import watch
 from mettle.trainer.config import LoraConfig
+from mettle.trainer.ranks import ENVIRONMENT, LAUNCHER, launcher_arguments
 
+LISTENING, LOOPBACK = "0A", "0100007F"  # in /proc/net/tcp
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -35,13 +41,31 @@ def assert_same_weights(left_run, right_run, version):
 
 
 def train_with_ranks(run_dir, ranks):
+    """The addresses on which the launcher and its ranks were seen to listen meanwhile."""
     command = [sys.executable, "-m", "mettle.trainer", str(run_dir.path)]
     if ranks > 1:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command = [*launcher, *command[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
+        command = [sys.executable, "-m", LAUNCHER, *launcher_arguments(ranks), *command[1:]]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    seen = set()
+    with tempfile.TemporaryFile("w+") as told, subprocess.Popen(command, env=environment, stderr=told) as started:
+        while started.poll() is None:
+            seen |= listening({started.pid, *watch.descendants(started.pid)})
+            time.sleep(0.05)
+        told.seek(0)
+        assert started.returncode == 0, told.read()[-2000:]
+    return seen
+
+
+def listening(pids):
+    """The addresses (as the kernel writes them, without the port) of these processes' listening sockets."""
+    held = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    held.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    rows = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in held}
 
 
 def assert_same_adapters(left_run, right_run, version):
@@ -89,7 +113,7 @@ def test_two_ranks_train_like_one_process_and_resume_from_its_checkpoint(make_ru
     config.write_text(config.read_text().replace('"max_steps": 4', '"max_steps": 2'))
     train_with_ranks(two, 1)
     config.write_text(config.read_text().replace('"max_steps": 2', '"max_steps": 4'))
-    train_with_ranks(two, 2)
+    assert train_with_ranks(two, 2) == {LOOPBACK}, "a store of torchrun's, or gloo, is open to other hosts"
     assert_same_curve(ledger_of(one), ledger_of(two), {1, 2, 3, 4})
     assert_same_weights(one, two, 4)
 

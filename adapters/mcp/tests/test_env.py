@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import mettle.envs as vf
 from mettle.envs.tool_content import NOTHING, content_of
 from mettle.errors import InfraError, UserError
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 ROWS = [{"question": "q", "answer": "a"}]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,7 +12,7 @@ import mettle.envs as vf
 from mettle.errors import UserError
 from mettle_reasoning_gym.safe_answers import EVALUATING, PARSING, is_plain_formula
 
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning_gym is not installed")
 
 
 def env_of(gym="leg_counting", **options):

@@ -1,81 +1,87 @@
-"""`mettle dpo`: tuning on a file of preference pairs, without a run."""
+"""`mettle dpo`: tuning on a file of preferences, without a run."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import going_on, json_option, print_json, print_next
-from mettle.cli.tuning import StepLines, tuning_options, tuning_threads
+from mettle.cli.tuning import StepLines, TuningAsked, tuning_options
+from mettle.errors import UserError
 
-LORA_LR, FULL_LR = 2e-5, 1e-6
-LOSSES = ("dpo", "ipo", "simpo", "orpo")
+UNPAIRED = "kto"
+LOSSES = ("dpo", "ipo", "simpo", "orpo", UNPAIRED)
 
 
 @click.group(cls=NounGroup)
 def dpo() -> None:
-    """Tune a model on a file of preference pairs: DPO and its relatives."""
+    """Tune a model on a file of preferences: DPO and its relatives."""
 
 
 @dpo.command("run")
-@tuning_options
+@tuning_options(lora_lr=2e-5, full_lr=1e-6)
 @click.option("--loss", type=click.Choice(LOSSES), default="dpo", show_default=True, help="What is minimised.")
 @click.option(
     "--beta", type=click.FloatRange(min=0, min_open=True), help="Strength of the loss.  [default: 0.1; 2 for simpo]"
 )
 @click.option(
-    "--label-smoothing", type=click.FloatRange(min=0, max=0.5, max_open=True), default=0.0, show_default=True,
-    help="Share of the pairs that may be the wrong way round (dpo).",
+    "--label-smoothing", type=click.FloatRange(min=0, max=0.5, max_open=True),
+    help="Share of the pairs that may be the wrong way round (dpo).  [default: 0]",
 )  # fmt: skip
-@click.option("--margin", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Margin of simpo.")
-@click.option(
-    "--lr", type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.  [default: 2e-5; 1e-6 with --full]"
-)
-@json_option
+@click.option("--margin", type=click.FloatRange(min=0), help="Margin of simpo.  [default: 1]")
+@click.option("--desirable", type=click.FloatRange(min=0), help="Weight of good answers (kto).  [default: 1]")
+@click.option("--undesirable", type=click.FloatRange(min=0), help="Weight of bad answers (kto).  [default: 1]")
 def run(
-    file: Path,
-    model: Path,
-    folder: Path,
-    is_full: bool,
-    rank: int,
-    epochs: float,
-    batch_size: int,
-    dtype: str,
-    checkpointing: bool,
-    seed: int,
-    checkpoint_s: float,
+    asked: TuningAsked,
     loss: str,
     beta: float | None,
-    label_smoothing: float,
-    margin: float,
-    lr: float | None,
-    is_json: bool,
+    label_smoothing: float | None,
+    margin: float | None,
+    desirable: float | None,
+    undesirable: float | None,
 ) -> None:
-    """Tune on FILE, one JSON object a line: "prompt", "chosen" and "rejected"; the model as it is is the reference."""
-    from mettle.trainer.config import LoraConfig
-    from mettle.trainer.preference_tuning import PreferenceTuning, tune
-    from mettle.trainer.preferences import PreferenceLoss
+    """Tune on FILE, one JSON object a line: "prompt", "chosen" and "rejected", or for kto "prompt", "completion" and
+    "label"; the model as it is is the reference."""
+    _check_options(loss, label_smoothing, margin, desirable, undesirable)
 
-    lora = None if is_full else LoraConfig(rank=rank, alpha=2.0 * rank)
-    rate = lr or (FULL_LR if is_full else LORA_LR)
-    task = PreferenceTuning(
-        file, model, folder, lora, rate, epochs, batch_size, seed, dtype, tuning_threads(), checkpointing, checkpoint_s,
-        loss=PreferenceLoss(loss, beta, label_smoothing, margin),
-    )  # fmt: skip
+    def train(tell: StepLines) -> dict[str, Any]:
+        if loss == UNPAIRED:
+            from mettle.trainer.unpaired import UnpairedLoss
+            from mettle.trainer.unpaired_tuning import UnpairedTuning, tune_unpaired
 
-    def show(figures: dict[str, float]) -> str:
-        return f"loss {figures['loss']:.4f}  preferred {figures['accuracy']:.0%}  margin {figures['margin']:+.3f}"
+            given = {"beta": beta, "desirable": desirable, "undesirable": undesirable}
+            form = UnpairedLoss(**{name: value for name, value in given.items() if value is not None})
+            return tune_unpaired(UnpairedTuning(**asked.task(), loss=form), tell)
+        from mettle.trainer.preference_tuning import PreferenceTuning, tune
+        from mettle.trainer.preferences import PreferenceLoss
 
-    with going_on("the same command goes on from its newest checkpoint"):
-        done = tune(task, StepLines(show, is_silent=is_json))
-    if is_json:
-        print_json(done | {"folder": str(folder), "kind": "full" if is_full else "lora"})
-        return
-    first, last = done["first"], done["last"]
-    click.echo(
-        f"wrote {folder}: loss {first['loss']:.4f} to {last['loss']:.4f}, chosen answers preferred "
-        f"{first['accuracy']:.0%} to {last['accuracy']:.0%}, in {done['steps']} steps"
+        pairwise = PreferenceLoss(loss, beta, label_smoothing or 0.0, 1.0 if margin is None else margin)
+        return tune(PreferenceTuning(**asked.task(), loss=pairwise), tell)
+
+    words = "judged right" if loss == UNPAIRED else "preferred"
+
+    def sum_up(done: dict[str, Any]) -> str:
+        first, last = done["first"], done["last"]
+        shares = f"{first['accuracy']:.0%} to {last['accuracy']:.0%}"
+        what = f"answers {words}" if loss == UNPAIRED else f"chosen answers {words}"
+        return f"loss {first['loss']:.4f} to {last['loss']:.4f}, {what} {shares},"
+
+    asked.carry_out(
+        train,
+        lambda f: f"loss {f['loss']:.4f}  {words} {f['accuracy']:.0%}  margin {f['margin']:+.3f}",
+        sum_up,
     )
-    print_next(f'mettle inference chat {folder} -q "..."' if is_full else f"mettle adapter merge {folder} MODEL_FOLDER")
+
+
+def _check_options(loss: str, smoothing: float | None, margin: float | None, *weights: float | None) -> None:
+    """Raises: UserError for an option that the loss would not read."""
+    is_kto = loss == UNPAIRED
+    for name, value, is_read in (
+        ("--label-smoothing", smoothing, loss == "dpo"),
+        ("--margin", margin, loss == "simpo"),
+        ("--desirable", weights[0], is_kto),
+        ("--undesirable", weights[1], is_kto),
+    ):
+        if value is not None and not is_read:
+            raise UserError(f"{name} {value:g} is no option of {loss}: leave it out")

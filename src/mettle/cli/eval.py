@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mettle.cli.eval_check import check
+from mettle.cli.eval_hosted import logs, stop
 from mettle.cli.eval_hub import list_pushed, push, samples
 from mettle.cli.groups import NounGroup
 from mettle.cli.options import ConfigCommand, dry_run_option
@@ -27,20 +28,34 @@ def evaluations() -> None:
     "run", cls=ConfigCommand, model="mettle.evals.spec:EvalSpec", metavar="ENV|FILE.toml... [--KEY.KEY VALUE]..."
 )
 @click.option("-d", "--disable-tui", "is_plain", is_flag=True, help="Lines instead of the live display.")
+@click.option("--hosted", is_flag=True, help="Let the Hub in use run it; the key of -k is a secret there.")
+@click.option("--override-card", is_flag=True, help="With --hosted: also where the quality card has failed.")
 @dry_run_option
 @json_option
-def run(words: list[str], given: Given, is_plain: bool, is_dry_run: bool, is_json: bool) -> None:
+def run(
+    words: list[str], given: Given, is_plain: bool, hosted: bool, override_card: bool, is_dry_run: bool, is_json: bool
+) -> None:
     """Measure a model on an environment, or run the evaluations of TOML files.
 
     \b
     mettle eval run reverse-text -m runs/my-run/policy -n 20
     mettle eval run reverse-text -m gpt-5-mini -p openai -n 50 -r 4
     mettle eval run configs/eval/nightly.toml --resume
+    mettle eval run ann/my-task -m gpt-5-mini -b https://host/v1 -k MY_KEY --hosted
     mettle eval run configs/eval/nightly.toml --sampling.top-p 0.9
     """
     from mettle.cli.evaluation import evaluate
 
-    evaluate(words, given, is_json=is_json, is_plain=is_plain, is_dry_run=is_dry_run)
+    if override_card and not hosted:
+        raise UserError("--override-card is for --hosted evaluations; nothing here looks at a card")
+    evaluate(
+        words,
+        given,
+        is_json=is_json,
+        is_plain=is_plain,
+        is_dry_run=is_dry_run,
+        hosted=(override_card,) if hosted else None,
+    )
 
 
 @evaluations.command()
@@ -128,5 +143,5 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
     export_evaluation(path, output, kind, num_rollouts, is_json=is_json)
 
 
-for _command in (check, push, list_pushed, samples):
+for _command in (check, push, list_pushed, samples, logs, stop):
     evaluations.add_command(_command)

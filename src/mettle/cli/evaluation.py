@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from mettle.cli.eval_hosted import submit_evaluations
 from mettle.cli.local_server import serving
 from mettle.cli.options import print_config, split_words, with_words
 from mettle.cli.progress import EvalProgress
@@ -35,7 +36,13 @@ from mettle.wording import between, duration, figure, format_reward, usd
 
 
 def evaluate(
-    words: Sequence[str], given: Given, *, is_json: bool, is_plain: bool = False, is_dry_run: bool = False
+    words: Sequence[str],
+    given: Given,
+    *,
+    is_json: bool,
+    is_plain: bool = False,
+    is_dry_run: bool = False,
+    hosted: tuple[bool] | None = None,
 ) -> None:
     """Run what a person asked for: an environment, TOML files of evaluations, or what a saved one still lacks.
 
@@ -48,6 +55,9 @@ def evaluate(
         print_config(EvalFile.of(loaded), is_json=is_json)
         return
     specs = [one.config for one in loaded]
+    if hosted is not None:
+        submit_evaluations(specs, is_overridden=hosted[0], is_json=is_json)
+        return
     with ExitStack() as servers:
         prepared = _prepare_all(specs, serving(servers))
         servers.enter_context(going_on(_how_to_go_on(" ".join(map(str, files)), given, prepared)))

@@ -19,6 +19,7 @@ from mettle.clients.errors import InvalidModelResponseError, ModelError
 from mettle.clients.group import GroupMember, group_members
 from mettle.clients.transport import ModelTransport
 from mettle.errors import EnvironmentFault
+from mettle.records.experts import read_experts
 from mettle.records.messages import (
     Messages,
     Response,
@@ -149,8 +150,9 @@ class TokenClient(Client):
         try:
             ids, logprobs, finish_reason = choice["token_ids"], choice["logprobs"], choice["finish_reason"]
             versions = choice["versions"]
-            tokens = ResponseTokens(prompt_ids, ids, logprobs, versions)
-        except (KeyError, TypeError, OverflowError) as error:
+            experts = read_experts(choice.get("experts"), len(ids))
+            tokens = ResponseTokens(prompt_ids, ids, logprobs, versions, completion_experts=experts)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidModelResponseError(f"POST {url}: a choice that cannot be read: {error!r}") from error
         if not len(ids) == len(logprobs) == len(versions):
             lengths = f"{len(ids)} ids, {len(logprobs)} logprobs, {len(versions)} versions"

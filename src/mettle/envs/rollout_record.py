@@ -169,9 +169,11 @@ def _turns(
     The advantage is that of each part; the reward is the whole call's, and stands once, at its last part.
     """
     logprobs, versions = _checked(tokens, completion)
+    experts = np.asarray(tokens.get("completion_experts") or (), np.int16).reshape(len(completion), -1)
+    chosen = experts if experts.size else None
     mask = np.asarray(tokens.get("completion_mask") or [1] * len(completion), np.bool_)
     if mask.all():
-        return [Turn(prefix_length, added, completion, logprobs, versions, temperature, reward, advantage)]
+        return [Turn(prefix_length, added, completion, logprobs, versions, temperature, reward, advantage, chosen)]
     runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
     if not mask[-1]:
         runs.append([len(completion), len(completion)])  # nothing sampled: what later calls continue
@@ -181,7 +183,10 @@ def _turns(
         run = slice(start, stop)
         context = np.concatenate([context, completion[before:start]])
         due = reward if [start, stop] == runs[-1] else None
-        turns.append(Turn(prefix, context, completion[run], logprobs[run], versions[run], temperature, due, advantage))
+        own = None if chosen is None else chosen[run]
+        turns.append(
+            Turn(prefix, context, completion[run], logprobs[run], versions[run], temperature, due, advantage, own)
+        )
         before, prefix, context = stop, prefix_length + len(added) + stop, completion[:0]
     return turns
 

@@ -256,7 +256,7 @@ def read_log(
     """The end of a log file."""
     if log not in log_names(run.run_dir.logs):
         raise HTTPException(404, f"The run has no log named {log!r}.")
-    entries, is_cut = read_tail(run.run_dir.logs, log, max_lines=lines, level=level, words=words)
+    entries, is_cut = read_tail(run.run_dir.logs, log, max_lines=lines, level=level, words=words, hidden=run.hidden)
     return models.LogTail(name=log, lines=entries, is_cut=is_cut)
 
 

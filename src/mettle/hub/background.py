@@ -8,6 +8,7 @@ import os
 import threading
 
 from mettle.hub.actions.checker import ReleaseChecker
+from mettle.hub.evaluating.worker import EvaluationWorker
 from mettle.hub.lab import Lab
 from mettle.hub.training.worker import QueueWorker
 
@@ -16,12 +17,12 @@ _AGAIN_S = 2.0
 
 
 class BackgroundWork:
-    """Two threads, in whichever of a folder's servers holds its lock; another takes over when that one ends."""
+    """A thread for each, in whichever of a folder's servers holds its lock; another takes over when that one ends."""
 
     def __init__(self, lab: Lab, *, is_checking: bool = True) -> None:
         self._lab, self._is_checking = lab, is_checking
         self._over = threading.Event()
-        self._parts: list[QueueWorker | ReleaseChecker] = []
+        self._parts: list[QueueWorker | EvaluationWorker | ReleaseChecker] = []
         self._thread = threading.Thread(target=self._hold, name="background", daemon=True)
 
     def start(self) -> None:
@@ -38,7 +39,11 @@ class BackgroundWork:
             while not self._is_ours(handle):
                 if self._over.wait(_AGAIN_S):
                     return
-            self._parts = [QueueWorker(self._lab), *([ReleaseChecker(self._lab)] if self._is_checking else [])]
+            self._parts = [
+                QueueWorker(self._lab),
+                EvaluationWorker(self._lab),
+                *([ReleaseChecker(self._lab)] if self._is_checking else []),
+            ]
             for part in self._parts:
                 part.start()
             self._over.wait()

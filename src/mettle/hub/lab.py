@@ -3,6 +3,7 @@
 Parts: `Lab`, `open_lab`. Everything is under one folder, which only its user can read:
 
     hub/hub.db       people, environments, evaluations, runs (elsewhere with `database`)
+    hub/secrets.key  opens the secrets that the database has sealed
     hub/blobs/       wheels and source archives, by their SHA-256 (in an object store with `blobs`: those used here)
 """
 
@@ -18,6 +19,7 @@ from mettle.hub.accounts.sessions import make_link
 from mettle.hub.database import HubDatabase
 from mettle.hub.limits import RateLimit
 from mettle.hub.registry.releases import blobs_in_use
+from mettle.hub.secrets.vault import Vault
 from mettle.storage.blobs import BlobStore
 from mettle.storage.object_blobs import blob_store
 
@@ -49,6 +51,11 @@ class Lab:
     """What the machines reach in which pushes are checked, as host:port."""
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
+
+    @property
+    def vault(self) -> Vault:
+        """What seals the secrets of this Hub."""
+        return Vault(self.folder)
 
     def first_link(self) -> str | None:
         """A fresh secret of the link that makes the first admin; None where there is one."""

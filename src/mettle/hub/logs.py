@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,38 @@ def log_names(folder: Path) -> list[str]:
 
 
 def read_tail(
-    folder: Path, name: str, *, max_lines: int, level: str | None = None, words: str = ""
+    folder: Path,
+    name: str,
+    *,
+    max_lines: int,
+    level: str | None = None,
+    words: str = "",
+    hidden: Sequence[tuple[str, str]] = (),
 ) -> tuple[list[dict[str, Any]], bool]:
     """The newest `max_lines` entries, oldest first, and whether earlier ones were left out.
 
-    `level` keeps entries of at least that level, `words` those that contain the words. `name` must be of `log_names`.
+    `level` keeps entries of at least that level, `words` those that contain the words. `name` must be of
+    `log_names`. What is `hidden` is replaced by the word beside it, before anything is looked for.
     """
     path = folder / name
     with storage_errors(path, "reading"), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
         data = file.read(TAIL_BYTES)
-    lines = data.decode("utf-8", "replace").splitlines()
+    lines = hide(data.decode("utf-8", "replace"), hidden).splitlines()
     is_cut = size > TAIL_BYTES
     if is_cut:
         lines = lines[1:]
     lowest = LEVELS.index(level) if level in LEVELS else 0
     entries = [entry for entry in map(parse_line, lines) if _rank(entry) >= lowest and _contains(entry, words)]
     return entries[-max_lines:], is_cut or len(entries) > max_lines
+
+
+def hide(text: str, hidden: Sequence[tuple[str, str]]) -> str:
+    """A text without what is hidden."""
+    for value, word in hidden:
+        text = text.replace(value, word)
+    return text
 
 
 def parse_line(line: str) -> dict[str, Any]:

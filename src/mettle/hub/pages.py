@@ -191,7 +191,9 @@ def _logs(run: RunReader, log: str | None, level: str, words: str, *, is_part: b
     entries: list[dict[str, Any]] = []
     is_cut = False
     if log is not None:
-        entries, is_cut = read_tail(run.run_dir.logs, log, max_lines=400, level=level or None, words=words)
+        entries, is_cut = read_tail(
+            run.run_dir.logs, log, max_lines=400, level=level or None, words=words, hidden=run.hidden
+        )
     return page(
         "_log.html" if is_part else "logs.html", tab="logs", run_name=run.run_dir.name, log=log, level=level,
         words=words, names=log_names(run.run_dir.logs), entries=entries, is_cut=is_cut,

@@ -39,6 +39,8 @@ class RunReader:
         self.ledger = Ledger(run_dir.ledger, is_read_only=True)
         self.steps = StepTable(self.database)
         self.metrics = MetricTable(self.database)
+        self.hidden: list[tuple[str, str]] = []
+        """What its logs are shown without, and what stands there instead."""
         self.revision = -1
         self.change = 0
         self._data_version: int | None = None

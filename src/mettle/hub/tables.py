@@ -231,5 +231,32 @@ jobs = Table(
     _time("updated_at"),
     _time("started_at", nullable=True),
     _time("ended_at", nullable=True),
+    Column("kind", String(8), nullable=False, server_default="train"),  # train or eval
+    Column("sealed", Text, nullable=False, server_default=""),  # the secrets that it was told, to hide them in its logs
+    Column("planned", JSON, nullable=True),
+    Column("num_tokens", BigInteger, nullable=False, server_default="0"),  # that it took until now
+    Column("result_id", String(64), nullable=False, server_default=""),  # of an evaluation: where its results go
     Index("job_by_status", "status", "created_at"),
+)
+
+secrets = Table(
+    "secrets",
+    metadata,
+    _key(),
+    _to("owner_id", "owners"),
+    _to("environment_id", "environments", nullable=True),  # without one, for all jobs of the owner
+    Column("name", String(255), nullable=False),
+    Column("is_variable", Boolean, nullable=False),
+    Column("sealed", Text, nullable=False),
+    Column("description", String(500), nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    Index("secret_by_owner", "owner_id", "environment_id"),
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("owner_id", String(64), ForeignKey("owners.id", ondelete="CASCADE"), primary_key=True),
+    Column("tokens_a_month", BigInteger, nullable=False),
 )

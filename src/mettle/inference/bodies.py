@@ -239,6 +239,7 @@ class CompletionBody(SamplingBody):
     max_tokens: int | None = Field(default=None, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
 
 

@@ -101,23 +101,32 @@ def _logprobs(
     service: ModelService, body: CompletionBody, asked: GenerationRequest, generation: Generation, choice: Choice
 ) -> dict[str, Any]:
     ids, values = list(choice.token_ids), list[float | None](choice.logprobs)
+    tops = choice.top_logprobs or [[] for _ in ids]
     alternatives: list[dict[str, float] | None] = []
     if body.echo:
         ids = [*asked.prompt_ids, *ids]
         values = [*(generation.prompt_logprobs or []), *values]
-        alternatives = [None] * len(asked.prompt_ids)
-    for position, token_id in enumerate(choice.token_ids):
-        top = choice.top_logprobs[position] if position < len(choice.top_logprobs) else []
-        found = {service.renderer.token_text(other.token_id): finite(other.logprob) for other in top}
-        found.setdefault(service.renderer.token_text(token_id), choice.logprobs[position])
+        tops = [*(generation.prompt_top_logprobs or [[] for _ in asked.prompt_ids]), *tops]
+    name = token_name if body.return_tokens_as_token_ids else service.renderer.token_text
+    for position, token_id in enumerate(ids):
+        if (own := values[position]) is None:  # the first token of an echoed prompt
+            alternatives.append(None)
+            continue
+        found = {name(other.token_id): finite(other.logprob) for other in tops[position]}
+        found.setdefault(name(token_id), own)
         alternatives.append(found)
     texts = [service.renderer.token_text(token_id) for token_id in ids]
     return {
-        "tokens": texts,
+        "tokens": [name(token_id) for token_id in ids],
         "token_logprobs": values,
         "top_logprobs": alternatives if body.logprobs else None,
         "text_offset": _offsets(texts),
     }
+
+
+def token_name(token_id: int) -> str:
+    """A token by its id, as vLLM writes it."""
+    return f"token_id:{token_id}"
 
 
 def _offsets(texts: Sequence[str]) -> list[int]:

@@ -117,6 +117,10 @@ class InferenceConfig(BaseModel):
     tokens alone. They differ in the last bits from those of a prompt, and may be gone by then, so that results are no
     longer the same to the last bit in any company; without it a turn computes the answer before it once more."""
 
+    record_experts: bool = False
+    """Whether answers of /v1/generate name the experts that a mixture's routers chose for each sampled token. A trainer
+    that is given them computes with the same ones (router replay)."""
+
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the model allows, at most 4,096."""
 

@@ -19,6 +19,7 @@ from mettle.inference.bodies import AbortBody, GenerateBody
 from mettle.inference.chat import finite
 from mettle.inference.engine.protocol import Choice, Generation, GenerationRequest, TokenEvent, TokenLogprob
 from mettle.inference.service import service_of
+from mettle.records.experts import wire_experts
 from mettle.web.app import WebApp
 from mettle.web.bodies import read_model
 from mettle.web.problems import HttpError, json_response
@@ -89,13 +90,16 @@ def _event(model: str, item: TokenEvent | Generation) -> dict[str, Any]:
 
 
 def _answer(model: str, generation: Generation) -> dict[str, Any]:
-    return {
+    answer = {
         "request_id": generation.request_id,
         "model": model,
         "prompt_tokens": generation.num_prompt_tokens,
         "choices": [_choice(choice) for choice in generation.choices],
         "prompt_logprobs": generation.prompt_logprobs,
     }
+    if generation.prompt_top_logprobs is not None:
+        answer["prompt_top_logprobs"] = [_alternatives(found) for found in generation.prompt_top_logprobs]
+    return answer
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
@@ -107,6 +111,8 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop": choice.stop,
     }
+    if choice.experts:
+        answer["experts"] = wire_experts(choice.experts)
     if choice.top_logprobs:
         answer["top_logprobs"] = [_alternatives(top) for top in choice.top_logprobs]
     return answer

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import numpy as np
+from numpy.typing import NDArray
 
 from mettle.errors import MettleError, ProviderError, ServiceError, UserError
 from mettle.inference.client import ServerClient, message_of
@@ -42,6 +44,7 @@ from mettle.inference.engine.protocol import (
 from mettle.inference.engine.sequences import RunningRequest
 from mettle.processes.child import explain_exit
 from mettle.processes.managed import ManagedProcess
+from mettle.records.experts import read_experts
 
 POLL_S: Final = 0.5
 MAX_SILENCES: Final = 2
@@ -235,8 +238,10 @@ class RemoteEngine:
             running.is_settled = True
             request = running.request
             choices = tuple(read_choice(choice) for choice in answer["choices"])
+            top = answer.get("prompt_top_logprobs")
+            tops = None if top is None else [read_alternatives(found) for found in top]
             running.listener.on_finish(
-                Generation(request.request_id, answer["prompt_tokens"], choices, answer["prompt_logprobs"])
+                Generation(request.request_id, answer["prompt_tokens"], choices, answer["prompt_logprobs"], tops)
             )
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,8 +285,13 @@ def read_choice(found: Mapping[str, Any]) -> Choice:
     top = [read_alternatives(alternatives) for alternatives in found.get("top_logprobs", ())]
     return Choice(
         found["index"], found["token_ids"], found["logprobs"], found["versions"], top,
-        found["finish_reason"], found["stop"],
+        found["finish_reason"], found["stop"], _experts(found),
     )  # fmt: skip
+
+
+def _experts(found: Mapping[str, Any]) -> list[NDArray[np.int16]]:
+    numbers = np.frombuffer(read_experts(found.get("experts"), len(found["token_ids"])), np.int16)
+    return list(numbers.reshape(len(found["token_ids"]), -1)) if len(numbers) else []
 
 
 def read_alternatives(found: Sequence[Sequence[Any]]) -> list[TokenLogprob]:

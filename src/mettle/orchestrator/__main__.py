@@ -21,7 +21,7 @@ from mettle.log import setup_logging
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.server import EndpointFile, HttpPolicyServer
-from mettle.orchestrator.services import HttpModel, HttpServices
+from mettle.orchestrator.services import HttpModel, HttpServices, OwnModel
 from mettle.orchestrator.telling import tell, watch_supervisor
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.storage.ledger import Ledger
@@ -102,7 +102,11 @@ async def orchestrate(
     model_dir = Path(config.model) if config.model else run_dir.model
     heart.gauge = lambda: Gauge(0, has_work=True)  # loading environments is work, too, and may hang
     source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death)
-    services = HttpServices({name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()})
+    services = HttpServices(
+        {name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()},
+        policy=OwnModel(endpoint, config.served_model_name),
+        renderer=Renderer.from_directory(model_dir),
+    )
     try:
         if config.services:
             await services.check_vocabularies(Renderer.from_directory(model_dir).encode)

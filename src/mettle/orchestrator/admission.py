@@ -2,20 +2,23 @@
 
 A group needs at least half of its rollouts (and as many as the algorithm compares) to be worth training on; with fewer,
 its errors decide whether to try it again, as they do when a frozen model that the algorithm asks has failed. Whether a
-group carries a signal is read off its credit.
+group carries a signal is read off its credit, and so is whether it is worth training on (`AdmissionGate`); a group that
+is not has moved the algorithm's baselines and the curriculum all the same.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mettle.errors import MettleError, RolloutError, UserError
+from mettle.evals.estimator import mean_of
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms
-from mettle.orchestrator.config import RetryConfig
-from mettle.orchestrator.credit import checked, has_signal, mean_advantage
+from mettle.orchestrator.config import CurriculumConfig, RetryConfig
+from mettle.orchestrator.credit import checked, has_signal, is_imitated, largest_advantage, mean_advantage
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import Services
 from mettle.records.tasks import Credit, DropReason, GroupRecord, RolloutRecord
@@ -40,6 +43,34 @@ class GroupVerdict:
         return self.drop is None and not self.is_retried
 
 
+@dataclass(frozen=True, slots=True)
+class AdmissionGate:
+    """Which groups of an environment are worth training on; see `CurriculumConfig`. By default all are."""
+
+    admit_above: float = -math.inf
+    admit_below: float = math.inf
+    min_advantage: float = 0.0
+
+    @classmethod
+    def of(cls, config: CurriculumConfig) -> AdmissionGate:
+        above, below = config.admit_above, config.admit_below
+        return cls(-math.inf if above is None else above, math.inf if below is None else below, config.min_advantage)
+
+    def closed_by(self, group: GroupRecord) -> DropReason | None:
+        """Why a group with its credit is not admitted; None when it is."""
+        if not self.admit_above < mean_of(group.rewards) < self.admit_below:
+            return DropReason.DIFFICULTY
+        if self.min_advantage and not any(_is_above(self.min_advantage, rollout) for rollout in group.rollouts):
+            return DropReason.SMALL_ADVANTAGE
+        return None
+
+
+def _is_above(limit: float, rollout: RolloutRecord) -> bool:
+    if rollout.credit is None:
+        return False
+    return is_imitated(rollout.credit) or largest_advantage(rollout.credit, rollout) > limit
+
+
 class Admission:
     """What a run does with its groups: the algorithms, the models that they ask, and the rules."""
 
@@ -51,7 +82,9 @@ class Admission:
         *,
         seq_len: int,
         filter_zero_advantages: bool,
+        gates: Mapping[str, AdmissionGate] | None = None,
     ) -> None:
+        self._gates = gates or {}
         self.algorithms = algorithms
         self.retry = retry
         self._services = services
@@ -67,11 +100,15 @@ class Admission:
             retry=self.retry,
             num_failures=num_failures,
             filter_zero_advantages=self._filter_zero_advantages,
+            gate=self._gates.get(group.draw.env_id, AdmissionGate()),
         )
 
     def samples_of(self, group: GroupRecord) -> list[Sample]:
         """What of a scored group trains."""
         return group_samples(group, seq_len=self._seq_len, keep_zero_advantages=not self._filter_zero_advantages)
+
+
+EVERY_GROUP = AdmissionGate()
 
 
 async def judge_group(
@@ -82,6 +119,7 @@ async def judge_group(
     retry: RetryConfig,
     num_failures: int,
     filter_zero_advantages: bool,
+    gate: AdmissionGate = EVERY_GROUP,
 ) -> GroupVerdict:
     """`num_failures` counts earlier failed attempts of the same task.
 
@@ -107,7 +145,7 @@ async def judge_group(
     scored = replace(group, rollouts=tuple(map(_credited, group.rollouts, credits)))
     if filter_zero_advantages and not any(r.credit is not None and has_signal(r.credit, r) for r in scored.rollouts):
         return GroupVerdict(scored, DropReason.ZERO_ADVANTAGE)
-    return GroupVerdict(scored)
+    return GroupVerdict(scored, gate.closed_by(scored))
 
 
 def _failed(group: GroupRecord, kinds: Collection[str | None], retry: RetryConfig, num_failures: int) -> GroupVerdict:

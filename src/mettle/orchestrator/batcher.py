@@ -142,11 +142,13 @@ class Starvation:
         equal = self._reasons[DropReason.ZERO_ADVANTAGE] / self._num_groups
         errors = self._reasons[DropReason.ERRORS] / self._num_groups
         silent = self._reasons[DropReason.NO_TOKENS] / self._num_groups
+        filtered = (self._reasons[DropReason.DIFFICULTY] + self._reasons[DropReason.SMALL_ADVANTAGE]) / self._num_groups
         truncated = self._num_truncated / max(1, self._num_rollouts)
         mean = f"{self._rewards_sum / self._num_rewards:.3g}" if self._num_rewards else "none"
         return (
             f"the last {self._num_groups} groups ({self._num_groups // self._groups_per_batch} batches' worth) gave "
-            f"nothing to train on: {equal:.0%} had equal rewards (mean {mean}), {errors:.0%} failed, "
+            f"nothing to train on: {equal:.0%} had equal rewards (mean {mean}), {filtered:.0%} were filtered "
+            f"by the curriculum, {errors:.0%} failed, "
             f"{silent:.0%} sampled no token; {truncated:.0%} of the rollouts were cut at max_tokens"
         )
 
@@ -155,4 +157,6 @@ class Starvation:
             return "look at the errors of the rollouts on the run page"
         if self._num_truncated * 2 > self._num_rollouts:
             return "raise sampling.max_tokens"
+        if (self._reasons[DropReason.DIFFICULTY] + self._reasons[DropReason.SMALL_ADVANTAGE]) * 2 > self._num_groups:
+            return "open the curriculum's admit_above, admit_below or min_advantage"
         return "take tasks that the model solves sometimes, warm it up first, or raise group_size"

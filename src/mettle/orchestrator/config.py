@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice
+from mettle.orchestrator.algorithms import ENVIRONMENT, check_choice, make_algorithm
+from mettle.records.versions import POLICY
 
 
 class _Section(BaseModel):
@@ -36,6 +37,40 @@ class SamplingConfig(_Section):
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
+class CurriculumConfig(_Section):
+    """Which task comes next, and which groups are worth training on."""
+
+    sampler: Literal["standard", "difficulty_pool"] = "standard"
+    """`standard` goes through the data epoch by epoch; `difficulty_pool` prefers tasks of middling reward."""
+    hard_below: float = 0.25
+    """Tasks whose latest mean reward is at most this are hard."""
+    easy_above: float = 0.75
+    """Tasks whose latest mean reward is above this are easy."""
+    hard_weight: float = Field(default=0.2, ge=0.0)
+    """Weight of a hard task relative to a normal one."""
+    easy_weight: float = Field(default=0.2, ge=0.0)
+    """Weight of an easy task relative to a normal one."""
+    admit_above: float | None = None
+    """Online filtering: a group whose mean reward is at most this is replaced instead of trained; 0 leaves out what
+    nobody solved, whatever the algorithm makes of it. None admits all."""
+    admit_below: float | None = None
+    """The same for a group whose mean reward is at least this; 1 leaves out what everybody solved."""
+    min_advantage: float = Field(default=0.0, ge=0.0)
+    """A group whose largest advantage either way is at most this, and that has no other signal, is replaced. 0 leaves
+    out what is exactly equal (`filter_zero_advantages`)."""
+
+    @model_validator(mode="after")
+    def _order(self) -> CurriculumConfig:
+        if self.hard_below >= self.easy_above:
+            raise ValueError(f"hard_below ({self.hard_below}) must be less than easy_above ({self.easy_above})")
+        above, below = self.admit_above, self.admit_below
+        if above is not None and below is not None and above >= below:
+            raise ValueError(
+                f"admit_above ({above:g}) must be less than admit_below ({below:g}), or no group is admitted"
+            )
+        return self
+
+
 class EnvConfig(_Section):
     """One environment to draw tasks from."""
 
@@ -53,6 +88,8 @@ class EnvConfig(_Section):
     """The algorithm of this environment's groups; None: `environment` where it provides advantages, else the run's."""
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of that algorithm."""
+    curriculum: CurriculumConfig | None = None
+    """Which of this environment's tasks come next and which of its groups train; the run's when left out."""
 
     @model_validator(mode="after")
     def _default_name(self) -> EnvConfig:
@@ -82,27 +119,6 @@ class TrainingEvalConfig(_Section):
     """Hold weight updates while an evaluation runs, so that all its tokens come from one version."""
     sampling: SamplingConfig | None = None
     """Sampling in evaluations; that of the training when left out."""
-
-
-class CurriculumConfig(_Section):
-    """Which task comes next."""
-
-    sampler: Literal["standard", "difficulty_pool"] = "standard"
-    """`standard` goes through the data epoch by epoch; `difficulty_pool` prefers tasks of middling reward."""
-    hard_below: float = 0.25
-    """Tasks whose latest mean reward is at most this are hard."""
-    easy_above: float = 0.75
-    """Tasks whose latest mean reward is above this are easy."""
-    hard_weight: float = Field(default=0.2, ge=0.0)
-    """Weight of a hard task relative to a normal one."""
-    easy_weight: float = Field(default=0.2, ge=0.0)
-    """Weight of an easy task relative to a normal one."""
-
-    @model_validator(mode="after")
-    def _order(self) -> CurriculumConfig:
-        if self.hard_below >= self.easy_above:
-            raise ValueError(f"hard_below ({self.hard_below}) must be less than easy_above ({self.easy_above})")
-        return self
 
 
 class FrozenModelConfig(_Section):
@@ -167,7 +183,7 @@ class OrchestratorConfig(_Section):
     algorithm_args: dict[str, Any] = Field(default_factory=dict)
     """Options of the algorithm."""
     services: dict[str, FrozenModelConfig] = Field(default_factory=dict)
-    """Frozen models that algorithms ask, by name."""
+    """Frozen models that algorithms ask, by name; `policy` is the run's own engine."""
     max_lag: int = Field(default=1, ge=0)
     """Batch s is shipped once v{s-1-max_lag} is served; also what the dispatch aims at. 0 is synchronous."""
     max_staleness: int = Field(default=2, ge=0)
@@ -199,7 +215,7 @@ class OrchestratorConfig(_Section):
     eval: TrainingEvalConfig = Field(default_factory=TrainingEvalConfig)
     """Evaluation on held-out tasks."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
-    """Which task comes next."""
+    """Which task comes next, and which groups are worth training on; an environment may have its own."""
     seq_len: int = Field(default=2048, ge=2)
     """Longest sample in tokens; longer ones are cut at the end."""
     budgets: BudgetConfig = Field(default_factory=BudgetConfig)
@@ -216,13 +232,33 @@ class OrchestratorConfig(_Section):
     seed: int = 0
     """Seed of the task order and of what is sampled."""
 
+    def curriculum_of(self, name: str) -> CurriculumConfig:
+        """The curriculum of the environment called `name`."""
+        own = next((env.curriculum for env in self.envs if env.name == name), None)
+        return self.curriculum if own is None else own
+
     def choice_for(self, env: EnvConfig, *, provides_advantages: bool) -> tuple[str, dict[str, Any]]:
         """Name and options of the algorithm of an environment's groups."""
         if env.algorithm is not None:
             return env.algorithm, env.algorithm_args
         return (ENVIRONMENT, {}) if provides_advantages else (self.algorithm, self.algorithm_args)
 
+    @property
+    def kinds_of_teaching(self) -> set[str]:
+        """What the algorithms of all environments say under `teaches`."""
+        choices = [self.choice_for(env, provides_advantages=False) for env in self.envs]
+        return {make_algorithm(*choice).teaches for choice in choices}
+
     def _check_algorithms(self) -> None:
+        if POLICY in self.services:
+            raise ValueError(
+                f"a service cannot be called {POLICY!r}: that is the run's own engine; give it another name"
+            )
+        if {"listed", "whole"} <= self.kinds_of_teaching:
+            raise ValueError(
+                "some environments list a teacher's likeliest tokens and others want its whole distribution, and a "
+                "batch has room for one of the two: give all a top_k, or none"
+            )
         for env in self.envs:
             name, options = self.choice_for(env, provides_advantages=False)
             check_choice(

@@ -3,13 +3,13 @@
 An algorithm says something of a rollout by column (`records.tokens.CREDIT_COLUMNS`), in whichever grain suits it:
 
 - a number: every sampled token of the rollout;
-- a list with one entry a turn, each a number (that turn's sampled tokens) or an array. An array ends with its turn: as
-  long as the turn's completion it covers the sampled tokens, longer ones reach back into what the turn adds to the
-  prompt, so that what the policy was told can be trained too.
+- a list with one entry a turn, each a number (that turn's sampled tokens) or an array (of a wide column always an array
+  [tokens, k]). An array ends with its turn: as long as the turn's completion it covers the sampled tokens, longer ones
+  reach back into what the turn adds to the prompt, so that what the policy was told can be trained too.
 
 Sampled tokens that have an advantage and no `rl_weights` get the weight 1. Parts: `per_rollout`, `rewards_of`,
-`are_equal`, `mean_and_deviation`, `label_of` (for writing algorithms), `checked`, `has_signal`, `mean_advantage`,
-`fill_columns`.
+`are_equal`, `mean_and_deviation`, `label_of` (for writing algorithms), `checked`, `has_signal`, `is_imitated`,
+`largest_advantage`, `mean_advantage`, `wide_columns`, `fill_columns`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mettle.evals.estimator import mean_of
 from mettle.records.tasks import Credit, CreditValue, GroupRecord, RolloutRecord, Turn
-from mettle.records.tokens import CREDIT_COLUMNS, FloatArray
+from mettle.records.tokens import COLUMNS, CREDIT_COLUMNS, WIDE_COLUMNS, FloatArray
 
-WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+IMITATING = ("ce_weights", "ref_kl_weights", "distill_weights")
+"""Weights that are a signal by themselves, without an advantage."""
 EQUAL_WITHIN = 1e-6
 """Rewards that agree to within this are equal: float noise must not become a gradient."""
 
@@ -77,19 +79,20 @@ def _checked(credit: Credit, rollout: RolloutRecord) -> Credit:
 
 
 def _checked_value(name: str, value: CreditValue, rollout: RolloutRecord) -> CreditValue:
-    if _is_number(value):
+    is_wide = name in WIDE_COLUMNS
+    if _is_number(value) and not is_wide:
         return _finite(name, value)
     entries: list[Any] = list(value) if isinstance(value, Iterable) else []
     if len(entries) != len(rollout.turns):
         raise ValueError(f"{name} is one number, or a list of one entry for each of the {len(rollout.turns)} turns")
     found: list[float | FloatArray] = []
     for entry, turn in zip(entries, rollout.turns, strict=True):
-        if _is_number(entry):
+        if _is_number(entry) and not is_wide:
             found.append(_finite(name, entry))
             continue
         array = np.asarray(entry, np.float32)
         longest = len(turn.new_prompt_ids) + len(turn.completion_ids)
-        if array.ndim != 1 or not len(turn.completion_ids) <= len(array) <= longest:
+        if array.ndim != 1 + is_wide or not len(turn.completion_ids) <= len(array) <= longest:
             raise ValueError(
                 f"{name} of a turn has shape {array.shape}; it has {len(turn.completion_ids)} sampled tokens "
                 f"and adds {longest} in all"
@@ -100,7 +103,7 @@ def _checked_value(name: str, value: CreditValue, rollout: RolloutRecord) -> Cre
 
 def has_signal(credit: Credit, rollout: RolloutRecord) -> bool:
     """True when some token has an advantage other than 0, or is to be imitated or pulled towards a reference."""
-    if any(_any(credit.get(name, 0.0)) for name in ("ce_weights", "ref_kl_weights")):
+    if is_imitated(credit):
         return True
     advantages, weights = credit.get("advantages", 0.0), credit.get("rl_weights", 1.0)
     if isinstance(advantages, float) and isinstance(weights, float):
@@ -109,6 +112,20 @@ def has_signal(credit: Credit, rollout: RolloutRecord) -> bool:
         np.any(_sampled(advantages, index, turn) * _sampled(weights, index, turn))
         for index, turn in enumerate(rollout.turns)
     )
+
+
+def is_imitated(credit: Credit) -> bool:
+    """True when some token is to be imitated, or pulled towards a reference or a teacher."""
+    return any(_any(credit.get(name, 0.0)) for name in IMITATING)
+
+
+def largest_advantage(credit: Credit, rollout: RolloutRecord) -> float:
+    """The largest advantage of a sampled token, either way."""
+    advantages = credit.get("advantages", 0.0)
+    if isinstance(advantages, float):
+        return abs(advantages)
+    sampled = [_sampled(advantages, index, turn) for index, turn in enumerate(rollout.turns)]
+    return max((float(np.abs(values).max()) for values in sampled if len(values)), default=0.0)
 
 
 def mean_advantage(credit: Credit, rollout: RolloutRecord) -> float | None:
@@ -121,6 +138,17 @@ def mean_advantage(credit: Credit, rollout: RolloutRecord) -> float | None:
     return total / max(1, rollout.num_completion_tokens)
 
 
+def wide_columns(credit: Credit, length: int) -> dict[str, NDArray[Any]]:
+    """Room for the wide columns that `credit` fills, each [length, k] of its fill value."""
+    found = {}
+    for name in WIDE_COLUMNS:
+        value = credit.get(name)
+        if value is not None and not isinstance(value, float):
+            width = max((np.shape(entry)[1] for entry in value), default=0)
+            found[name] = np.full((length, width), COLUMNS[name].fill, COLUMNS[name].dtype)
+    return found
+
+
 def fill_columns(columns: Mapping[str, FloatArray], credit: Credit, index: int, turn: Turn, place: slice) -> None:
     """Write what `credit` says of turn `index` into `columns`, in which `place` is its completion (maybe cut short)."""
     length = place.stop
@@ -130,7 +158,8 @@ def fill_columns(columns: Mapping[str, FloatArray], credit: Credit, index: int, 
             columns[name][place] = entry
         else:
             begin = place.start + len(turn.completion_ids) - len(entry)
-            columns[name][begin:length] = entry[: length - begin]
+            width = entry.shape[1:]  # of a wide column its k
+            columns[name][(slice(begin, length), *map(slice, width))] = entry[: length - begin]
     if "advantages" in credit and "rl_weights" not in credit:
         columns["rl_weights"][place] = 1.0
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 
-from mettle.orchestrator.admission import Admission
+from mettle.orchestrator.admission import Admission, AdmissionGate
 from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
@@ -75,9 +75,10 @@ class Orchestrator:
             config.retry,
             seq_len=config.seq_len,
             filter_zero_advantages=config.filter_zero_advantages,
+            gates={env.name: AdmissionGate.of(config.curriculum_of(env.name)) for env in config.envs},
         )
         self._curriculum = make_curriculum(
-            config.curriculum, ratios, ledger, source, shuffle=config.shuffle, seed=config.seed
+            config.curriculum_of, ratios, ledger, source, shuffle=config.shuffle, seed=config.seed
         )
         self._dispatcher = Dispatcher(config.inflight_groups)
         self._concurrency = Concurrency(config.fewest_inflight_groups, config.inflight_groups, config.group_size)

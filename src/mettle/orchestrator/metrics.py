@@ -76,6 +76,8 @@ class StepStats:
             "groups/solved_all": self._groups["solved_all"] / num_groups,
             "groups/solved_none": self._groups["solved_none"] / num_groups,
             "groups/zero_advantage": self._drops[DropReason.ZERO_ADVANTAGE] / num_groups,
+            "groups/filtered": (self._drops[DropReason.DIFFICULTY] + self._drops[DropReason.SMALL_ADVANTAGE])
+            / num_groups,
             "staleness/dropped": float(self.num_stale),
             "staleness/cut_short": float(self.num_cut_short),
             "throughput/inference_tokens_per_s": self._num_tokens / elapsed,

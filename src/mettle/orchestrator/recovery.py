@@ -65,7 +65,7 @@ def check_fits(names: Collection[str], ledger: Ledger, source: TaskSource) -> No
 
 
 def make_curriculum(
-    config: CurriculumConfig,
+    config_of: Callable[[str], CurriculumConfig],
     ratios: Mapping[str, float],
     ledger: Ledger,
     source: TaskSource,
@@ -73,11 +73,13 @@ def make_curriculum(
     shuffle: bool,
     seed: int,
 ) -> Curriculum:
-    """A curriculum over the environments in `ratios` that goes on after the draws in the ledger."""
+    """A curriculum over the environments in `ratios`, each with a config of its own, that goes on after the draws in
+    the ledger."""
     samplers: dict[str, TaskSampler] = {}
     for name in ratios:
         size = source.num_tasks(name)
         past = [PastDraw(*row) for row in ledger.past_draws(name)]
+        config = config_of(name)
         if config.sampler == "difficulty_pool":
             samplers[name] = DifficultyPool(name, size, past, config, seed=seed)
         else:

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mettle.orchestrator.credit import fill_columns, has_signal
+from mettle.orchestrator.credit import fill_columns, has_signal, wide_columns
 from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, Turn
 from mettle.records.tokens import FloatArray, IntArray, Sample, filled
 
 if TYPE_CHECKING:
-    from mettle.orchestrator.services import FrozenModel
+    from mettle.orchestrator.services import ScoringModel
 
 
 def group_samples(group: GroupRecord, *, seq_len: int, keep_zero_advantages: bool) -> list[Sample]:
@@ -41,15 +42,40 @@ def rollout_samples(rollout: RolloutRecord, *, draw_id: int, seq_len: int) -> li
     return found
 
 
-async def sampled_logprobs(turns: tuple[Turn, ...], model: FrozenModel) -> list[FloatArray]:
-    """What a frozen model says of the sampled tokens of each turn, each read in the context that it was sampled in."""
-    branches = list(_branches(turns))
-    scored = await asyncio.gather(*(model.logprobs(branch.tokens()) for branch in branches))
+async def sampled_logprobs(
+    turns: tuple[Turn, ...], model: ScoringModel, before: IntArray | None = None
+) -> list[FloatArray]:
+    """What a model says of the sampled tokens of each turn, each read in the context that it was sampled in, with the
+    tokens `before` ahead of it."""
+    branches, ahead = list(_branches(turns)), _NOTHING if before is None else before
+    scored = await asyncio.gather(*(model.logprobs(_joined(ahead, branch)) for branch in branches))
     return [
-        logprobs[start : start + len(turn.completion_ids)]
+        logprobs[len(ahead) :][start : start + len(turn.completion_ids)]
         for branch, logprobs in zip(branches, scored, strict=True)
         for start, _, turn in branch.sampled
     ]
+
+
+async def sampled_alternatives(
+    turns: tuple[Turn, ...], model: ScoringModel, number: int, before: IntArray | None = None
+) -> list[tuple[IntArray, FloatArray]]:
+    """([tokens, number] ids, [tokens, number] logprobs) of what the model would likeliest have said in the place of the
+    sampled tokens of each turn."""
+    branches, ahead = list(_branches(turns)), _NOTHING if before is None else before
+    told = await asyncio.gather(*(model.likeliest(_joined(ahead, branch), number) for branch in branches))
+    found = []
+    for branch, (ids, logprobs) in zip(branches, told, strict=True):
+        for start, _, turn in branch.sampled:
+            place = slice(len(ahead) + start, len(ahead) + start + len(turn.completion_ids))
+            found.append((ids[place], logprobs[place]))
+    return found
+
+
+def _joined(ahead: IntArray, branch: _Branch) -> IntArray:
+    return np.concatenate([ahead, branch.tokens()]) if len(ahead) else branch.tokens()
+
+
+_NOTHING = np.zeros(0, np.int32)
 
 
 def contexts_of(turns: tuple[Turn, ...]) -> list[IntArray]:
@@ -73,9 +99,15 @@ class _Branch:
     def tokens(self) -> IntArray:
         return np.concatenate(self.token_ids).astype(np.int32, copy=False) if self.token_ids else np.zeros(0, np.int32)
 
+    def _no_experts(self, length: int) -> dict[str, NDArray[np.int16]]:
+        """The column of experts, all unknown, where some turn has it."""
+        width = next((turn.experts.shape[1] for _, _, turn in self.sampled if turn.experts is not None), 0)
+        return {"experts": np.full((length, width), -1, np.int16)} if width else {}
+
     def sample(self, credit: Credit, draw_id: int, rollout_id: str, seq_len: int) -> Sample | None:
         length = min(self.length, seq_len)
-        columns = filled(length, {"token_ids": self.tokens()[:length]})
+        wide = wide_columns(credit, length) | self._no_experts(length)
+        columns = filled(length, {"token_ids": self.tokens()[:length], **wide})
         has_sampled = False
         for start, number, turn in self.sampled:
             place = slice(start, min(start + len(turn.completion_ids), length))
@@ -87,6 +119,8 @@ class _Branch:
             columns["logprobs"][place] = turn.logprobs[:count]
             columns["versions"][place] = turn.versions[:count]
             columns["temperatures"][place] = turn.temperature
+            if turn.experts is not None:
+                columns["experts"][place] = turn.experts[:count]
             fill_columns(columns, credit, number, turn, place)
         return Sample(draw_id=draw_id, rollout_id=rollout_id, **columns) if has_sampled else None
 

@@ -23,7 +23,7 @@ from mettle.errors import ServiceError
 
 HEADER = struct.Struct(">II")
 MAX_FRAME_BYTES = 1 << 30
-TYPECODES = frozenset("id")
+TYPECODES = frozenset("hid")
 Frame = dict[str, Any]
 
 

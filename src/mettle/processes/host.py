@@ -6,6 +6,7 @@ Invariant: a figure that cannot be read is None, and then nothing is refused for
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator
@@ -42,6 +43,14 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def release_freed_memory() -> None:
+    """Give memory that was freed back to the system. glibc keeps blocks of up to 32 MiB for later, which after weights
+    have been read and rearranged is a third of their size. Where the C library cannot, nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def multiplies_bfloat16() -> bool:

@@ -138,6 +138,7 @@ class ResponseTokens(Mapping[str, Any]):
     """
 
     __slots__ = (
+        "_completion_experts",
         "_completion_ids",
         "_completion_logprobs",
         "_completion_mask",
@@ -156,6 +157,7 @@ class ResponseTokens(Mapping[str, Any]):
         "completion_mask",
         "completion_logprobs",
         "completion_versions",
+        "completion_experts",
         "overlong_prompt",
         "is_truncated",
     )
@@ -169,6 +171,7 @@ class ResponseTokens(Mapping[str, Any]):
         *,
         previous: ResponseTokens | None = None,
         completion_mask: Sequence[int] | None = None,
+        completion_experts: Sequence[int] = (),
         **_: Any,
     ) -> None:
         self.previous: ResponseTokens | None = None
@@ -178,6 +181,7 @@ class ResponseTokens(Mapping[str, Any]):
         self._completion_ids = array("i", completion_ids)
         self._completion_logprobs = array("d", completion_logprobs)
         self._completion_versions = array("i", completion_versions)
+        self._completion_experts = array("h", completion_experts)
         has_zeros = completion_mask is not None and not all(completion_mask)
         self._completion_mask = array("i", completion_mask) if completion_mask is not None and has_zeros else None
         self.overlong_prompt = False
@@ -202,6 +206,7 @@ class ResponseTokens(Mapping[str, Any]):
             "completion_logprobs": self._completion_logprobs,
             "completion_versions": self._completion_versions,
             "completion_mask": self._completion_mask or array("i"),
+            "completion_experts": self._completion_experts,
             "overlong_prompt": self.overlong_prompt,
             "was_cut": self.was_cut,
         }
@@ -217,6 +222,7 @@ class ResponseTokens(Mapping[str, Any]):
         completion_logprobs: array[float],
         completion_versions: array[int],
         completion_mask: array[int],
+        completion_experts: array[int],
         overlong_prompt: bool,
         was_cut: bool,
         previous: ResponseTokens | None = None,
@@ -225,7 +231,10 @@ class ResponseTokens(Mapping[str, Any]):
         if prefix_length + len(new_prompt_ids) != num_prompt or (prefix_length and previous is None):
             raise ValueError(f"{prefix_length} shared and {len(new_prompt_ids)} new ids are no prompt of {num_prompt}")
         mask = completion_mask or None
-        tokens = cls(new_prompt_ids, completion_ids, completion_logprobs, completion_versions, completion_mask=mask)
+        tokens = cls(
+            new_prompt_ids, completion_ids, completion_logprobs, completion_versions,
+            completion_mask=mask, completion_experts=completion_experts,
+        )  # fmt: skip
         tokens._num_prompt = num_prompt
         tokens.previous, tokens.prefix_length = previous, prefix_length
         tokens.overlong_prompt, tokens.was_cut = overlong_prompt, was_cut
@@ -241,6 +250,7 @@ class ResponseTokens(Mapping[str, Any]):
         if room >= len(self._completion_ids):
             return
         self.was_cut = True
+        del self._completion_experts[room * self._num_experts :]
         self.overlong_prompt = self._num_prompt > max_length
         del self._completion_ids[room:]
         del self._completion_logprobs[room:]
@@ -272,6 +282,17 @@ class ResponseTokens(Mapping[str, Any]):
     def completion_versions(self) -> list[int]:
         """Policy version that sampled each id."""
         return self._completion_versions.tolist()
+
+    @property
+    def completion_experts(self) -> array[int]:
+        """The experts that a mixture's engine chose for each sampled id, one id after the other; empty where it did not
+        tell."""
+        return self._completion_experts
+
+    @property
+    def _num_experts(self) -> int:
+        # Of an id, over all layers.
+        return len(self._completion_experts) // max(1, len(self._completion_ids))
 
     @property
     def prompt_ids(self) -> list[int]:

@@ -36,6 +36,8 @@ class DropReason(StrEnum):
     """Why a task draw left without being trained."""
 
     ZERO_ADVANTAGE = "zero_advantage"
+    SMALL_ADVANTAGE = "small_advantage"
+    DIFFICULTY = "difficulty"
     STALE = "stale"
     ERRORS = "errors"
     NO_TOKENS = "no_tokens"
@@ -71,7 +73,8 @@ class Turn:
     completion; 0 for the first turn) followed by `new_prompt_ids`. A shorter `prefix_length` means that
     the conversation was rewritten, so a new sample branches off here. `logprobs` are natural-log probabilities of
     `completion_ids` as sampled, `versions` the policy version that sampled each. `reward` and `advantage` are what the
-    environment itself gave this step of the trajectory, None where it gave none.
+    environment itself gave this step of the trajectory, None where it gave none. `experts` [N, W] are those of a
+    mixture whose engine recorded them (see `records.tokens`).
     """
 
     prefix_length: int
@@ -82,6 +85,7 @@ class Turn:
     temperature: float = 1.0
     reward: float | None = None
     advantage: float | None = None
+    experts: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,16 +30,28 @@ Bools = TypeVar("Bools")
 
 @dataclass(frozen=True, slots=True)
 class TokenColumn:
-    """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it."""
+    """`fill` is the value of a token that nobody says anything else of. `is_credit`: algorithms may return it.
+
+    A column that `is_wide` has W numbers a token, [N, W]; W is 0 where nobody recorded them.
+    """
 
     dtype: type[np.generic]
     fill: float
     meaning: str
     is_credit: bool = False
+    is_wide: bool = False
 
 
 def _known(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
     return {"column": TokenColumn(dtype, fill, meaning)}
+
+
+def _wide(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(dtype, fill, meaning, is_wide=True)}
+
+
+def _list(dtype: type[np.generic], fill: float, meaning: str) -> dict[str, TokenColumn]:
+    return {"column": TokenColumn(dtype, fill, meaning, is_credit=True, is_wide=True)}
 
 
 def _credit(meaning: str) -> dict[str, TokenColumn]:
@@ -55,16 +67,28 @@ class TokenRow(Generic[Ints, Floats, Bools]):
     logprobs: Floats = field(metadata=_known(np.float32, 0, "the sampler's natural-log probability of it"))
     versions: Ints = field(metadata=_known(np.int32, -1, "the policy version that sampled it; -1 where none did"))
     temperatures: Floats = field(metadata=_known(np.float32, 1, "the temperature that it was sampled at"))
+    experts: Ints = field(
+        metadata=_wide(
+            np.int16, -1, "the experts, layer by layer, that the engine's routers chose when they predicted it"
+        )
+    )
     advantages: Floats = field(metadata=_credit("how much better than expected it was; > 0 makes it likelier"))
     rl_weights: Floats = field(metadata=_credit("weight in the policy-gradient component"))
     ce_weights: Floats = field(metadata=_credit("weight in the cross-entropy component"))
     ref_kl_weights: Floats = field(metadata=_credit("weight in the component that pulls towards a reference"))
     ref_logprobs: Floats = field(metadata=_credit("the reference model's natural-log probability of it"))
+    distill_weights: Floats = field(metadata=_credit("weight in the component that fits a teacher's distribution"))
+    teacher_ids: Ints = field(metadata=_list(np.int32, 0, "the tokens that a teacher would likeliest have put here"))
+    teacher_logprobs: Floats = field(
+        metadata=_list(np.float32, -np.inf, "the teacher's natural-log probabilities of those; -inf where it has none")
+    )
 
 
 COLUMNS: dict[str, TokenColumn] = {f.name: f.metadata["column"] for f in fields(TokenRow)}
-_FILLS = tuple((name, column.dtype, column.fill) for name, column in COLUMNS.items())
+_FILLS = tuple((name, column.dtype, column.fill, column.is_wide) for name, column in COLUMNS.items())
 _columns_of = attrgetter(*COLUMNS)
+WIDE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_wide and column.is_credit)
+"""Of those that an algorithm may fill, the lists."""
 CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_credit)
 """What an algorithm may say of a token."""
 
@@ -111,10 +135,12 @@ class Batch(TokenRow[IntArray, FloatArray, BoolArray]):
 def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Every column over `length` tokens: as given, in its declared type, and its fill value where nothing is given."""
     found: dict[str, NDArray[Any]] = {}
-    for name, dtype, fill in _FILLS:
+    for name, dtype, fill, is_wide in _FILLS:
         value = given.get(name)
         if value is not None:
             found[name] = np.asarray(value, dtype)
+        elif is_wide:
+            found[name] = np.empty((length, 0), dtype)
         elif fill:  # `np.full` takes four times as long
             found[name] = np.empty(length, dtype)
             found[name].fill(fill)
@@ -126,11 +152,37 @@ def filled(length: int, given: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 def end_to_end(rows: Iterable[TokenRow[IntArray, FloatArray, BoolArray]]) -> dict[str, Any]:
     """Every column of the rows, one row after the other."""
     found = list(rows)
-    return {name: np.concatenate([getattr(row, name) for row in found]) for name in COLUMNS}
+    return {
+        name: np.concatenate(
+            _alike([getattr(row, name) for row in found], column)
+            if column.is_wide
+            else [getattr(r, name) for r in found]
+        )
+        for name, column in COLUMNS.items()
+    }
+
+
+def _alike(arrays: list[NDArray[Any]], column: TokenColumn) -> list[NDArray[Any]]:
+    """Arrays [N, W] of one W: where nothing is recorded, that is said of each token. Lists of credit are filled up.
+
+    Raises: ValueError when two have different widths otherwise, for then they are of different models.
+    """
+    widths = {array.shape[1] for array in arrays} - {0}
+    if column.is_credit:
+        most = max(widths, default=0)
+        missing = [((0, 0), (0, most - array.shape[1])) for array in arrays]
+        return [np.pad(a, lacks, constant_values=column.fill) for a, lacks in zip(arrays, missing, strict=True)]
+    if len(widths) > 1:
+        raise ValueError(f"sequences of one batch have {' and '.join(map(str, sorted(widths)))} experts a token")
+    width = max(widths, default=0)
+    return [
+        array if array.shape[1] == width else np.full((len(array), width), column.fill, column.dtype)
+        for array in arrays
+    ]
 
 
 def _check_lengths(record: Sample | Batch) -> None:
     shape = record.token_ids.shape
-    for name, array in zip(COLUMNS, _columns_of(record), strict=True):
-        if array.shape != shape:
+    for (name, column), array in zip(COLUMNS.items(), _columns_of(record), strict=True):
+        if (array.shape[:1] if column.is_wide else array.shape) != shape:
             raise ValueError(f"{type(record).__name__}.{name} has shape {array.shape}, token_ids has {shape}")

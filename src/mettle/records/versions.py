@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+POLICY = "policy"
+"""The service that is a run's own engine, with the weights of the moment."""
 CANARY_TOLERANCES: Final[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.02}
 """Largest mean difference of a canary by the type in which an engine computes: float32 shows 1e-7, a stale head .1 and
 more; bfloat16 3e-4 to 7e-3."""

@@ -147,6 +147,21 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _teacher_is_there(self) -> RunConfig:
+        is_wanted = "whole" in self.orchestrator.kinds_of_teaching
+        if is_wanted and self.trainer.distillation.teacher is None:
+            raise ValueError(
+                "an algorithm wants a teacher's whole distribution, and the trainer has no teacher: name a model folder"
+                " in trainer.distillation.teacher, or give the algorithm a top_k and a service to ask"
+            )
+        if self.trainer.distillation.teacher is not None and not is_wanted:
+            raise ValueError(
+                "trainer.distillation.teacher is held for nothing: no environment's algorithm wants a teacher's whole"
+                " distribution; take algorithm 'distillation' without top_k, or leave the teacher out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> RunConfig:
         if self.trainer.keep_versions <= self.orchestrator.max_staleness:
             raise ValueError(

@@ -14,7 +14,7 @@ from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
-from mettle.runs.fit import check_fit
+from mettle.runs.fit import check_fit, check_teacher
 from mettle.runs.ports import LOOPBACK, is_port_free
 from mettle.storage.files import write_atomic, write_json
 from mettle.storage.ledger import Ledger
@@ -62,6 +62,7 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
         raise UserError(f"there is a run at {path} already; `mettle rl resume {path}` continues it")
     _check_environments(config)
     check_fit(config)
+    check_teacher(config)
     config.tracking.check()
     _check_port(config)
     _check_place(path)

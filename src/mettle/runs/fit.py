@@ -1,4 +1,5 @@
-"""Does a model fit this machine? Told from the headers of its files, before any weight is read."""
+"""Does a model fit this machine, and a teacher the policy? Told from the headers of weights and from tokenizers, before
+any weight is read."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
 from mettle.processes.host import free_memory_bytes
 from mettle.runs.config import RunConfig
@@ -29,6 +31,27 @@ def check_fit(config: RunConfig) -> None:
         raise UserError(
             f"{config.model.path} does not fit: training takes at least {trained / GIB:.1f} GiB and the engine"
             f" {2 * wide / GIB:.1f}, and {available / GIB:.1f} are available; {how}"
+        )
+
+
+PROBE = "Seven red foxes, 42 grey geese: who was first?"
+"""Plain letters: a policy made from nothing has a token for each of its bytes."""
+
+
+def check_teacher(config: RunConfig) -> None:
+    """Raises: UserError when the trainer's teacher is not there, or has other tokens than the policy."""
+    folder = config.trainer.distillation.teacher
+    if folder is None:
+        return
+    if not (folder / "config.json").exists():
+        raise UserError(f"trainer.distillation.teacher {str(folder)!r} holds no model: it has no config.json")
+    made_here = list(PROBE.encode())
+    wanted = made_here if config.model.path is None else Renderer.from_directory(config.model.path).encode(PROBE)
+    found = Renderer.from_directory(folder).encode(PROBE)
+    if found != wanted:
+        raise UserError(
+            f"the teacher in {folder} has another tokenizer than the policy ({PROBE!r} is {len(found)} tokens to it and"
+            f" {len(wanted)} to the policy): take a teacher with the policy's vocabulary"
         )
 
 

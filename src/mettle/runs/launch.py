@@ -31,6 +31,7 @@ from mettle.runs.tracking import Mirror, make_trackers
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import ShareDir
+from mettle.trainer.ranks import ENVIRONMENT, LAUNCHER, launcher_arguments
 
 RUNS_FOLDER = Path("runs")
 STOP_TIMEOUT_S = 60.0
@@ -188,10 +189,8 @@ def _trainer_spec(path: str, config: RunConfig, after: tuple[str, ...]) -> Proce
     ranks = config.deployment.num_trainer_ranks
     if ranks == 1:
         return ProcessSpec("trainer", "mettle.trainer", (path,), after=after)
-    arguments = ("--standalone", f"--nproc-per-node={ranks}", "-m", "mettle.trainer", path)
-    # Without this torchrun does not recover a rank that was ended by SIGKILL.
-    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return ProcessSpec("trainer", "torch.distributed.run", arguments, after=after, environment=environment)
+    arguments = (*launcher_arguments(ranks), "-m", "mettle.trainer", path)
+    return ProcessSpec("trainer", LAUNCHER, arguments, after=after, environment=ENVIRONMENT)
 
 
 def _supervise(

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mettle.errors import StorageError
-from mettle.records.tokens import COLUMNS, Batch
+from mettle.records.tokens import COLUMNS, Batch, filled
 from mettle.storage.files import storage_errors, write_atomic
 
 
@@ -43,6 +43,7 @@ def replace_batch(folder: Path, batch: Batch) -> None:
 def encode_batch(batch: Batch) -> bytes:
     """The bytes of a batch's file. Their sha256 is its digest."""
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
+    arrays = {name: array for name, array in arrays.items() if array.size or not COLUMNS[name].is_wide}
     arrays["sequence_lengths"] = np.ascontiguousarray(batch.sequence_lengths, dtype=np.int32)
     header = {"step": batch.step, "draw_ids": list(batch.draw_ids), "staleness": list(batch.staleness)}
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
@@ -63,11 +64,13 @@ def read_batch(folder: Path, digest: str) -> Batch:
     if found != digest:
         raise StorageError(f"batch {path} is damaged: its bytes hash to {found[:12]}, not {digest[:12]}")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        missing = {*COLUMNS, "sequence_lengths", "header"} - set(arrays.files)
+        always = {name for name, column in COLUMNS.items() if not column.is_wide}
+        missing = {*always, "sequence_lengths", "header"} - set(arrays.files)
         if missing:
             raise StorageError(f"batch {path} was written by another version: it has no {', '.join(sorted(missing))}")
         header = json.loads(arrays["header"].tobytes())
-        columns = {name: arrays[name] for name in COLUMNS}
+        given = {name: arrays[name] for name in COLUMNS if name in arrays.files}
+        columns = filled(len(given["token_ids"]), given)
         mean, largest = header["staleness"]
         return Batch(
             sequence_lengths=arrays["sequence_lengths"],

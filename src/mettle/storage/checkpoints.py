@@ -9,11 +9,15 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mettle.storage.files import folder_aside, sha256_file, sync_folder, write_json
+
+FileNote = dict[str, int | str]
+"""`bytes` and `sha256` of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +37,53 @@ class Checkpoint:
         return state
 
 
+class OpenCheckpoint:
+    """A checkpoint under way in a scratch folder beside its place. It exists when `complete` has returned.
+
+    `trainer` is the folder of the trainer's half. One that is never completed leaves nothing behind but, in a process
+    that is killed, its scratch folder.
+    """
+
+    def __init__(self, root: Path, step: int) -> None:
+        self.step = step
+        self._final = root / f"step-{step}"
+        self._aside = ExitStack()
+        self._scratch = self._aside.enter_context(folder_aside(self._final))
+        self.trainer = self._scratch / "trainer"
+        self.trainer.mkdir()
+
+    def digests(self) -> dict[str, FileNote]:
+        """Size and digest of every file that is there, by its name in the checkpoint."""
+        return {
+            str(path.relative_to(self._scratch)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in sorted(self._scratch.rglob("*"))
+            if path.is_file()
+        }
+
+    def complete(self, written: Callable[[], dict[str, FileNote]], orchestrator_state: dict[str, Any]) -> Checkpoint:
+        """Call `written` for the notes of the trainer's half, then write the other half and the manifest; durable when
+        this returns. Raises: what `written` raises, a full disk as StorageError."""
+        with self._aside:
+            files = written()
+            path = self._scratch / "orchestrator.json"
+            write_json(path, orchestrator_state, is_durable=True)
+            files |= {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}}
+            write_json(self._scratch / "manifest.json", {"step": self.step, "files": files}, is_durable=True)
+        sync_folder(self._final.parent)
+        return Checkpoint(self.step, self._final)
+
+
 def write_checkpoint(
     root: Path, step: int, save_trainer: Callable[[Path], None], orchestrator_state: dict[str, Any]
 ) -> Checkpoint:
     """Save both halves, then the manifest with the size and digest of every file; durable when this returns."""
-    final = root / f"step-{step}"
-    with folder_aside(final) as scratch:
-        (scratch / "trainer").mkdir()
-        save_trainer(scratch / "trainer")
-        write_json(scratch / "orchestrator.json", orchestrator_state, is_durable=True)
-        files = {
-            str(path.relative_to(scratch)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-            for path in sorted(scratch.rglob("*"))
-            if path.is_file()
-        }
-        write_json(scratch / "manifest.json", {"step": step, "files": files}, is_durable=True)
-    sync_folder(root)
-    return Checkpoint(step, final)
+    begun = OpenCheckpoint(root, step)
+
+    def written() -> dict[str, FileNote]:
+        save_trainer(begun.trainer)
+        return begun.digests()
+
+    return begun.complete(written, orchestrator_state)
 
 
 def newest_checkpoint(root: Path, *, at_step: int | None = None) -> Checkpoint | None:

@@ -2,13 +2,15 @@
 
 A block is one group, or those of its rollouts that ended together: an 8-byte length, a JSON header (everything but
 token arrays), then the arrays of all turns laid end to end, column by column: new prompt ids, completion ids, logprobs,
-versions; last the arrays of the credit, where it is not in numbers, which stand in the header. A block counts only once
-the ledger names it, so a write that was cut short leaves unreferenced bytes and nothing else.
+versions, experts where a mixture's engine told them (the header says how many a token, in `experts`); last the arrays
+of the credit, where it is not in numbers, which stand in the header. A block counts only once the ledger names it, so a
+write that was cut short leaves unreferenced bytes and nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -99,17 +101,21 @@ def encode_group(group: GroupRecord) -> bytes:
     """The bytes of one block."""
     turns = [turn for rollout in group.rollouts for turn in rollout.turns]
     arrays: list[np.ndarray] = []
+    width = max((turn.experts.shape[1] for turn in turns if turn.experts is not None), default=0)
     header: dict[str, Any] = {
         "draw": [group.draw.draw_id, group.draw.env_id, group.draw.uid, group.draw.epoch, group.draw.example_id],
         "version_at_start": group.version_at_start,
         "rollouts": [_rollout_header(rollout, arrays) for rollout in group.rollouts],
     }
+    if width:
+        header["experts"] = width
     text = json_text(header, is_compact=True).encode()
     columns = [
         *(np.asarray(t.new_prompt_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.completion_ids, np.int32).tobytes() for t in turns),
         *(np.asarray(t.logprobs, np.float32).tobytes() for t in turns),
         *(np.asarray(t.versions, np.int32).tobytes() for t in turns),
+        *(_experts_of(t, width).tobytes() for t in turns if width),
         *(array.tobytes() for array in arrays),
     ]
     return b"".join([len(text).to_bytes(8, "little"), text, *columns])
@@ -120,7 +126,7 @@ def decode_group(data: bytes) -> GroupRecord:
     text_length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + text_length])
     shapes = [turn for rollout in header["rollouts"] for turn in rollout["turns"]]
-    turns, tail = _decode_turns(data, 8 + text_length, shapes)
+    turns, tail = _decode_turns(data, 8 + text_length, shapes, header.get("experts", 0))
     rollouts = tuple(
         RolloutRecord(
             **{key: value for key, value in entry.items() if key not in ("turns", "credit")},
@@ -132,7 +138,14 @@ def decode_group(data: bytes) -> GroupRecord:
     return GroupRecord(TaskDraw(*header["draw"]), header["version_at_start"], rollouts)
 
 
-def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]]) -> tuple[Iterator[Turn], np.ndarray]:
+def _experts_of(turn: Turn, width: int) -> np.ndarray:
+    """[N, width]; -1 where the engine did not tell."""
+    if turn.experts is None:
+        return np.full((len(turn.completion_ids), width), -1, np.int16)
+    return np.ascontiguousarray(turn.experts, np.int16)
+
+
+def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]], width: int) -> tuple[Iterator[Turn], np.ndarray]:
     """The turns of all rollouts, one after the other, and what follows their columns."""
     if not shapes:
         return iter(()), np.frombuffer(data, dtype=np.float32, offset=offset)
@@ -143,22 +156,31 @@ def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]]) -> tuple[It
         flat = np.frombuffer(data, dtype=dtype, count=sum(sizes), offset=offset)
         offset += flat.nbytes
         columns.append(np.split(flat, np.cumsum(sizes)[:-1]))
+    flat = np.frombuffer(data, dtype=np.int16, count=sum(lengths) * width, offset=offset)
+    offset += flat.nbytes
+    experts = np.split(flat.reshape(sum(lengths), width), np.cumsum(lengths)[:-1])
     turns = (
-        Turn(shape[0], prompt, ids, logprobs, versions, *shape[3:])
-        for shape, prompt, ids, logprobs, versions in zip(shapes, *columns, strict=True)
+        Turn(shape[0], prompt, ids, logprobs, versions, *_notes(shape), chosen if width else None)
+        for shape, prompt, ids, logprobs, versions, chosen in zip(shapes, *columns, experts, strict=True)
     )
     return turns, np.frombuffer(data, dtype=np.float32, offset=offset)
 
 
+def _notes(shape: list[Any]) -> tuple[float, float | None, float | None]:
+    """A turn's temperature, reward and advantage."""
+    temperature, reward, advantage = [*shape[3:], None, None][:3]
+    return temperature, reward, advantage
+
+
 def _credit_header(credit: Credit, arrays: list[np.ndarray]) -> dict[str, Any]:
-    """Numbers as they are; an array as `[start, length]`, in float32, in the last column of the block."""
+    """Numbers as they are; an array as `[start, *shape]`, in float32, in the last column of the block."""
 
     def entry(value: float | np.ndarray) -> float | list[int]:
         if isinstance(value, float):
             return value
-        start = sum(len(array) for array in arrays)
+        start = sum(array.size for array in arrays)
         arrays.append(np.ascontiguousarray(value, np.float32))
-        return [start, len(value)]
+        return [start, *value.shape]
 
     return {
         name: value if isinstance(value, float) else [entry(part) for part in value] for name, value in credit.items()
@@ -172,9 +194,13 @@ def _credit(header: dict[str, Any] | None, tail: np.ndarray) -> Credit | None:
     return {
         name: value
         if isinstance(value, float)
-        else tuple(part if isinstance(part, float) else tail[part[0] : part[0] + part[1]] for part in value)
+        else tuple(part if isinstance(part, float) else _credit_array(tail, *part) for part in value)
         for name, value in header.items()
     }
+
+
+def _credit_array(tail: np.ndarray, start: int, *shape: int) -> np.ndarray:
+    return tail[start : start + math.prod(shape)].reshape(shape)
 
 
 def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[str, Any]:

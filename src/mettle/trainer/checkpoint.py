@@ -1,4 +1,5 @@
-"""The trainer's half of a checkpoint: model, optimiser and random state in one distributed checkpoint (DCP).
+"""The trainer's half of a checkpoint: model, optimiser and random state in one distributed checkpoint (DCP), written
+while the trainer waits or, from a copy in memory, while it goes on.
 
 Where adapters are trained it is the tenant's files and the random state instead, since the base does not change. Either
 may be loaded by another number of ranks than saved it. The folder, its manifest and what "complete" means belong to
@@ -10,6 +11,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,14 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from mettle.errors import StorageError
 from mettle.storage.checkpoints import Checkpoint, damage_of, newest_checkpoint
 from mettle.trainer.learner import Learner
 from mettle.trainer.tenant_files import load_tenant, save_tenant
 
+_ALONE = "torch.distributed is disabled"
 _PROCESS_FILE = "process.pt"
 """Beside a tenant's files: the random state and the step."""
 
@@ -36,12 +39,33 @@ def save_learner(folder: Path, learner: Learner, step: int) -> None:
             save_tenant(folder, learner.tenant, learner.policy, base_digest=learner.base_digest)
             torch.save({"rng": torch.get_rng_state(), "step": step}, folder / _PROCESS_FILE)
         return
-    try:
-        with _quiet():
-            save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
-    except CheckpointException as error:
-        # Torch derives it from BaseException: whoever looks for a failed write further up would not see it.
-        raise RuntimeError(str(error)) from error
+    with _quiet(), _ordinary_errors():
+        save(_state(learner, step), checkpoint_id=folder, no_dist=learner.world.size == 1)
+
+
+def save_learner_beside(folder: Path, learner: Learner, step: int) -> Future[Any]:
+    """Copy the state after step `step` to memory of its own, and write the copy into `folder` in a thread.
+
+    Every rank calls it, for a tenant that trains the base itself, and may change the state when this returns; where the
+    future is done on a rank, every rank has written. What it raises is told by `outcome`.
+    """
+    # Not for the length of a block: the thread that warns outlives it.
+    warnings.filterwarnings("ignore", message=_ALONE)
+    with _ordinary_errors():
+        saving = async_save(
+            _state(learner, step),
+            checkpoint_id=folder,
+            no_dist=learner.world.size == 1,
+            process_group=learner.world.saving_group(),
+        )
+    assert isinstance(saving, Future), "torch's own stager copies before it returns"
+    return saving
+
+
+def outcome(saving: Future[Any]) -> None:
+    """Wait until what `save_learner_beside` writes is on disk. Raises: what kept it from being written."""
+    with _ordinary_errors():
+        saving.result()
 
 
 def load_learner(folder: Path, learner: Learner) -> int:
@@ -96,10 +120,19 @@ def newest_complete(root: Path, warn: Callable[[str], None]) -> Checkpoint | Non
 
 
 @contextmanager
+def _ordinary_errors() -> Iterator[None]:
+    """Torch derives its error from BaseException: whoever looks for a failed write further up would not see it."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise RuntimeError(str(error)) from error
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Saving with one rank is meant, so torch need not warn of it."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message=_ALONE)
         yield
 
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from mettle.errors import UserError
 from mettle.trainer.losses import LOSSES, PolicyLoss, make_loss
@@ -171,6 +171,9 @@ class CheckpointConfig(BaseModel):
 
     interval: int = Field(default=25, ge=1)
     """Steps between checkpoints; after a crash at most this many steps are replayed."""
+    asynchronous: bool = True
+    """Write from a copy in memory while training goes on, where the weights take 64 MiB or more. The copy is as large
+    as weights and moments together (12 bytes a parameter) and is freed once written; false makes training wait."""
     keep_last: int = Field(default=2, ge=1)
     """Complete checkpoints kept; batches that only older ones would replay are deleted."""
 
@@ -199,6 +202,26 @@ class MismatchConfig(BaseModel):
     """Mean difference of a sequence's logprobs, in nats, that is no news; .02 suits an engine in bfloat16."""
 
 
+class DistillationConfig(BaseModel):
+    """Fitting a teacher's whole distribution at each place, for algorithms that ask for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "reverse_kl"
+    """forward_kl covers all that the teacher does, reverse_kl settles on what it does most, jsd lies between them."""
+    jsd_weight: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Of jsd: the teacher's share in the mixture that both are compared with. Near 0 its gradient goes like that of
+    forward_kl, near 1 like that of reverse_kl."""
+    teacher: Path | None = None
+    """Folder of a frozen model with the policy's tokenizer, in the Hugging Face layout, that the trainer holds beside
+    the policy; for algorithms that list no tokens themselves."""
+
+    @field_validator("teacher")
+    @classmethod
+    def _from_anywhere(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else folder.resolve()  # the trainer's process may run elsewhere
+
+
 class TrainerConfig(BaseModel):
     """A trainer: RUN/config/trainer.json."""
 
@@ -216,6 +239,7 @@ class TrainerConfig(BaseModel):
     scheduler: SchedulerConfig = SchedulerConfig()
     loss: LossConfig = DefaultLoss()
     """The loss of the `rl` component, by `type`: one of those below, or another by name or import path."""
+    distillation: DistillationConfig = DistillationConfig()
     micro_batch: MicroBatchConfig = MicroBatchConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wait: WaitConfig = WaitConfig()

@@ -69,14 +69,16 @@ class Layout:
 class ComponentCounts:
     """Member tokens of each loss component over the whole batch, all ranks.
 
-    `non_finite` tokens have a weight in rl or ref_kl but no logprob of a sampler (or of the reference, in ref_kl): they
-    are no members, so they neither train nor count.
+    `non_finite` tokens have a weight in rl or ref_kl but no logprob of a sampler (or of the reference, in ref_kl), or
+    one in distill where others have a teacher's list and they have none: they are no members, so they neither train
+    nor count.
     """
 
     rl: int
     ce: int
     ref_kl: int
     non_finite: int = 0
+    distill: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ def _member_weights(batch: Batch, first: Index) -> tuple[dict[str, FloatArray], 
     """The weights [N] of the components, 0 where a token is no member, and their counts.
 
     The tokens at `first` have nothing that predicts them, so they are members of nothing. A token that has to be
-    compared with a sampler or a reference is a member when what it is compared with is known, or not at all.
+    compared with a sampler, a reference or a teacher is a member when what it is compared with is known, or not at all.
+    Of a teacher in the trainer all is known.
     """
     has_context = np.ones(len(batch.token_ids), bool)
     has_context[first] = False
@@ -134,14 +137,17 @@ def _member_weights(batch: Batch, first: Index) -> tuple[dict[str, FloatArray], 
     wants_rl = batch.loss_mask & (batch.rl_weights != 0) & has_context
     wants_ref_kl = (batch.ref_kl_weights != 0) & has_context
     is_ce = (batch.ce_weights != 0) & has_context
+    wants_distill = (batch.distill_weights != 0) & has_context
+    is_distill = wants_distill & np.isfinite(batch.teacher_logprobs[:, :1]).all(1)
     is_rl, is_ref_kl = wants_rl & is_known, wants_ref_kl & is_known & np.isfinite(batch.ref_logprobs)
     weights: dict[str, FloatArray] = {
         "rl_weights": np.where(is_rl, batch.rl_weights, np.float32(0)),
         "ce_weights": np.where(is_ce, batch.ce_weights, np.float32(0)),
         "ref_kl_weights": np.where(is_ref_kl, batch.ref_kl_weights, np.float32(0)),
+        "distill_weights": np.where(is_distill, batch.distill_weights, np.float32(0)),
     }
-    unknown = (wants_rl & ~is_rl) | (wants_ref_kl & ~is_ref_kl)
-    return weights, ComponentCounts(*(int(mask.sum()) for mask in (is_rl, is_ce, is_ref_kl, unknown)))
+    unknown = (wants_rl & ~is_rl) | (wants_ref_kl & ~is_ref_kl) | (wants_distill & ~is_distill)
+    return weights, ComponentCounts(*(int(mask.sum()) for mask in (is_rl, is_ce, is_ref_kl, unknown, is_distill)))
 
 
 def lay_out(sequences: Sequences, form: Form, rows: list[Index]) -> Layout:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mettle.records.tokens import Batch, FloatArray
-from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
+from mettle.trainer.config import DistillationConfig, MicroBatchConfig, OptimConfig, SchedulerConfig
+from mettle.trainer.distillation import Distiller
 from mettle.trainer.layout import ComponentCounts, Layout, Sequences, empty_layout, lay_out
 from mettle.trainer.loss import BatchLoss, TargetLoss, TargetTensors
 from mettle.trainer.losses import PolicyLoss
@@ -65,10 +66,12 @@ class Learner:
         world: World,
         *,
         tenant: Tenant | None = None,
+        distiller: Distiller | None = None,
         base_digest: str = "",
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
+        self.distiller = distiller or Distiller(DistillationConfig())
         self.before_step: Callable[[], None] = lambda: None
         """Called when the trained parameters are about to change."""
         self._on_progress = on_progress
@@ -97,15 +100,19 @@ class Learner:
         with torch.set_grad_enabled(not is_forward_only):
             for layout in self.plan(sequences):
                 targets = TargetTensors.of(layout.targets, self.world.device)
-                logprobs_K, entropy_K = self.policy(
-                    layout, targets.token_ids, targets.temperatures, has_entropy_gradient=loss.has_entropy
+                scored = self.policy(
+                    layout,
+                    targets.token_ids,
+                    targets.temperatures,
+                    has_entropy_gradient=loss.has_entropy,
+                    comparison=self.distiller.comparison(layout, targets) if loss.has_teacher else None,
                 )
-                output = loss(logprobs_K, entropy_K, targets)
+                output = loss(scored.logprobs_K, scored.entropies_K, targets, scored.divergences_K)
                 if not is_forward_only:
                     (output.loss * scale).backward()  # type: ignore[no-untyped-call]
                 sums += output.sums
                 max_mismatch = torch.maximum(max_mismatch, output.max_mismatch_kl)
-                logprobs[torch.from_numpy(layout.order).to(self.world.device)] = logprobs_K.detach()
+                logprobs[torch.from_numpy(layout.order).to(self.world.device)] = scored.logprobs_K.detach()
                 self._on_progress()
         figures = dict(zip(loss.sum_names, self.world.total(sums).tolist(), strict=True))
         largest = float(self.world.largest(max_mismatch).item())
@@ -134,12 +141,13 @@ class Learner:
     def train(self, batch: Batch, step: int) -> dict[str, float]:
         """Take step `step` on `batch` and return its metrics, alike on every rank."""
         started = time.perf_counter()
+        self.policy.routers.forget()
         sequences = Sequences.of(batch)
         rate = learning_rate(step, self.recipe.scheduler, peak=self.recipe.optim.lr, max_steps=self.recipe.max_steps)
         done = self.accumulate(sequences, BatchLoss(self._loss_at(rate), sequences.counts))
         own = self.recipe.optim
         optim = self.step(OptimParams(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm))
-        metrics = _metrics(done, sequences.counts) | optim
+        metrics = _metrics(done, sequences.counts) | optim | self.policy.routers.figures(self.world)
         seconds = time.perf_counter() - started
         metrics |= {
             "time/step_s": seconds,
@@ -160,8 +168,15 @@ class Learner:
         config = self.recipe.micro_batch
         if not self._traits.can_share:
             config = config.model_copy(update={"share_prompts": False})
-        price = self._traits.attention_cost
-        ranks = plan_passes(sequences, config, attention_cost=price, num_ranks=self.world.size, is_packed=is_packed)
+        traits = self._traits
+        ranks = plan_passes(
+            sequences,
+            config,
+            attention_cost=traits.attention_cost,
+            price=traits.pass_cost,
+            num_ranks=self.world.size,
+            is_packed=is_packed,
+        )
         most = max(1, *map(len, ranks))
         layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[self.world.rank]]
         return layouts + [empty_layout()] * (most - len(layouts))
@@ -179,11 +194,13 @@ def _metrics(done: Accumulated, counts: ComponentCounts) -> dict[str, float]:
     rl = figures["rl"] / max(1, counts.rl)
     ce = figures["ce"] / max(1, counts.ce)
     ref_kl = figures["ref_kl"] / max(1, counts.ref_kl)
+    distill = figures["distill"] / max(1, counts.distill)
     return {
-        "loss/total": rl + ce + ref_kl,
+        "loss/total": rl + ce + ref_kl + distill,
         "loss/rl": rl,
         "loss/ce": ce,
         "loss/ref_kl": ref_kl,
+        "loss/distill": distill,
         "entropy/mean": figures["entropy"] / max(1, figures["num_tokens"]),
         "mismatch_kl/mean": figures["mismatch_kl"] / max(1, figures["num_sampled"]),
         "masked/share": figures["num_masked"] / max(1, figures["num_rl"]),

@@ -1,7 +1,7 @@
 """The trainer's loop: wait for batch n, train, publish v{n}, commit; from the newest complete checkpoint on.
 
-Parts: `Trainer.resume` (state v{c}, published again), `Trainer.next_digest` (the wait), `Trainer.take_step`,
-`Trainer.keep_house` (checkpoints, retention). Batches that were shipped after the checkpoint are read from disk again
+Parts: `Trainer.resume` (state v{c}, published again), `Trainer.next_digest` (the wait), `Trainer.take_step`; `keeper`
+has the checkpoints. Batches that were shipped after the checkpoint are read from disk again
 after a crash; on a CPU that makes the same bytes, so each task is trained once in the lineage of the weights.
 Invariant: a version is in the ledger only after its folder is visible, and a batch is deleted only when no checkpoint
 that is kept would replay it.
@@ -20,19 +20,19 @@ from typing import Any
 
 import torch
 
-from mettle.errors import StorageError
+from mettle.errors import StorageError, UserError
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
 from mettle.storage.batches import batch_path, read_batch
-from mettle.storage.checkpoints import remove_checkpoints, write_checkpoint
 from mettle.storage.ledger import Ledger
-from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.weights import model_digest, remove_versions_before
 from mettle.trainer.adapter import Adapter
-from mettle.trainer.checkpoint import load_learner, newest_complete, save_learner
+from mettle.trainer.checkpoint import load_learner, newest_complete
 from mettle.trainer.config import TrainerConfig
+from mettle.trainer.distillation import Distiller
 from mettle.trainer.handover import PreparedVersion, prepare_version
+from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
@@ -97,9 +97,7 @@ class Trainer:
         self._monitor = MismatchMonitor(config.mismatch, self.learner, run_dir.weights, seed=config.seed)
         self.learner.before_step = self.settle
         self._pending: PendingStep | None = None
-        self._saved_at = 0
-        self._copier = LedgerCopier(run_dir.ledger)
-        self._spent = 0  # the batches up to this step have been deleted
+        self._keeper = CheckpointKeeper(run_dir, config.checkpoint, self.learner, ledger, self.settle)
         if config.compile:
             body: Any = self.policy.network.base_model
             body.compile(dynamic=True)
@@ -127,10 +125,12 @@ class Trainer:
         return step
 
     def advance(self, step: int, digest: str, *, waited_s: float) -> None:
-        """Take a step, and keep house where it is time."""
+        """Take a step, and save the state where it is time."""
         self.take_step(step, digest, waited_s=waited_s)
         if step % self.config.checkpoint.interval == 0:
-            self.keep_house(step)
+            self._keeper.save(step)
+        elif self._keeper.ready():
+            self._keeper.settle()
 
     def wants_network_alone(self, step: int) -> bool:
         """Whether step `step` may put other weights into the network for a while."""
@@ -139,8 +139,9 @@ class Trainer:
     def finish(self, step: int) -> None:
         """No further step is taken for now: keep what the last checkpoint lacks."""
         self.settle()
-        if step > self._saved_at:
-            self.keep_house(step)
+        if step > self._keeper.step:
+            self._keeper.save(step)
+        self._keeper.settle()
 
     def resume(self) -> int:
         """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""
@@ -149,7 +150,7 @@ class Trainer:
         if folder is not None:
             saved = load_learner(folder, self.learner)
             assert saved == step, f"the checkpoint of step {step} holds the state of step {saved}"
-        self._saved_at = step
+        self._keeper.step = step
         sequences = fixed_sequences(self.policy.vocab_size, self.config.canary_sequences)
         prepared = prepare_version(
             self.run_dir.weights, step, self.learner, sequences, served_as=self.run_dir.served_as
@@ -205,31 +206,11 @@ class Trainer:
 
     def settle_if_ready(self) -> None:
         """Commit the newest step as soon as its version is on disk: whoever waits for a batch waits for nothing else,
-        and the batch may wait for the version."""
+        and the batch may wait for the version. The same with a checkpoint that is written."""
         if self._pending is not None and self._pending.version.ready():
             self.settle()
-
-    def keep_house(self, step: int) -> None:
-        """Write a checkpoint, then delete what nothing needs any more."""
-        self.settle()
-        self._saved_at = step
-        if not self.world.is_main:
-            self.save_state(None, step)
-            return
-        row = self.ledger.batch(step)
-        assert row is not None, f"step {step} was trained, so it has a batch"
-        write_checkpoint(
-            self.run_dir.checkpoints, step, lambda folder: self.save_state(folder, step), row.orchestrator_state
-        )
-        self._copier.copy(step)
-        remove_checkpoints(
-            self.run_dir.checkpoints, keep_last=self.config.checkpoint.keep_last, keep_step=self._copier.step
-        )
-        self._remove_spent_batches()
-
-    def save_state(self, folder: Path | None, step: int) -> None:
-        """Every rank's part of a checkpoint; rank 0 says where."""
-        save_learner(self.world.share(folder), self.learner, step)
+        if self._pending is None and self._keeper.ready():
+            self._keeper.settle()
 
     # On rank 0
 
@@ -301,13 +282,6 @@ class Trainer:
         shown = ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s")
         logger.info("trained", extra={"step": step, **{name.split("/")[-1]: metrics[name] for name in shown}})
 
-    def _remove_spent_batches(self) -> None:
-        kept = [int(f.name.removeprefix("step-")) for f in self.run_dir.checkpoints.glob("step-*/")]
-        oldest = min(kept, default=0)
-        for digest in self.ledger.batch_digests(self._spent, oldest):
-            batch_path(self.run_dir.batches, digest).unlink(missing_ok=True)
-        self._spent = max(self._spent, oldest)
-
     def _warn(self, message: str) -> None:
         logger.warning(message)
         self.ledger.journal.event("trainer", "warning", message)
@@ -346,7 +320,32 @@ def learner_on(
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
     shard_policy(policy, world)
-    return Learner(policy, recipe, world, tenant=tenant, base_digest=base_digest, on_progress=on_progress)
+    return Learner(
+        policy,
+        recipe,
+        world,
+        tenant=tenant,
+        distiller=Distiller(config.distillation, load_teacher(config, policy, world)),
+        base_digest=base_digest,
+        on_progress=on_progress,
+    )
+
+
+def load_teacher(config: TrainerConfig, policy: Policy, world: World) -> Policy | None:
+    """The frozen model that the config names as teacher, whole on every rank; None where it names none.
+
+    Raises: UserError when it cannot be loaded, or has another vocabulary than the policy.
+    """
+    folder = config.distillation.teacher
+    if folder is None:
+        return None
+    teacher = load_policy(folder, world, dtype=getattr(torch, config.dtype), is_frozen=True, is_whole=True)
+    if teacher.vocab_size != policy.vocab_size:
+        raise UserError(
+            f"the teacher in {folder} has {teacher.vocab_size} tokens, the policy {policy.vocab_size}:"
+            " take a teacher with the policy's tokenizer"
+        )
+    return teacher.eval()
 
 
 def recipe_of(config: TrainerConfig) -> Recipe:

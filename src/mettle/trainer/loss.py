@@ -1,4 +1,4 @@
-"""The loss: rl + ce + ref_kl, each divided by its own global token count. Blind to the algorithm that set the weights.
+"""The loss: rl + ce + ref_kl + distill, each divided by its own global token count; blind to the algorithm.
 
 For a trained token: l is its log-probability under the policy being trained, m under the sampler (as recorded), A the
 advantage, w the component's weight, k = l - m cut to +-`log_ratio_clamp`, r = exp(k), D = exp(l) - exp(m).
@@ -8,6 +8,7 @@ advantage, w the component's weight, k = l - m cut to +-`log_ratio_clamp`, r = e
                                                       penalty: k^2, or r - k - 1
     ref_kl  w [ ref_kl_tau P - keep sg(ref - l) r ]   keep unless D < -mask_low
     ce      -w l
+    distill w divergence of the token's whole distribution from a teacher's (`distillation`)
 
 A token that is held back stays in the denominator. Who is a member, and so trains and counts, was settled when the
 batch was laid out (`layout.Sequences`). Checked against a NumPy twin in tests/trainer/test_loss.py.
@@ -30,13 +31,14 @@ from mettle.trainer.losses import PolicyLoss, SeenByLoss
 
 SUM_NAMES = (
     "rl", "ce", "ref_kl", "entropy", "num_tokens", "mismatch_kl", "num_sampled", "num_masked", "num_rl", "num_clamped",
+    "distill",
 )  # fmt: skip
 """What one pass adds up over its tokens; a step sums these over passes and ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTensors(TokenRow[Tensor, Tensor, Tensor]):
-    """`layout.Targets` on the device: every tensor is [K]."""
+    """`layout.Targets` on the device: every tensor is [K], of a wide column [K, k]."""
 
     sequences: Tensor
 
@@ -65,8 +67,14 @@ class TargetLoss(Protocol):
     def sum_names(self) -> tuple[str, ...]:
         """What its `LossOutput.sums` are."""
 
-    def __call__(self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors) -> LossOutput:
-        """One pass's share."""
+    @property
+    def has_teacher(self) -> bool:
+        """Whether targets are compared with a teacher."""
+
+    def __call__(
+        self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors, divergence_K: Tensor | None = None
+    ) -> LossOutput:
+        """One pass's share. `divergence_K` is from the teacher, where there is one."""
 
 
 def token_logprobs(
@@ -84,7 +92,12 @@ def token_logprobs(
 
 
 def total_loss(
-    logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors, counts: ComponentCounts, form: PolicyLoss
+    logprobs_K: Tensor,
+    entropy_K: Tensor,
+    targets: TargetTensors,
+    counts: ComponentCounts,
+    form: PolicyLoss,
+    divergence_K: Tensor | None = None,
 ) -> LossOutput:
     """One pass's share of the batch's loss. Adding the shares of all passes of all ranks gives the loss."""
     is_rl_K = targets.rl_weights != 0
@@ -112,13 +125,17 @@ def total_loss(
     ref_kl_K = torch.where(is_ref_kl_K, targets.ref_kl_weights * ref_kl_K, 0.0)
     ce_K = -(targets.ce_weights * logprobs_K)
 
-    rl, ce, ref_kl = rl_K.sum(), ce_K.sum(), ref_kl_K.sum()
+    distill_K = torch.zeros_like(ce_K) if divergence_K is None else targets.distill_weights * divergence_K
+
+    rl, ce, ref_kl, distill = rl_K.sum(), ce_K.sum(), ref_kl_K.sum(), distill_K.sum()
     loss = rl / max(1, counts.rl) + ce / max(1, counts.ce) + ref_kl / max(1, counts.ref_kl)
+    loss = loss + distill / max(1, counts.distill)
     with torch.no_grad():
         mismatch_K = torch.where(is_compared_K, log_ratio_K.exp() - log_ratio_K - 1, 0.0)
         figures: Sequence[Tensor] = (
             rl, ce, ref_kl, entropy_K.sum(), torch.ones_like(entropy_K).sum(), mismatch_K.sum(), is_compared_K.sum(),
             (is_masked_K & is_rl_K).sum(), is_rl_K.sum(), (is_compared_K & (raw_K.abs() > form.log_ratio_clamp)).sum(),
+            distill,
         )  # fmt: skip
         sums = torch.stack([figure.detach().double() for figure in figures])
         largest = mismatch_K.amax().double() if mismatch_K.numel() else torch.zeros_like(sums[0])
@@ -137,8 +154,14 @@ class BatchLoss:
         return self.form.entropy_tau > 0
 
     @property
+    def has_teacher(self) -> bool:
+        return self.counts.distill > 0
+
+    @property
     def sum_names(self) -> tuple[str, ...]:
         return SUM_NAMES
 
-    def __call__(self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors) -> LossOutput:
-        return total_loss(logprobs_K, entropy_K, targets, self.counts, self.form)
+    def __call__(
+        self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors, divergence_K: Tensor | None = None
+    ) -> LossOutput:
+        return total_loss(logprobs_K, entropy_K, targets, self.counts, self.form, divergence_K)

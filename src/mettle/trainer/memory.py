@@ -52,7 +52,7 @@ def activation_bytes_per_token(policy: Policy, world: World) -> float:
 
     was_checkpointing = policy.is_checkpointing
     policy.checkpoint_activations(False)
-    alive: list[Tensor] = []  # or an address could be used twice, and count once
+    alive: list[Tensor | None] = []  # or an address could be used twice, and count once
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         alive.extend(policy(*_probe(policy, world)))
     policy.checkpoint_activations(was_checkpointing)

@@ -7,12 +7,13 @@ Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -25,6 +26,8 @@ from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
+from mettle.trainer.passes import pass_price
+from mettle.trainer.routers import Routers
 from mettle.trainer.widened import widen
 from mettle.trainer.world import World
 
@@ -36,6 +39,25 @@ PAIR_PRICE = 2.0
 """Attention runs at about half the speed of matrix products on a CPU (docs/explanation/training.md has the figures)."""
 
 
+class ScoredTargets(NamedTuple):
+    """What a forward pass says of its K targets. `divergences_K` is None where no teacher was compared with."""
+
+    logprobs_K: Tensor
+    entropies_K: Tensor
+    divergences_K: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherComparison:
+    """What else is asked of the logits while they are there: `compare(logits [C, V], *rows [C, ...])` is [C].
+
+    Each of `rows` is [K, ...] and is cut into the chunks that the logits are computed in.
+    """
+
+    compare: Callable[..., Tensor]
+    rows: tuple[Tensor, ...]
+
+
 class Policy(nn.Module):
     """A causal LM that reports log-probabilities of targets. `network` is the transformers model."""
 
@@ -45,6 +67,7 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
+        self.routers = Routers(network)
         self.is_checkpointing = False
         self.computes_short = not is_widened and next(network.parameters()).dtype != torch.float32
 
@@ -68,8 +91,9 @@ class Policy(nn.Module):
         *,
         is_exact: bool = False,
         has_entropy_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies) of the K targets; `is_exact` computes in float32 whatever the config says."""
+        comparison: TeacherComparison | None = None,
+    ) -> ScoredTargets:
+        """Log-probabilities and more of the K targets; `is_exact` computes in float32 whatever the config says."""
         with self._precision(labels_K.device, is_exact):
             hidden_BTH = self._hidden(layout, labels_K.device)
             sources_K = torch.from_numpy(layout.sources).to(labels_K.device)
@@ -79,7 +103,13 @@ class Policy(nn.Module):
                     hidden_BTH.index_select(0, sources_K[:: layout.num_labels]), labels_K, layout
                 )
             hidden_KH = hidden_BTH.index_select(0, sources_K)
-            return self._logprobs(hidden_KH, labels_K, temperatures_K, has_entropy_gradient)
+            return self._scored(hidden_KH, labels_K, temperatures_K, has_entropy_gradient, comparison)
+
+    def hidden_at(self, layout: Layout, device: torch.device) -> Tensor:
+        """[K, H] the last hidden states that the layout's targets are predicted from."""
+        with self._precision(device, False):
+            hidden_BTH = self._hidden(unrouted(layout), device)
+            return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
 
     def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
         token_ids_BT = torch.from_numpy(layout.token_ids).to(device)
@@ -89,28 +119,38 @@ class Policy(nn.Module):
         if layout.segments is not None:
             arguments["attention_mask"] = shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
         body: Any = self.network.base_model
-        hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
+        with self.routers.told(layout.sources, layout.targets.experts, layout.num_labels):
+            hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
         return hidden_BTH
 
-    def _logprobs(
-        self, hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, has_entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
-        def head_logprobs(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor]:
-            logits_KV = self._head(hidden_KH)
-            return token_logprobs(logits_KV, labels_K, temperatures_K, has_entropy_gradient=has_entropy_gradient)
+    def _scored(
+        self,
+        hidden_KH: Tensor,
+        labels_K: Tensor,
+        temperatures_K: Tensor,
+        has_entropy_gradient: bool,
+        comparison: TeacherComparison | None,
+    ) -> ScoredTargets:
+        def head_scores(hidden_KH: Tensor, labels_K: Tensor, temperatures_K: Tensor, *rows: Tensor) -> ScoredTargets:
+            logits_KV = self.head(hidden_KH)
+            found = token_logprobs(logits_KV, labels_K, temperatures_K, has_entropy_gradient=has_entropy_gradient)
+            return ScoredTargets(*found, None if comparison is None else comparison.compare(logits_KV, *rows))
 
+        rows = (hidden_KH, labels_K, temperatures_K, *(() if comparison is None else comparison.rows))
         chunk = max(1, LOGITS_AT_ONCE // self.vocab_size)
         if len(hidden_KH) <= chunk:
-            return head_logprobs(hidden_KH, labels_K, temperatures_K)
-        cut = (torch.split(tensor, chunk) for tensor in (hidden_KH, labels_K, temperatures_K))
-        pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
-        return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+            return head_scores(*rows)
+        cut = (torch.split(tensor, chunk) for tensor in rows)
+        pieces = [checkpoint(head_scores, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
+        logprobs, entropies, divergences = zip(*pieces, strict=True)
+        compared = None if comparison is None else torch.cat(divergences)
+        return ScoredTargets(torch.cat(logprobs), torch.cat(entropies), compared)
 
-    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def _many_logprobs(self, hidden_MH: Tensor, labels_K: Tensor, layout: Layout) -> ScoredTargets:
         """The same for several targets of each hidden state [M], at temperature 1; their entropies are not told."""
 
         def head_logprobs(hidden_MH: Tensor, labels_ML: Tensor) -> Tensor:
-            return torch.log_softmax(self._head(hidden_MH).float(), dim=-1).gather(-1, labels_ML)
+            return torch.log_softmax(self.head(hidden_MH).float(), dim=-1).gather(-1, labels_ML)
 
         cut = (
             torch.split(t, max(1, LOGITS_AT_ONCE // self.vocab_size))
@@ -118,9 +158,10 @@ class Policy(nn.Module):
         )
         pieces = [checkpoint(head_logprobs, *piece, use_reentrant=False) for piece in zip(*cut, strict=True)]
         logprobs_K = torch.cat(pieces).flatten()
-        return logprobs_K, torch.zeros_like(logprobs_K)
+        return ScoredTargets(logprobs_K, torch.zeros_like(logprobs_K))
 
-    def _head(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states."""
         head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
         logits: Tensor = head(hidden)
         return logits
@@ -156,6 +197,12 @@ def exact_weights(network: nn.Module) -> Iterator[None]:
             hook.remove()
         for parameter, data in kept.items():
             parameter.data = data
+
+
+def unrouted(layout: Layout) -> Layout:
+    """The layout without the experts that were recorded: they are those of the policy, not of another model."""
+    none = np.empty((len(layout.targets.experts), 0), np.int16)
+    return replace(layout, targets=replace(layout.targets, experts=none))
 
 
 def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
@@ -236,7 +283,7 @@ def full_state(policy: Policy) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What layouts a model allows, and the price of one query-key pair in tokens.
+    """What layouts a model allows, and the prices of one query-key pair and of one pass in tokens.
 
     A prompt is shared by way of a mask of its own, which only layers of full attention obey. Packing is told to the
     model by restarting positions, which every kind of attention obeys and a recurrent layer does not.
@@ -245,6 +292,7 @@ class Traits:
     can_share: bool
     can_pack: bool
     attention_cost: float
+    pass_cost: float
 
     @classmethod
     def of(cls, policy: Policy) -> Traits:
@@ -253,7 +301,9 @@ class Traits:
         if not kinds and config.model_type in ATTENTION_MODELS:
             kinds = {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
         can_pack = bool(kinds) and kinds <= {"full_attention", "sliding_attention"}
-        return cls(kinds == {"full_attention"}, can_pack, _pair_price(policy) if can_pack else 1.0)
+        pair = _pair_price(policy) if can_pack else 1.0
+        num_weights = sum(parameter.numel() for parameter in policy.parameters())
+        return cls(kinds == {"full_attention"}, can_pack, pair, pass_price(len(_blocks(policy)), num_weights))
 
 
 def _pair_price(policy: Policy) -> float:

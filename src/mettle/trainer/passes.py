@@ -24,8 +24,11 @@ from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.dealing import deal
 from mettle.trainer.layout import Form, Index, Sequences
 
-PASS_PRICE = 64.0
-"""What a pass costs beside its tokens, in tokens (docs/explanation/training.md has the figure)."""
+PASS_PRICE = 111.0
+"""What a pass of the tiny preset costs beside its tokens, in tokens; of other models see `pass_price`."""
+GRADIENT_PRICE, LAYER_PRICE = 36.0, 9.0e6
+"""Measured: adding a pass's gradient up costs what 36 tokens do, and starting a layer what 9 million weights do to one
+token (docs/explanation/training.md has the figures)."""
 GRAINS = (1, 2, 4)
 """Rows behind a prompt cost at most a rank's share over one of these; which, is tried."""
 
@@ -49,15 +52,25 @@ class _Rows:
     prices: NDArray[np.float64]
     max_rows: int
     max_tokens: int
+    pass_price: float = PASS_PRICE
 
     @classmethod
-    def of(cls, form: Form, rows: list[Index], widths: Index, attention_cost: float, config: MicroBatchConfig) -> _Rows:
+    def of(
+        cls,
+        form: Form,
+        rows: list[Index],
+        widths: Index,
+        attention_cost: float,
+        config: MicroBatchConfig,
+        pass_price: float = PASS_PRICE,
+    ) -> _Rows:
         order = np.argsort(-widths, kind="stable")
         widths = widths[order]
         # A mask of its own makes attention look at all pairs; causal attention looks at half of them.
         pairs = attention_cost if form == "shared" else attention_cost / 2
         prices = widths + pairs * widths.astype(np.float64) ** 2
-        return cls(form, [rows[i] for i in order], widths, prices, config.max_rows, config.max_tokens)
+        ordered = [rows[i] for i in order]
+        return cls(form, ordered, widths, prices, config.max_rows, config.max_tokens, pass_price)
 
     def most_from(self, first: int) -> int:
         """Rows that a pass which begins with row `first` may have."""
@@ -66,10 +79,15 @@ class _Rows:
 
     def cost(self, first: int, end: int) -> float:
         """Of a pass of rows `first` to before `end`: all are as wide as the first."""
-        return PASS_PRICE + (end - first) * float(self.prices[first])
+        return self.pass_price + (end - first) * float(self.prices[first])
 
     def passes(self, bounds: Iterable[tuple[int, int]]) -> list[ForwardPass]:
         return [ForwardPass(self.form, self.rows[first:end], self.cost(first, end)) for first, end in bounds]
+
+
+def pass_price(num_layers: int, num_weights: int) -> float:
+    """What a pass costs beside its tokens, in tokens: of the shape alone, so that a resumed run cuts as before."""
+    return GRADIENT_PRICE + LAYER_PRICE * num_layers / max(1, num_weights)
 
 
 def plan_passes(
@@ -77,33 +95,34 @@ def plan_passes(
     config: MicroBatchConfig,
     *,
     attention_cost: float,
+    price: float = PASS_PRICE,
     num_ranks: int = 1,
     is_packed: bool = False,
 ) -> list[list[ForwardPass]]:
     """The passes of each rank, costliest first; a rank may have fewer than others only where there are no more rows.
 
-    `attention_cost` is the price of one query-key pair in tokens (see `model.Traits`).
+    `attention_cost` is the price of one query-key pair in tokens, `price` that of a pass (see `model.Traits`).
     """
     trained = np.flatnonzero(sequences.num_members)
     if not len(trained):
         return [[] for _ in range(num_ranks)]
     if is_packed:
-        return _dealt(_packed(sequences, trained, config, attention_cost, num_ranks), num_ranks)
+        return _dealt(_packed(sequences, trained, config, attention_cost, price, num_ranks), num_ranks)
     found: list[list[list[ForwardPass]]] = []
     share = math.inf
     for grain in GRAINS if num_ranks > 1 and config.share_prompts else GRAINS[:1]:
-        kinds = _kinds(sequences, trained, config, attention_cost, share / grain)
+        kinds = _kinds(sequences, trained, config, attention_cost, price, share / grain)
         if num_ranks > 1 and share == math.inf:
             share = sum(float(kind.prices.sum()) for kind in kinds) / num_ranks
-            kinds = _kinds(sequences, trained, config, attention_cost, share / grain)
+            kinds = _kinds(sequences, trained, config, attention_cost, price, share / grain)
         found += [_dealt(passes, num_ranks) for passes in _cuts(kinds, num_ranks)]
-    return min(found, key=_duration)
+    return min(found, key=lambda ranks: _duration(ranks, price))
 
 
-def _duration(ranks: Sequence[Sequence[ForwardPass]]) -> float:
+def _duration(ranks: Sequence[Sequence[ForwardPass]], price: float) -> float:
     """What the step takes, in tokens: in each round all wait for the costliest."""
     most = max(len(passes) for passes in ranks)
-    return sum(max(passes[i].cost if i < len(passes) else PASS_PRICE for passes in ranks) for i in range(most))
+    return sum(max(passes[i].cost if i < len(passes) else price for passes in ranks) for i in range(most))
 
 
 def _dealt(passes: list[ForwardPass], num_ranks: int) -> list[list[ForwardPass]]:
@@ -119,7 +138,12 @@ def _dealt(passes: list[ForwardPass], num_ranks: int) -> list[list[ForwardPass]]
 
 
 def _kinds(
-    sequences: Sequences, trained: Index, config: MicroBatchConfig, attention_cost: float, max_cost: float
+    sequences: Sequences,
+    trained: Index,
+    config: MicroBatchConfig,
+    attention_cost: float,
+    price: float,
+    max_cost: float,
 ) -> list[_Rows]:
     """The rows behind shared prompts, and those of one sequence each."""
     rows: list[Index] = []
@@ -129,8 +153,8 @@ def _kinds(
     tails = sequences.needed - sequences.prompts
     lengths = np.array([sequences.prompts[row[0]] + tails[row].sum() for row in rows], np.int64)
     kinds = [
-        _Rows.of("shared", rows, lengths, attention_cost, config),
-        _Rows.of("padded", [np.array([s]) for s in alone], sequences.needed[alone], attention_cost, config),
+        _Rows.of("shared", rows, lengths, attention_cost, config, price),
+        _Rows.of("padded", [np.array([s]) for s in alone], sequences.needed[alone], attention_cost, config, price),
     ]
     return [kind for kind in kinds if kind.rows]
 
@@ -214,7 +238,7 @@ def cut(kind: _Rows) -> list[tuple[int, int]]:
         most = kind.most_from(first)
         costs = np.arange(1, most + 1) * kind.prices[first] + best[first + 1 : first + most + 1]
         chosen = int(costs.argmin())
-        best[first], end_of[first] = PASS_PRICE + costs[chosen], first + chosen + 1
+        best[first], end_of[first] = kind.pass_price + costs[chosen], first + chosen + 1
     bounds, first = [], 0
     while first < num_rows:
         bounds.append((first, int(end_of[first])))
@@ -225,7 +249,7 @@ def cut(kind: _Rows) -> list[tuple[int, int]]:
 def cut_evenly(kinds: list[_Rows], number: int) -> list[list[tuple[int, int]]]:
     """At most `number` passes, or as few as the limits allow, of which the costliest is as cheap as can be."""
     low = max(kind.cost(0, 1) for kind in kinds)
-    high = max(kind.cost(0, kind.most_from(0)) for kind in kinds) + PASS_PRICE
+    high = max(kind.cost(0, kind.most_from(0)) for kind in kinds) + kinds[0].pass_price
     found = _within(kinds, high)
     for _ in range(24):
         middle = (low + high) / 2
@@ -242,7 +266,7 @@ def _within(kinds: list[_Rows], bound: float) -> list[list[tuple[int, int]]]:
     for kind in kinds:
         bounds, first = [], 0
         while first < len(kind.rows):
-            fitting = max(1, int((bound - PASS_PRICE) / float(kind.prices[first])))
+            fitting = max(1, int((bound - kind.pass_price) / float(kind.prices[first])))
             bounds.append((first, first + min(fitting, kind.most_from(first))))
             first = bounds[-1][1]
         found.append(bounds)
@@ -251,6 +275,7 @@ def _within(kinds: list[_Rows], bound: float) -> list[list[tuple[int, int]]]:
 
 def _split(passes: list[ForwardPass], kinds: list[_Rows], number: int) -> list[ForwardPass]:
     """Halve the costliest pass that has several rows until there are `number`, or none has."""
+    price = kinds[0].pass_price
     prices = {id(row): float(kind.prices[i]) for kind in kinds for i, row in enumerate(kind.rows)}
     passes = list(passes)
     while len(passes) < number:
@@ -262,14 +287,19 @@ def _split(passes: list[ForwardPass], kinds: list[_Rows], number: int) -> list[F
         size = len(by_row)
         at = min(range(1, size), key=lambda k: max(k * by_row[0], (size - k) * by_row[k]))
         passes += [
-            ForwardPass(each.form, each.rows[:at], PASS_PRICE + at * by_row[0]),
-            ForwardPass(each.form, each.rows[at:], PASS_PRICE + (size - at) * by_row[at]),
+            ForwardPass(each.form, each.rows[:at], price + at * by_row[0]),
+            ForwardPass(each.form, each.rows[at:], price + (size - at) * by_row[at]),
         ]
     return passes
 
 
 def _packed(
-    sequences: Sequences, trained: Index, config: MicroBatchConfig, attention_cost: float, num_ranks: int
+    sequences: Sequences,
+    trained: Index,
+    config: MicroBatchConfig,
+    attention_cost: float,
+    price: float,
+    num_ranks: int,
 ) -> list[ForwardPass]:
     """Rows of whole sequences end to end: as few rounds as the limit allows, and equally costly passes in them."""
     needed = sequences.needed[trained]
@@ -282,8 +312,7 @@ def _packed(
             break
         number += num_ranks
     return [
-        ForwardPass("packed", [trained[np.array(chosen)]], PASS_PRICE + float(prices[chosen].sum()))
-        for chosen in members
+        ForwardPass("packed", [trained[np.array(chosen)]], price + float(prices[chosen].sum())) for chosen in members
     ]
 
 

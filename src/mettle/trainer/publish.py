@@ -121,8 +121,8 @@ def compute_canary(policy: Policy, sequences: Sequence[Index], world: World) -> 
     layout = _scoring_layout(token_ids, rows, columns)
     labels_K = torch.from_numpy(layout.targets.token_ids).to(world.device)
     temperatures_K = torch.ones(len(rows), device=world.device)
-    scored_K, _ = policy(layout, labels_K, temperatures_K, is_exact=True)
-    logprobs[rows, columns + 1] = scored_K.cpu().numpy()
+    scored = policy(layout, labels_K, temperatures_K, is_exact=True)
+    logprobs[rows, columns + 1] = scored.logprobs_K.cpu().numpy()
     return Canary(token_ids.astype(np.int32), lengths.astype(np.int32), logprobs)
 
 

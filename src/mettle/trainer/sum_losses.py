@@ -46,11 +46,18 @@ class SumLoss(BaseModel):
         return False
 
     @property
+    def has_teacher(self) -> bool:
+        """None of them has a teacher."""
+        return False
+
+    @property
     def sum_names(self) -> tuple[str, ...]:
         """What it tells."""
         return ("loss", "num_tokens")
 
-    def __call__(self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors) -> LossOutput:
+    def __call__(
+        self, logprobs_K: Tensor, entropy_K: Tensor, targets: TargetTensors, divergence_K: Tensor | None = None
+    ) -> LossOutput:
         """One pass's share of the loss."""
         loss = self.terms(logprobs_K, targets).sum()
         sums = torch.stack([loss.detach().double(), torch.ones_like(logprobs_K.detach()).double().sum()])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import anthropic
 import pytest
-from anthropic.types import Message as NativeMessage
-from anthropic.types import MessageParam, ToolParam
 from pydantic import TypeAdapter
 
 from mettle.clients.config import ClientConfig
@@ -64,7 +61,7 @@ CONVERSATION = messages_from(
 TOOL = Tool(name="look", description="Look.", parameters={"type": "object", "properties": {"at": {"type": "integer"}}})
 
 
-async def test_a_whole_conversation_goes_out_in_the_apis_own_shape(endpoint):
+async def test_a_whole_conversation_goes_out_in_the_apis_own_shape(anthropic, endpoint):
     endpoint.answers = [answer({"type": "text", "text": "a cat and a dog"})]
     client = AnthropicMessagesClient(endpoint.url)
     sampling = {"n": 1, "max_tokens": 7, "temperature": 0.5, "stop": "END", "seed": 3, "extra_body": {"top_k": 5}}
@@ -84,20 +81,20 @@ async def test_a_whole_conversation_goes_out_in_the_apis_own_shape(endpoint):
         "max_tokens": 7, "temperature": 0.5, "stop_sequences": ["END"], "top_k": 5,
     }  # fmt: skip
     assert not {"n", "seed", "stop"} & set(sent)
-    TypeAdapter(list[MessageParam]).validate_python(sent["messages"])
-    TypeAdapter(list[ToolParam]).validate_python(sent["tools"])
+    TypeAdapter(list[anthropic.types.MessageParam]).validate_python(sent["messages"])
+    TypeAdapter(list[anthropic.types.ToolParam]).validate_python(sent["tools"])
     assert response.message.content == "a cat and a dog"
     assert response.message.finish_reason == "stop"
     assert response.usage.prompt_tokens == 45
     assert (response.usage.cached_tokens, response.usage.completion_tokens) == (30, 4)
 
 
-async def test_tool_calls_and_thoughts_are_read_and_go_back_as_they_came(endpoint):
+async def test_tool_calls_and_thoughts_are_read_and_go_back_as_they_came(anthropic, endpoint):
     thought = {"type": "thinking", "thinking": "I should look", "signature": "sig"}
     hidden = {"type": "redacted_thinking", "data": "xyz"}
     call = {"type": "tool_use", "id": "t9", "name": "look", "input": {"at": 3, "what": "é"}}
     endpoint.answers = [answer(thought, hidden, call, stop_reason="tool_use")]
-    NativeMessage.model_validate(endpoint.answers[0])
+    anthropic.types.Message.model_validate(endpoint.answers[0])
     client = AnthropicMessagesClient(endpoint.url)
     message = (await client.get_response(CONVERSATION, "m", {}, [TOOL])).message
     await client.close()
@@ -156,7 +153,7 @@ async def test_a_key_goes_in_anthropics_header_and_the_base_url_may_leave_out_v1
         AnthropicMessagesClient(ClientConfig())
 
 
-async def test_an_sdk_object_serves_as_well_as_a_url(endpoint):
+async def test_an_sdk_object_serves_as_well_as_a_url(anthropic, endpoint):
     endpoint.answers = [answer({"type": "text", "text": "hi"}), (400, '{"error": {"message": "prompt is too long"}}')]
     async with anthropic.AsyncAnthropic(
         base_url=endpoint.url.removesuffix("/v1"), api_key="k", max_retries=0

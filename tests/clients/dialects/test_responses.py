@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
-from openai.types.responses import Response as NativeResponse
-from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
 from mettle.clients.config import ClientConfig
@@ -67,7 +64,7 @@ def answer(*items, **fields):
     }
 
 
-async def test_a_conversation_goes_out_as_items(endpoint):
+async def test_a_conversation_goes_out_as_items(openai, endpoint):
     endpoint.answers = [answer(TEXT)]
     client = OpenAIResponsesClient(endpoint.url)
     sampling = {"n": 1, "max_completion_tokens": 7, "temperature": 0.5, "reasoning_effort": "low", "seed": 1}
@@ -84,8 +81,8 @@ async def test_a_conversation_goes_out_as_items(endpoint):
     assert sent["tools"][0]["strict"] is False
     assert (sent["max_output_tokens"], sent["reasoning"]) == (7, {"effort": "low"})
     assert not {"n", "seed", "max_completion_tokens"} & set(sent)
-    TypeAdapter(ResponseInputParam).validate_python(sent["input"])
-    NativeResponse.model_validate(endpoint.answers[0])
+    TypeAdapter(openai.types.responses.ResponseInputParam).validate_python(sent["input"])
+    openai.types.responses.Response.model_validate(endpoint.answers[0])
     assert response.message.content == "hi"
     usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens) == (9, 5, 2, 3)
@@ -138,7 +135,7 @@ async def test_what_the_api_cannot_do_is_refused_rather_than_dropped(endpoint):
     await client.close()
 
 
-async def test_an_sdk_object_serves_as_well_as_a_url(endpoint):
+async def test_an_sdk_object_serves_as_well_as_a_url(openai, endpoint):
     endpoint.answers = [answer(THOUGHT, TEXT)]
     async with openai.AsyncOpenAI(base_url=endpoint.url, api_key="k", max_retries=0) as native:
         response = await OpenAIResponsesClient(native).get_response(PROMPT, "m", {"max_tokens": 5}, [TOOL])

@@ -6,11 +6,9 @@ import io
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import anthropic
-import openai
 import pytest
 
 import mettle.envs as vf
@@ -19,6 +17,10 @@ from mettle.envs.proxy.recorder import Recorder
 from mettle.envs.proxy.server import ProxyListener, ProxyServer
 from mettle.envs.proxy.sessions import AgentSession
 from mettle.envs.state import State
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
 
 
 @dataclass
@@ -35,10 +37,14 @@ class Rollout:
     def steps(self) -> list[Any]:
         return self.state["trajectory"]
 
-    def openai(self, **options: Any) -> openai.AsyncOpenAI:
+    def openai(self, **options: Any) -> AsyncOpenAI:
+        import openai
+
         return openai.AsyncOpenAI(base_url=f"{self.root}/v1", api_key=self.session.secret, **options)
 
-    def anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+    def anthropic(self, **options: Any) -> AsyncAnthropic:
+        import anthropic
+
         return anthropic.AsyncAnthropic(base_url=self.root, api_key=self.session.secret, **options)
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:

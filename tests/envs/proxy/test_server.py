@@ -7,7 +7,6 @@ import json
 import socket
 
 import aiohttp
-import openai
 import pytest
 
 from mettle.clients import answer_length
@@ -390,7 +389,7 @@ async def test_fields_that_an_endpoint_does_not_know_are_left_out_and_named(prox
     assert json.dumps(rollout.state["agent_fields_ignored"])
 
 
-async def test_an_agent_that_hangs_up_on_a_stream_leaves_no_step_behind(proxied, scripted):
+async def test_an_agent_that_hangs_up_on_a_stream_leaves_no_step_behind(openai, proxied, scripted):
     slow = Slow(scripted)
     rollout = await proxied.rollout(slow.model)
     async with rollout.openai(max_retries=0) as client:

@@ -7,6 +7,7 @@ import torch
 from policies import make_model, tiny_config
 from schedulers import make_scheduler
 
+from mettle.inference.engine import attention
 from mettle.inference.engine.attention import Span
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.weights import inference_threads
@@ -48,6 +49,26 @@ def test_a_prompt_may_be_cut_where_a_block_begins(decoder: Decoder, cuts: list[i
         whole = decoder.prefill(ids, whole_kv)
         with inference_threads(threads):
             parts = [decoder.prefill(ids[:, a:b], kv, a) for a, b in zip([0, *cuts], [*cuts, 170], strict=True)]
+    assert torch.equal(torch.cat(parts, 1), whole)
+    assert torch.equal(kv, whole_kv)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cuts", [[160], [128, 224], [32, 96, 256, 288]])
+def test_far_into_a_prompt_it_may_be_cut_there_too(
+    decoder: Decoder, cuts: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = torch.arange(600).view(2, 300) * 7 % 250
+    with torch.inference_mode():
+        expected = decoder.prefill(ids)
+        monkeypatch.setattr(attention, "FAR", 128)
+        whole_kv, kv = decoder.prompt_room(2, 300), decoder.prompt_room(2, 300)
+        whole = decoder.prefill(ids, whole_kv)
+        with inference_threads(threads):
+            parts = [decoder.prefill(ids[:, a:b], kv, a) for a, b in zip([0, *cuts], [*cuts, 300], strict=True)]
+    assert torch.equal(whole[:, :128], expected[:, :128])
+    assert not torch.equal(whole, expected)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=5e-5)
     assert torch.equal(torch.cat(parts, 1), whole)
     assert torch.equal(kv, whole_kv)
 

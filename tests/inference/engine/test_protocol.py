@@ -273,6 +273,13 @@ def test_greedy_tokens_and_logprobs_are_the_model_s(bench: Bench) -> None:
     assert generation.prompt_logprobs[0] is None
     scored = torch.tensor(generation.prompt_logprobs[1:])
     assert torch.allclose(scored, expected[: len(PROMPT) - 1], atol=TOLERANCE)
+    assert generation.prompt_top_logprobs is not None
+    assert generation.prompt_top_logprobs[0] == []
+    listed = torch.topk(reference[: len(PROMPT) - 1], 3, -1)
+    ids = [[other.token_id for other in top] for top in generation.prompt_top_logprobs[1:]]
+    assert ids == listed.indices.tolist()
+    told = torch.tensor([[other.logprob for other in top] for top in generation.prompt_top_logprobs[1:]])
+    assert torch.allclose(told, listed.values, atol=TOLERANCE)
     best = torch.topk(reference[len(PROMPT) - 1 :], 3, -1)
     found = torch.tensor([[other.logprob for other in top] for top in choice.top_logprobs])
     assert torch.allclose(found, best.values, atol=TOLERANCE)

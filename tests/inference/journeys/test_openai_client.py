@@ -7,9 +7,8 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import torch
 from policies import END, picked_logprobs, save_adapter, with_adapter
@@ -21,23 +20,26 @@ from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.web.server import bind
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 @pytest.fixture
-async def client(server: InferenceServer) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(openai: Any, server: InferenceServer) -> AsyncIterator[AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=0) as found:
         yield found
 
 
 @pytest.fixture
-async def saying(renderer: Renderer) -> AsyncIterator[Any]:
+async def saying(openai: Any, renderer: Renderer) -> AsyncIterator[Any]:
     """A client of a server whose policy says one given text, then the end token."""
-    opened: list[tuple[openai.AsyncOpenAI, InferenceServer]] = []
+    opened: list[tuple[AsyncOpenAI, InferenceServer]] = []
 
-    async def start(text: str) -> openai.AsyncOpenAI:
+    async def start(text: str) -> AsyncOpenAI:
         engine = MockEngine(lambda prompt, choice: [*renderer.encode(text), END])
         server = InferenceServer(ModelService(Bridge(engine), renderer, "policy"), bind("127.0.0.1", 0))
         await server.start()
@@ -64,7 +66,7 @@ async def streamed(stream: Any) -> dict[str, Any]:
     return whole
 
 
-async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
+async def test_models_are_listed(openai: Any, client: AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == ["policy"]
     assert (await client.models.retrieve("policy")).id == "policy"
     with pytest.raises(openai.NotFoundError, match="not served"):
@@ -72,7 +74,7 @@ async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_an_adapter_is_a_model_of_its_own(
-    client: openai.AsyncOpenAI, server: InferenceServer, model: Any, tmp_path: Path
+    openai: Any, client: AsyncOpenAI, server: InferenceServer, model: Any, tmp_path: Path
 ) -> None:
     folder = save_adapter(model, tmp_path / "a")
     await asyncio.to_thread(server.service.engine.load_adapter, "tenant", folder)
@@ -105,7 +107,7 @@ async def test_an_adapter_is_a_model_of_its_own(
         await client.chat.completions.create(model="tenant@v7", messages=HI)
 
 
-async def test_chat_gives_choices_usage_logprobs_and_ids(client: openai.AsyncOpenAI, model: Any) -> None:
+async def test_chat_gives_choices_usage_logprobs_and_ids(client: AsyncOpenAI, model: Any) -> None:
     answer = await client.chat.completions.create(
         model="policy",
         messages=HI,
@@ -132,7 +134,7 @@ async def test_chat_gives_choices_usage_logprobs_and_ids(client: openai.AsyncOpe
         assert torch.allclose(found, picked_logprobs(model, [*prompt, *ids])[4:], atol=1e-4)
 
 
-async def test_a_seed_repeats_itself_and_choices_of_n_differ(client: openai.AsyncOpenAI) -> None:
+async def test_a_seed_repeats_itself_and_choices_of_n_differ(client: AsyncOpenAI) -> None:
     async def ask(seed: int, n: int = 2) -> list[Any]:
         answer = await client.chat.completions.create(
             model="policy", messages=HI, n=n, max_tokens=8, seed=seed, extra_body={"return_token_ids": True}
@@ -146,7 +148,7 @@ async def test_a_seed_repeats_itself_and_choices_of_n_differ(client: openai.Asyn
     assert first[:1] == await ask(5, n=1)
 
 
-async def test_a_stream_says_what_the_whole_answer_says(client: openai.AsyncOpenAI) -> None:
+async def test_a_stream_says_what_the_whole_answer_says(client: AsyncOpenAI) -> None:
     common: dict[str, Any] = {"model": "policy", "messages": HI, "max_tokens": 40, "seed": 3}
     whole = await client.chat.completions.create(**common)
     stream = await client.chat.completions.create(**common, stream=True, stream_options={"include_usage": True})
@@ -197,7 +199,7 @@ async def test_a_stream_of_thoughts_and_calls_equals_the_whole(saying: Any, text
     assert told["reason"] == whole.finish_reason
 
 
-async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI) -> None:
+async def test_a_stop_string_ends_the_text_before_it(client: AsyncOpenAI) -> None:
     common: dict[str, Any] = {"model": "policy", "prompt": "abc", "max_tokens": 40, "seed": 4}
     text = (await client.completions.create(**common)).choices[0].text
     stop = text[10:12]
@@ -207,7 +209,7 @@ async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == stopped.text
 
 
-async def test_completions_take_token_ids_and_several_prompts(client: openai.AsyncOpenAI) -> None:
+async def test_completions_take_token_ids_and_several_prompts(client: AsyncOpenAI) -> None:
     answer = await client.completions.create(
         model="policy", prompt=[[1, 2], [3]], n=2, max_tokens=3, extra_body={"return_token_ids": True}
     )
@@ -218,7 +220,7 @@ async def test_completions_take_token_ids_and_several_prompts(client: openai.Asy
     assert answer.usage.prompt_tokens == 3
 
 
-async def test_echo_scores_the_prompt(client: openai.AsyncOpenAI, model: Any) -> None:
+async def test_echo_scores_the_prompt(client: AsyncOpenAI, model: Any) -> None:
     answer = await client.completions.create(model="policy", prompt="abcd", max_tokens=0, echo=True, logprobs=1)
     choice = answer.choices[0]
     assert choice.text == "abcd"
@@ -266,7 +268,7 @@ async def test_echo_scores_the_prompt(client: openai.AsyncOpenAI, model: Any) ->
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
     ],
 )
-async def test_a_bad_field_is_named(client: openai.AsyncOpenAI, fields: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_named(openai: Any, client: AsyncOpenAI, fields: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         body = {"model": "policy", "messages": HI, "stream": stream, **fields}
         with pytest.raises(openai.BadRequestError) as caught:
@@ -274,13 +276,13 @@ async def test_a_bad_field_is_named(client: openai.AsyncOpenAI, fields: dict[str
         assert caught.value.param == param
 
 
-async def test_a_long_prompt_has_the_code_that_clients_look_for(client: openai.AsyncOpenAI) -> None:
+async def test_a_long_prompt_has_the_code_that_clients_look_for(openai: Any, client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model="policy", prompt="x" * 300)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-async def test_another_model_is_not_found(client: openai.AsyncOpenAI) -> None:
+async def test_another_model_is_not_found(openai: Any, client: AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await client.chat.completions.create(model="gpt-4", messages=HI)
     assert caught.value.code == "model_not_found"
@@ -294,7 +296,7 @@ SCHEMA = {
 }
 
 
-async def test_an_answer_keeps_to_its_schema(client: openai.AsyncOpenAI) -> None:
+async def test_an_answer_keeps_to_its_schema(client: AsyncOpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
     answer = await client.chat.completions.create(
         model="policy", messages=HI, n=4, max_tokens=150, response_format=wanted, seed=3
@@ -312,7 +314,7 @@ async def test_an_answer_keeps_to_its_schema(client: openai.AsyncOpenAI) -> None
     assert text == answer.choices[0].message.content
 
 
-async def test_completions_keep_to_the_fields_of_vllm(client: openai.AsyncOpenAI) -> None:
+async def test_completions_keep_to_the_fields_of_vllm(client: AsyncOpenAI) -> None:
     async def texts(**fields: Any) -> set[str]:
         answer = await client.completions.create(
             model="policy", prompt="x", n=6, max_tokens=20, seed=1, extra_body=fields

@@ -10,7 +10,7 @@ from mettle.storage import checkpoints as storage_checkpoints
 from mettle.storage import weights as storage_weights
 from mettle.storage.ledger import Ledger
 from mettle.storage.weights import read_version
-from mettle.trainer import handover, loop
+from mettle.trainer import handover, keeper, loop
 
 STEPS = 5
 
@@ -24,15 +24,15 @@ POINTS = [
     ("after publishing, before the commit", handover.PreparedVersion, "settle", "after", 4),
     ("inside the commit", Ledger, "record_trained", "after", 3),
     ("after the commit", loop, "remove_versions_before", "before", 3),
-    ("before the checkpoint", loop, "write_checkpoint", "before", 1),
-    ("with half a checkpoint", loop, "save_learner", "after", 1),
+    ("before the checkpoint", keeper, "write_checkpoint", "before", 1),
+    ("with half a checkpoint", keeper, "save_learner", "after", 1),
     ("with a checkpoint without manifest", storage_checkpoints, "write_json", "before", 2),
-    ("with half a second checkpoint", loop, "save_learner", "after", 2),
-    ("after the checkpoint", loop, "write_checkpoint", "after", 2),
-    ("while old checkpoints go", loop, "remove_checkpoints", "before", 2),
+    ("with half a second checkpoint", keeper, "save_learner", "after", 2),
+    ("after the checkpoint", keeper, "write_checkpoint", "after", 2),
+    ("while old checkpoints go", keeper, "remove_checkpoints", "before", 2),
     ("while publishing v0", loop, "prepare_version", "before", 1),
     ("in the first step", torch.optim.AdamW, "step", "after", 1),
-    ("at the very end", loop, "write_checkpoint", "before", 3),
+    ("at the very end", keeper, "write_checkpoint", "before", 3),
 ]
 
 
@@ -85,6 +85,23 @@ def test_a_trainer_killed_with_a_version_under_way_resumes_to_the_same_bytes(
     point, reference, make_run, train_here, ledger_of, monkeypatch
 ):
     monkeypatch.setattr(handover, "BESIDE_BYTES", 0)
+    test_a_killed_trainer_resumes_to_the_same_bytes(point, reference, make_run, train_here, ledger_of)
+
+
+COPIED = [
+    ("with half a checkpoint", keeper, "outcome", "before", 1),
+    ("with its files written", keeper, "outcome", "after", 2),
+    ("beside the next pass", torch.optim.AdamW, "step", "before", 3),
+    ("without its manifest", storage_checkpoints, "write_json", "before", 2),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("point", COPIED, ids=lambda point: point[0])
+def test_a_trainer_killed_with_a_checkpoint_under_way_resumes_to_the_same_bytes(
+    point, reference, make_run, train_here, ledger_of, monkeypatch
+):
+    monkeypatch.setattr(keeper, "BESIDE_BYTES", 0)
     test_a_killed_trainer_resumes_to_the_same_bytes(point, reference, make_run, train_here, ledger_of)
 
 

@@ -140,24 +140,16 @@ async def test_ten_thousand_rollouts_open_within_a_second_of_work(browse, many, 
         assert "10,000" in at.text
 
 
-async def test_a_search_through_ten_thousand_rollouts_finds_all_and_answers_keys_meanwhile(browse, many):
+async def test_a_search_through_ten_thousand_rollouts_ends_the_one_before_and_answers_keys_meanwhile(browse, many):
     async with browse(many) as at:
         screen = at.app.screen
+        screen.search("word")
         screen.search("needle")
         await at.pilot.press("down", "down")
         assert screen.table.cursor >= 2 or screen.run.found, "a key is answered while it looks, or it was that quick"
         await at.settle()
         assert "'needle': 10 found" in at.text
         assert sorted(screen.run.found) == list(range(999, 10_000, 1000))
-
-
-async def test_another_search_ends_the_one_before(browse, many):
-    async with browse(many) as at:
-        screen = at.app.screen
-        screen.search("word")
-        screen.search("needle")
-        await at.settle()
-        assert screen.run.found == set(range(999, 10_000, 1000))
         screen.search("")
         await at.settle()
         assert "found" not in at.text

@@ -30,7 +30,10 @@ from mettle.records.messages import (
 
 Wired = dict[str, Any]
 Arrays = list["array[Any]"]
-ARRAYS = ("new_prompt_ids", "completion_ids", "completion_logprobs", "completion_versions", "completion_mask")
+ARRAYS = (
+    "new_prompt_ids", "completion_ids", "completion_logprobs", "completion_versions", "completion_mask",
+    "completion_experts",
+)  # fmt: skip
 """Parts of a call's tokens that travel beside the message, which holds their positions."""
 APART = frozenset(
     {"client", "input", "trajectory", "timing", "usage", "usage_tracker", "error", "completion", "env_routes"}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from mettle.envs.packages.registry import find_environment
+from mettle.errors import UserError
 from mettle.hub.accounts import audit
 from mettle.hub.actions.states import FAILED
 from mettle.hub.caller import Caller
@@ -41,6 +42,6 @@ def _failed(c: Connection, caller: Caller, name: str) -> str:
         installed = find_environment(project).version
         environment = catalogue.find_environment(c, caller, owner, project)
         release = releases.find_release(c, environment, version or installed)
-    except (HttpError, ValueError):
+    except (HttpError, UserError):
         return ""
     return f"{environment.slug}@{release.version}" if release.card_state == FAILED else ""

@@ -28,7 +28,10 @@ from mettle.hub.caller import Caller
 from mettle.storage.files import is_disk_full, write_json
 from mettle.web.problems import HttpError
 
+PENDING: Final = "PENDING"
 RUNNING: Final = "RUNNING"
+FAILED: Final = "FAILED"
+CANCELLED: Final = "CANCELLED"
 COMPLETED: Final = "COMPLETED"
 MAX_BYTES: Final = 4 << 30
 
@@ -161,12 +164,35 @@ def add_samples(c: Connection, root: Path, result: PushedResult, samples: Sequen
     return num
 
 
-def complete(c: Connection, root: Path, result: PushedResult, metrics: Mapping[str, Any]) -> PushedResult:
+def set_status(c: Connection, result_id: str, status: str) -> None:
+    """Where a hosted evaluation stands. One that is completed stays so."""
+    r = tables.results.c
+    changed = update(tables.results).where(r.id == result_id, r.status != COMPLETED)
+    c.execute(changed.values(status=status, updated_at=time.time()))
+
+
+def result_of(c: Connection, result_id: str) -> PushedResult:
+    """One, for the Hub itself. Raises: HttpError 404 when it was deleted."""
+    row = c.execute(select(tables.results).where(tables.results.c.id == result_id)).first()
+    if row is None:
+        raise HttpError(404, "this evaluation was deleted meanwhile")
+    return _result(row)
+
+
+def begin_again(c: Connection, result_id: str) -> None:
+    """Let what an attempt has left of samples count for nothing."""
+    c.execute(update(tables.results).where(tables.results.c.id == result_id).values(num_samples=0, num_bytes=0))
+
+
+def complete(
+    c: Connection, root: Path, result: PushedResult, metrics: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+) -> PushedResult:  # fmt: skip
     """Write what the pages read, work out the mean and its interval from the samples, and close it."""
     if result.status == COMPLETED:
         return result
     folder = folder_of(root, result.id)
-    told = {**result.metadata, "env_id": result.environment, "model": result.model}
+    told = {**(metadata or {}), **result.metadata, "env_id": result.environment, "model": result.model}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / RESULTS).open("ab") as file:
@@ -182,14 +208,13 @@ def complete(c: Connection, root: Path, result: PushedResult, metrics: Mapping[s
     low, high = reward.get("interval") or (None, None)
     now = time.time()
     values = {
-        "status": COMPLETED, "metrics": {**result.metrics, **metrics}, "mean": reward.get("mean"), "ci_low": low,
+        "status": COMPLETED, "metadata": {**(metadata or {}), **result.metadata},
+        "metrics": {**result.metrics, **metrics}, "mean": reward.get("mean"), "ci_low": low,
         "ci_high": high, "num_tasks": int(reward.get("num_tasks") or 0), "updated_at": now,
         "completed_at": now,
     }  # fmt: skip
     c.execute(update(tables.results).where(tables.results.c.id == result.id).values(**values))
-    row = c.execute(select(tables.results).where(tables.results.c.id == result.id)).first()
-    assert row is not None, "it was changed in this transaction"
-    return _result(row)
+    return result_of(c, result.id)
 
 
 def change_result(c: Connection, result: PushedResult, **values: Any) -> None:

@@ -13,18 +13,31 @@ def include_routes(app: FastAPI) -> None:
         account_api,
         account_pages,
         actions_api,
+        hosted_evals_api,
+        hosted_evals_pages,
         package_index,
         registry_api,
         registry_pages,
         results_api,
         results_pages,
+        secrets_api,
+        secrets_pages,
         team_pages,
         training_api,
         training_pages,
     )
 
-    api = (account_api, registry_api, actions_api, results_api, training_api)
-    pages = (account_pages, team_pages, registry_pages, results_pages, training_pages, package_index)
+    api = (account_api, registry_api, actions_api, results_api, hosted_evals_api, secrets_api, training_api)
+    pages = (
+        account_pages,
+        team_pages,
+        registry_pages,
+        results_pages,
+        hosted_evals_pages,
+        secrets_pages,
+        training_pages,
+        package_index,
+    )
     app.state.open_pushed = results_pages.open_pushed
     app.state.open_hosted = training_api.open_hosted
     app.state.hosted = RunCatalog(app.state.lab.folder / "runs")

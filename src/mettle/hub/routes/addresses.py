@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from fastapi import Request
+from starlette.convertors import Convertor, register_url_convertor
 
 
 def root_of(request: Request) -> str:
@@ -18,3 +19,18 @@ def iso(at: float | None) -> str | None:
     if at is None:
         return None
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _ResultId(Convertor[str]):
+    """An id of a pushed evaluation; evaluations of this machine's store have other names under the same path."""
+
+    regex = "c[a-z0-9]{24}"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("result", _ResultId())

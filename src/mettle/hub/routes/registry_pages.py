@@ -20,6 +20,8 @@ from mettle.hub.routes.actions_api import retry_check
 from mettle.hub.routes.addresses import root_of
 from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
+from mettle.hub.routes.secrets_api import change_secret
+from mettle.hub.secrets import store
 from mettle.web.problems import HttpError
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[Depends(looking)])
@@ -59,7 +61,10 @@ def environment_page(
         known = releases.releases_of(c, environment.id)
         release = releases.find_release(c, environment, version) if known else None
         is_starred = catalogue.has_star(c, caller, environment)
-    shown: dict[str, object] = {"readme": render_readme(release.readme) if release and tab == "readme" else ""}
+        kept = store.list_secrets(c, environment.owner_id, environment.id) if tab == "settings" else []
+        kept = kept if caller.is_member(environment.owner_id) else []
+    shown: dict[str, object] = {"secrets": kept, "target": f"/environments/{environment.slug}"}
+    shown |= {"readme": render_readme(release.readme) if release and tab == "readme" else ""}
     if release and tab == "files":
         source = lab.blobs.path(release.source_sha256)
         shown["files"] = list_files(source)
@@ -90,6 +95,10 @@ def change_environment(lab: LabHere, caller: SignedIn, owner: str, name: str, fi
         if action == "check":
             release = retry_check(c, caller, environment, fields.get("version", ""))
             return RedirectResponse(f"{target}?tab=card&version={quote(release.version)}", status_code=303)
+        if action in ("secret", "unsecret"):
+            catalogue.must_push(caller, environment)
+            change_secret(c, lab, caller, environment.owner_id, environment.id, fields)
+            return RedirectResponse(f"{target}?tab=settings", status_code=303)
         catalogue.must_govern(caller, environment)
         said = environment.slug
         if action == "visibility":

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy import Connection
-from starlette.convertors import Convertor, register_url_convertor
 
 from mettle.evals.ranking import rank_evaluations
 from mettle.hub.access import EvalReader, EvalWriter, LabHere
@@ -23,19 +22,6 @@ from mettle.hub.routes.json_bodies import HubRequest, body_of
 MAX_SAMPLES_BYTES = 64 << 20
 
 
-class _ResultId(Convertor[str]):
-    """An id of a pushed evaluation; evaluations of this machine's store have other names under the same path."""
-
-    regex = "c[a-z0-9]{24}"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("result", _ResultId())
 router = APIRouter(prefix="/api/v1/evaluations", tags=["evaluations"])
 
 
@@ -225,7 +211,8 @@ def _shown(result: PushedResult, request: Request) -> dict[str, Any]:
         "environment_ids": [result.environment_id] if result.environment_id else [],
         "model_name": result.model, "framework": result.framework, "metadata": result.metadata,
         "metrics": result.metrics, "total_samples": result.num_samples, "avg_score": result.mean,
-        "ci_low": result.ci_low, "ci_high": result.ci_high, "is_public": result.is_public, "is_hosted": False,
+        "ci_low": result.ci_low, "ci_high": result.ci_high, "is_public": result.is_public,
+        "is_hosted": bool(result.metadata.get("is_hosted")),
         "eval_type": "environment", "user_id": result.pushed_by,
         "viewer_url": f"{root_of(request)}/evaluations/{result.id}", "created_at": iso(result.created_at),
         "updated_at": iso(result.updated_at), "completed_at": iso(result.completed_at),

@@ -16,6 +16,7 @@ from mettle.hub.evaluations import OpenEvaluation, card_of
 from mettle.hub.pages import page, query_of
 from mettle.hub.results import pushed
 from mettle.hub.results.leaderboard import leaderboard
+from mettle.hub.routes import addresses  # noqa: F401 - the kind of path that ids of results are
 from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
 from mettle.web.problems import HttpError

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection
 
-from mettle.errors import MettleError
 from mettle.hub.access import LabHere, TrainingReader, TrainingWriter, caller_of, lab_of
 from mettle.hub.accounts import audit
 from mettle.hub.caller import Caller
@@ -28,7 +27,8 @@ from mettle.hub.training import jobs
 from mettle.hub.training.acceptance import accept
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import Submission, offered_models
-from mettle.runs.adapters import find_adapter
+from mettle.hub.training.told import hidden_of
+from mettle.hub.training.versions import versions_on_disk
 from mettle.storage.run_dir import RunDir
 from mettle.web.problems import HttpError
 
@@ -101,12 +101,14 @@ def logs(
 ) -> dict[str, Any]:  # fmt: skip
     """The end of what one of its processes writes."""
     with lab.database.read() as c:
-        jobs.find_job(c, caller, run_id)
+        job = jobs.find_job(c, caller, run_id)
     folder = RunDir(run_folder(lab.folder, run_id))
     name = next((n for n in log_names(folder.logs) if n.partition(".")[0] == component), None)
     if name is None:
         raise HttpError(404, f"no log of {component[:60]!r} yet: the run is queued, or starting")
-    entries, _ = read_tail(folder.logs, name, max_lines=tail_lines, level=level or None, words=search)
+    entries, _ = read_tail(
+        folder.logs, name, max_lines=tail_lines, level=level or None, words=search, hidden=hidden_of(lab, job)
+    )
     return {"logs": "\n".join(str(entry.get("message") or entry.get("text") or "") for entry in entries)}
 
 
@@ -137,7 +139,7 @@ def checkpoints(request: Request, lab: LabHere, caller: TrainingReader, run_id: 
     """The versions of weights or adapters that are still on disk."""
     with lab.database.read() as c:
         jobs.find_job(c, caller, run_id)
-    return {"checkpoints": [_checkpoint(request, run_id, *each) for each in _versions(lab.folder, run_id)]}
+    return {"checkpoints": [_checkpoint(request, run_id, *each) for each in versions_on_disk(lab.folder, run_id)]}
 
 
 @router.get("/runs/{run_id}/checkpoints/{step}")
@@ -145,7 +147,7 @@ def download(lab: LabHere, caller: TrainingReader, run_id: str, step: int) -> St
     """A version as a tar: an adapter as peft loads it, or whole weights."""
     with lab.database.read() as c:
         jobs.find_job(c, caller, run_id)
-    found = dict(_versions(lab.folder, run_id)).get(step)
+    found = dict(versions_on_disk(lab.folder, run_id)).get(step)
     if found is None:
         raise HttpError(404, f"version {step} of this run is not on disk any more")
     headers = {"content-disposition": f'attachment; filename="{run_id}-v{step}.tar"'}
@@ -164,7 +166,9 @@ def open_hosted(request: Request, name: str) -> RunReader:
         job = jobs.find_job(c, caller, name)
     if not (run_folder(lab.folder, name) / "run.db").exists():
         raise HttpError(404, f"this run is {job.status.lower()} and has written nothing yet; load the page again later")
-    return _catalog(request).open(name)
+    reader = _catalog(request).open(name)
+    reader.hidden = hidden_of(lab, job)
+    return reader
 
 
 def change_job(c: Connection, caller: Caller, job: TrainingJob, action: str) -> None:
@@ -187,25 +191,6 @@ def _change(lab: Lab, caller: Caller, run_id: str, action: str) -> dict[str, Any
 def _catalog(request: Request) -> RunCatalog:
     catalog: RunCatalog = request.app.state.hosted
     return catalog
-
-
-def _versions(root: Path, run_id: str) -> list[tuple[int, Path]]:
-    folder = run_folder(root, run_id)
-    if not folder.is_dir():
-        return []
-    run_dir = RunDir(folder)
-    found = []
-    for path in sorted(run_dir.version(0).parent.glob("v*")):
-        number = path.name[1:]
-        if number.isdigit() and path.is_dir():
-            found.append((int(number), path))
-    if not found:
-        try:
-            adapter = find_adapter(folder)
-        except MettleError:
-            return []
-        found = [(int(adapter.name.lstrip("v") or 0), adapter)]
-    return sorted(found)
 
 
 def _checkpoint(request: Request, run_id: str, step: int, path: Path) -> dict[str, Any]:

@@ -25,6 +25,8 @@ FAILED: Final = "FAILED"
 STOPPED: Final = "STOPPED"
 OVER: Final = (COMPLETED, FAILED, STOPPED)
 MAX_WAITING: Final = 20
+TRAIN: Final = "train"
+EVAL: Final = "eval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class TrainingJob:
     updated_at: float
     started_at: float | None
     ended_at: float | None
+    kind: str = TRAIN
+    sealed: str = ""
+    planned: dict[str, Any] | None = None
+    num_tokens: int = 0
+    result_id: str = ""
 
 
 def run_folder(root: Path, job_id: str) -> Path:
@@ -54,7 +61,7 @@ def run_folder(root: Path, job_id: str) -> Path:
 
 def submit(
     c: Connection, caller: Caller, owner_id: str, *, name: str, model: str, environments: list[str],
-    config: dict[str, Any],
+    config: dict[str, Any], kind: str = TRAIN, result_id: str = "", planned: dict[str, Any] | None = None,
 ) -> TrainingJob:  # fmt: skip
     """Queue a run. Raises: HttpError 429 when the owner has too many that wait."""
     j, now = tables.jobs.c, time.time()
@@ -64,33 +71,49 @@ def submit(
     row = {
         "id": new_id(), "owner_id": owner_id, "submitted_by": caller.name, "name": name[:200], "model": model,
         "environments": environments, "config": config, "status": QUEUED, "is_stop_wanted": False, "error": "",
-        "created_at": now, "updated_at": now, "started_at": None, "ended_at": None,
+        "created_at": now, "updated_at": now, "started_at": None, "ended_at": None, "kind": kind,
+        "result_id": result_id, "planned": planned,
     }  # fmt: skip
     c.execute(insert(tables.jobs).values(**row))
     return TrainingJob(**row)  # type: ignore[arg-type]
 
 
 def find_job(c: Connection, caller: Caller, job_id: str) -> TrainingJob:
-    """Raises: HttpError 404 for one that is not there, or not the caller's."""
-    row = c.execute(select(tables.jobs).where(tables.jobs.c.id == job_id, _own(caller))).first()
+    """A run. Raises: HttpError 404 for one that is not there, or not the caller's."""
+    j = tables.jobs.c
+    row = c.execute(select(tables.jobs).where(j.id == job_id, j.kind == TRAIN, _own(caller))).first()
     if row is None:
         raise HttpError(404, f"Run {job_id[:80]} not found")
     return TrainingJob(**row._mapping)
 
 
+def find_by_result(c: Connection, caller: Caller, result_id: str) -> TrainingJob | None:
+    """The job of a hosted evaluation; None for one that is not there, or not the caller's."""
+    row = c.execute(select(tables.jobs).where(tables.jobs.c.result_id == result_id, _own(caller))).first()
+    return None if row is None else TrainingJob(**row._mapping)
+
+
 def list_jobs(c: Connection, caller: Caller, *, limit: int = 20, offset: int = 0) -> tuple[list[TrainingJob], int]:
-    """Those of the caller and the caller's teams, the newest first, and how many there are."""
+    """The runs of the caller and the caller's teams, the newest first, and how many there are."""
     j = tables.jobs.c
-    total = c.scalar(select(func.count()).select_from(tables.jobs).where(_own(caller))) or 0
-    rows = c.execute(select(tables.jobs).where(_own(caller)).order_by(j.created_at.desc()).limit(limit).offset(offset))
+    total = c.scalar(select(func.count()).select_from(tables.jobs).where(_own(caller), j.kind == TRAIN)) or 0
+    rows = c.execute(
+        select(tables.jobs)
+        .where(_own(caller), j.kind == TRAIN)
+        .order_by(j.created_at.desc())
+        .limit(limit)
+        .offset(offset)
+    )
     return [TrainingJob(**row._mapping) for row in rows], int(total)
 
 
 def num_ahead(c: Connection, job: TrainingJob) -> int:
-    """Runs that come before one that waits."""
+    """Jobs of its kind that come before one that waits."""
+    if job.status != QUEUED:
+        return 0
     j = tables.jobs.c
     is_before = (j.status == RUNNING) | ((j.status == QUEUED) & (j.updated_at < job.updated_at))
-    return int(c.scalar(select(func.count()).where(is_before, j.id != job.id)) or 0) if job.status == QUEUED else 0
+    return int(c.scalar(select(func.count()).where(j.kind == job.kind, is_before, j.id != job.id)) or 0)
 
 
 def want_stop(c: Connection, job: TrainingJob) -> None:
@@ -98,7 +121,7 @@ def want_stop(c: Connection, job: TrainingJob) -> None:
     if job.status == QUEUED:
         set_status(c, job.id, STOPPED)
     elif job.status == RUNNING:
-        _set(c, job.id, is_stop_wanted=True)
+        set_values(c, job.id, is_stop_wanted=True)
     else:
         raise HttpError(409, f"this run is {job.status.lower()} already")
 
@@ -107,7 +130,7 @@ def queue_again(c: Connection, job: TrainingJob) -> None:
     """Let one that is over go on from its last checkpoint."""
     if job.status not in (STOPPED, FAILED):
         raise HttpError(409, f"this run is {job.status.lower()}; one that was stopped or has failed can go on")
-    _set(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None)
+    set_values(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None)
 
 
 def delete_job(c: Connection, job: TrainingJob) -> None:
@@ -120,17 +143,18 @@ def delete_job(c: Connection, job: TrainingJob) -> None:
 def set_status(c: Connection, job_id: str, status: str, *, error: str = "") -> None:
     now = time.time()
     when = {"started_at": now} if status == RUNNING else {"ended_at": now} if status in OVER else {}
-    _set(c, job_id, status=status, error=error[:2000], **when)
+    set_values(c, job_id, status=status, error=error[:2000], **when)
 
 
-def with_status(c: Connection, status: str) -> list[TrainingJob]:
-    """All of a status, the one that waits longest first."""
+def with_status(c: Connection, status: str, kind: str = TRAIN) -> list[TrainingJob]:
+    """All of a status and kind, the one that waits longest first."""
     j = tables.jobs.c
-    rows = c.execute(select(tables.jobs).where(j.status == status).order_by(j.updated_at))
+    rows = c.execute(select(tables.jobs).where(j.status == status, j.kind == kind).order_by(j.updated_at))
     return [TrainingJob(**row._mapping) for row in rows]
 
 
-def _set(c: Connection, job_id: str, **values: Any) -> None:
+def set_values(c: Connection, job_id: str, **values: Any) -> None:
+    """Change columns of one."""
     c.execute(update(tables.jobs).where(tables.jobs.c.id == job_id).values(**values, updated_at=time.time()))
 
 

@@ -99,7 +99,7 @@ def run_config(asked: Submission, models: list[OfferedModel]) -> dict[str, Any]:
     if model is None:
         names = ", ".join(each.name for each in models)
         raise HttpError(422, f"model {asked.model[:100]!r} is not offered here; there are {names}", param="model")
-    envs = [{"id": _local_name(each.id), "args": each.args} for each in asked.environments]
+    envs = [{"id": local_name(each.id), "args": each.args} for each in asked.environments]
     loop: dict[str, Any] = {"batch_size": asked.batch_size, "group_size": asked.rollouts_per_example, "envs": envs}
     loop |= {name: table for name, table in (("sampling", asked.sampling), ("eval", asked.eval)) if table}
     config: dict[str, Any] = {
@@ -117,7 +117,7 @@ def run_config(asked: Submission, models: list[OfferedModel]) -> dict[str, Any]:
     return config
 
 
-def _local_name(name: str) -> str:
+def local_name(name: str) -> str:
     """The environment as this machine knows it. A submission runs no code that the operator has not installed."""
     from mettle.envs.packages.registry import find_environment
 

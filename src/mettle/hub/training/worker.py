@@ -15,9 +15,11 @@ from pathlib import Path
 
 from mettle.errors import MettleError, UserError
 from mettle.hub.lab import Lab
+from mettle.hub.logs import hide
 from mettle.hub.training import jobs
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import as_toml
+from mettle.hub.training.told import environment_for, hidden_of
 from mettle.runs.launch import is_finished, stop
 from mettle.runs.lock import supervisor_pid
 from mettle.storage.claim import FolderClaim
@@ -76,6 +78,7 @@ class QueueWorker:
 
     def _begin(self, job: TrainingJob) -> None:
         with self._lab.database.write() as c:
+            environment = environment_for(c, self._lab, job)
             jobs.set_status(c, job.id, jobs.RUNNING)
         folder = run_folder(self._lab.folder, job.id)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +88,7 @@ class QueueWorker:
         with (folder.parent / f"{job.id}.out").open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "mettle.cli", "rl", *words, "--json"], stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, start_new_session=True,
+                stderr=out, start_new_session=True, env=environment,
             )  # fmt: skip
         self._child = (job.id, process)
         logger.info("started a run", extra={"job": job.id, "pid": process.pid})
@@ -106,7 +109,11 @@ class QueueWorker:
         self._child = None
         is_done = is_made and is_finished(folder)
         status = jobs.COMPLETED if is_done else jobs.STOPPED if job.is_stop_wanted else jobs.FAILED
-        error = "" if status != jobs.FAILED else last_words(folder.parent / f"{job.id}.out")
+        error = (
+            ""
+            if status != jobs.FAILED
+            else hide(last_words(folder.parent / f"{job.id}.out"), hidden_of(self._lab, job))
+        )
         with self._lab.database.write() as c:
             jobs.set_status(c, job.id, status, error=error)
         logger.info("a run has ended", extra={"job": job.id, "status": status})

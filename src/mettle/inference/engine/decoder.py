@@ -70,9 +70,17 @@ class Decoder:
         return max(padded, min_rows()) if self._has_plain else padded
 
     def forward(
-        self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: Sequence[RowsOfAdapters] = ()
+        self,
+        token_ids_R: Tensor,
+        positions_R: Tensor,
+        attend: Attend,
+        adapters: Sequence[RowsOfAdapters] = (),
+        routes: list[Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others."""
+        """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others.
+
+        `routes` takes the experts that each layer with a router chose, [R + padding, K] each.
+        """
         num_rows = len(token_ids_R)
         padded = self._padded(num_rows)
         rotations = self._rotations(with_rows(positions_R, padded))
@@ -80,7 +88,7 @@ class Decoder:
         for number, (kind, layer) in enumerate(zip(self.shape.layers, self.weights.layers, strict=True)):
             added = [LayerRows(rows, number) for rows in adapters]
             heads = project(self.shape, layer, hidden_RD, _of(rotations, kind), added)
-            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads), padded), added)
+            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads), padded), added, routes)
         return hidden_RD[:num_rows]
 
     def prefill(
@@ -89,6 +97,7 @@ class Decoder:
         kv_NLKTE: Tensor | None = None,
         start: int = 0,
         adapters: Sequence[AdapterWeights | None] = (),
+        routes: list[Tensor] | None = None,
     ) -> Tensor:
         """Hidden states [N, P, D] of prompts' tokens from position `start` on, whose keys and values `kv` takes.
 
@@ -100,14 +109,19 @@ class Decoder:
         positions_P = torch.arange(start, start + length, device=self.device)
         attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
         groups = group_rows(adapters, self.device, length)
-        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend, groups)
+        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend, groups, routes)
         return hidden_RD.view(num_prompts, length, -1)
 
     def decode(
-        self, token_ids_B: Tensor, positions_B: Tensor, spans: Sequence[Span], adapters: Sequence[RowsOfAdapters] = ()
+        self,
+        token_ids_B: Tensor,
+        positions_B: Tensor,
+        spans: Sequence[Span],
+        adapters: Sequence[RowsOfAdapters] = (),
+        routes: list[Tensor] | None = None,
     ) -> Tensor:
         """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`."""
-        return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B), adapters)
+        return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B), adapters, routes)
 
     def prompt_room(self, num_prompts: int, length: int) -> Tensor:
         """Keys and values [N, L, 2K, T, E] for prompts of up to `length` tokens, all zeros."""

@@ -43,11 +43,14 @@ from mettle.inference.engine.published import PublishedPolicy, load_adapter, loa
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.sequences import CountedListener, DecodeText
 from mettle.inference.engine.weights import inference_threads, read_state, tokens_of_a_step
+from mettle.processes.host import release_freed_memory
 from mettle.records.versions import CanaryCheck
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MODEL_LEN = 4096
+_MANY_WEIGHTS = 2**24
+"""Reading so many leaves memory behind that is worth giving back."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Result = TypeVar("Result")
@@ -120,6 +123,8 @@ class EmbeddedEngine:
             self._call(lambda: self._scheduler.swap(policy.decoder, version, policy.adapter))
             self._is_of_base = policy.is_base
             swapped = time.perf_counter()
+            if policy.adapter is None and policy.decoder.num_parameters >= _MANY_WEIGHTS:
+                release_freed_memory()
             self._num_updates += 1
             update = WeightUpdate(version, (loaded - started) * 1e3, (swapped - loaded) * 1e3, canary)
             logger.info(
@@ -323,9 +328,14 @@ def start_engine(
     dtype = _DTYPES[config.dtype]
     with inference_threads(config.threads):
         policy = _first_policy(config, device, dtype)
+    release_freed_memory()
     decoder = policy.decoder
     positions = decoder.shape.max_positions
     wanted = config.max_model_len or min(positions, _DEFAULT_MODEL_LEN)
+    if config.record_experts and (decoder.forward_of != "mettle" or decoder.shape.experts is None):
+        raise UserError(
+            "record_experts is for mixtures of experts that the engine computes itself (qwen3_moe); leave it out"
+        )
     if wanted > positions:
         raise UserError(f"max_model_len is {wanted}, the model has {positions} positions")
     limits = Limits(
@@ -337,6 +347,7 @@ def start_engine(
         config.max_adapters,
         config.max_adapter_versions,
         config.reuse_sampled,
+        config.record_experts,
     )
     scheduler = Scheduler(
         decoder,

@@ -60,14 +60,15 @@ def finish(
     hidden_RD: Tensor,
     attended_RD: Tensor,
     adapters: Sequence[LayerRows] = (),
+    routes: list[Tensor] | None = None,
 ) -> Tensor:
-    """The layer's hidden states from what its attention gave."""
+    """The layer's hidden states from what its attention gave. `routes` takes the experts [R, K] that it chose."""
     ends = (layer.output, layer.output_bias, layer.attention_end_norm)
     hidden_RD = _add(shape, hidden_RD, attended_RD, *ends, "output", adapters)
     normed = _normed(shape, hidden_RD, layer.mlp_norm)
     if isinstance(layer.mlp, ExpertMlps):
         assert shape.experts is not None, "a layer has experts only in a model that has them"
-        mixed = _mix(shape.experts, shape.activation, layer.mlp, normed)
+        mixed = _mix(shape.experts, shape.activation, layer.mlp, normed, routes)
         return hidden_RD + _normed(shape, mixed, layer.mlp_end_norm)
     gate_up = layer.mlp.gate_up.times(normed, layer.mlp.gate_up_bias)
     for rows in adapters:
@@ -113,10 +114,14 @@ def _activate(gate: Tensor, activation: Activation) -> Tensor:
     return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
 
 
-def _mix(experts: Experts, activation: Activation, mlps: ExpertMlps, normed_RD: Tensor) -> Tensor:
+def _mix(
+    experts: Experts, activation: Activation, mlps: ExpertMlps, normed_RD: Tensor, routes: list[Tensor] | None
+) -> Tensor:
     """Each row through its own experts, added up in the experts' order whoever else chose them."""
     shares_RC = torch.softmax(F.linear(normed_RD, mlps.router).float(), -1)
     shares, chosen = shares_RC.topk(experts.per_token, -1)
+    if routes is not None:
+        routes.append(chosen)
     if experts.has_shares_of_one:
         shares = shares / shares.sum(-1, keepdim=True)
     shares = shares.to(normed_RD.dtype).flatten()

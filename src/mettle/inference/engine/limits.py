@@ -24,6 +24,7 @@ class Limits:
     max_adapters: int = 16
     max_adapter_versions: int = 4
     is_reusing_sampled: bool = False
+    is_recording_experts: bool = False
 
 
 def check_request(request: GenerationRequest, limits: Limits, vocab_size: int, *, keeps_grammars: bool = False) -> None:

@@ -175,6 +175,8 @@ class MockEngine:
         request = running.request
         if request.prompt_logprobs:
             running.prompt_logprobs = [None, *([LOGPROB] * (len(request.prompt_ids) - 1))]
+            if request.top_logprobs:
+                running.prompt_top_logprobs = [[], *([TokenLogprob(i, LOGPROB)] for i in request.prompt_ids[1:])]
         room = self._limits.max_model_len - len(request.prompt_ids)
         max_tokens = room if request.params.max_tokens is None else min(request.params.max_tokens, room)
         for choice in running.choices:

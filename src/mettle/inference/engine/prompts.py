@@ -8,7 +8,7 @@ and wherever it was cut; see `attention.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,7 @@ from mettle.inference.engine.adapters import AdapterWeights
 from mettle.inference.engine.attention import BLOCK
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.prefixes import Unit, as_prompt
+from mettle.inference.engine.protocol import TokenLogprob
 from mettle.inference.engine.sequences import RunningRequest, RunningSequence
 from mettle.inference.engine.served_adapters import ChosenAdapter
 
@@ -37,12 +38,18 @@ class AdmittedPrompt:
     owners: list[RunningRequest] = field(default_factory=list)
     sequences: list[RunningSequence] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    alternatives: list[list[TokenLogprob]] = field(default_factory=list)
     promised: int = 0
 
     @property
     def is_scored(self) -> bool:
         """True when someone wants log-probabilities of the prompt itself."""
         return any(owner.request.prompt_logprobs for owner in self.owners)
+
+    @property
+    def num_alternatives(self) -> int:
+        """Most that someone wants to know at each of its tokens."""
+        return max(o.request.top_logprobs if o.request.prompt_logprobs else 0 for o in self.owners)
 
     @property
     def is_wanted(self) -> bool:
@@ -77,6 +84,8 @@ class PromptBatch:
             if prompt.pages:
                 self.kv_NLKTE[i, :, :, : self._at] = as_prompt(prompt.pages)
         self.last_ND: Tensor | None = None
+        self.last_experts_NW: Tensor | None = None
+        """What routers chose for the last tokens, where that is asked for."""
 
     @property
     def sequences(self) -> list[RunningSequence]:
@@ -94,7 +103,14 @@ class PromptBatch:
         """Tokens still to compute, padding included."""
         return (self._longest - self._at) * len(self.prompts)
 
-    def compute(self, decoder: Decoder, num_tokens: int, policy_adapter: AdapterWeights | None = None) -> int:
+    def compute(
+        self,
+        decoder: Decoder,
+        num_tokens: int,
+        policy_adapter: AdapterWeights | None = None,
+        *,
+        is_recording_experts: bool = False,
+    ) -> int:
         """Compute about `num_tokens` more, but at least a block of each prompt; the number computed.
 
         Prompts that chose no adapter are computed under the policy's own, if it has one.
@@ -103,16 +119,26 @@ class PromptBatch:
         length = max(BLOCK, num_tokens // num_prompts // BLOCK * BLOCK)
         end = min(self._longest, self._at + length)
         adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
-        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters)
+        routes: list[Tensor] | None = [] if is_recording_experts and end == self._longest else None
+        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters, routes)
         for i, prompt in enumerate(self.prompts):
             if prompt.is_scored:
                 # The hidden state of a token says how likely the one after it was.
                 stop = min(end, len(prompt.token_ids) - 1)
                 targets = self._token_ids[i, self._at + 1 : stop + 1]
-                prompt.scores += score_tokens(decoder, targets, hidden_NPD[i, : len(targets)]).tolist()
+                before = hidden_NPD[i, : len(targets)]
+                if number := prompt.num_alternatives:
+                    scores, tops = likeliest_tokens(decoder, targets, before, number)
+                    prompt.alternatives += tops
+                else:
+                    scores = score_tokens(decoder, targets, before).tolist()
+                prompt.scores += scores
         if end == self._longest:
             ends = torch.tensor([len(prompt.token_ids) - 1 - self._at for prompt in self.prompts])
             self.last_ND = hidden_NPD[torch.arange(num_prompts), ends]
+            if routes is not None:
+                rows = torch.arange(num_prompts) * (end - self._at) + ends
+                self.last_experts_NW = torch.cat(routes, -1)[rows.to(self._device)]
         computed = (end - self._at) * num_prompts
         self._at = end
         return computed
@@ -128,9 +154,26 @@ def batches_of(prompts: Sequence[AdmittedPrompt]) -> list[list[AdmittedPrompt]]:
 
 def score_tokens(decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor) -> Tensor:
     """Log-probabilities [P] of tokens under the hidden states before them, at temperature 1."""
-    parts = []
+    parts = [own for own, _ in _scores(decoder, targets_P, hidden_PD)]
+    return torch.cat(parts) if parts else hidden_PD.new_zeros(0)
+
+
+def likeliest_tokens(
+    decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor, number: int
+) -> tuple[list[float], list[list[TokenLogprob]]]:
+    """The same, and with each token the `number` likeliest ones in its place."""
+    scores: list[float] = []
+    tops: list[list[TokenLogprob]] = []
+    for own, logprobs in _scores(decoder, targets_P, hidden_PD):
+        scores += own.tolist()
+        values, ids = logprobs.topk(min(number, logprobs.shape[1]))
+        tops += [list(map(TokenLogprob, *row)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    return scores, tops
+
+
+def _scores(decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log-probabilities of some rows at a time: of the targets, and of all tokens."""
     for start in range(0, len(targets_P), _LOGIT_ROWS):
         targets = targets_P[start : start + _LOGIT_ROWS]
-        logits = decoder.logits(hidden_PD[start : start + len(targets)])
-        parts.append(torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0])
-    return torch.cat(parts) if parts else hidden_PD.new_zeros(0)
+        logprobs = torch.log_softmax(decoder.logits(hidden_PD[start : start + len(targets)]), -1)
+        yield logprobs.gather(1, targets[:, None])[:, 0], logprobs

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mettle.errors import MettleError, ServiceError
 from mettle.records.sampling import SamplingParams
 from mettle.records.versions import CANARY_TOLERANCES, CanaryCheck
@@ -54,9 +57,10 @@ class GenerationRequest:
     """`n` choices for one prompt, which is computed once. `top_logprobs` asks for that many alternatives a token.
 
     `has_token_events` makes the listener hear of every token. `prompt_logprobs` are those of the policy itself, at
-    temperature 1. `max_tokens` 0 scores the prompt and samples nothing. `seeds`, one a choice, take the place of
-    `params.seed`: choices that came together are then sampled as they would be one by one. `adapter` names the adapter
-    that samples, none being the base; always its newest version, unless `adapter_version` pins one.
+    temperature 1, with `top_logprobs` alternatives each. `max_tokens` 0 scores the prompt and samples nothing. `seeds`,
+    one a choice, take the place of `params.seed`: choices that came together are then sampled as they would be one by
+    one. `adapter` names the adapter that samples, none being the base; always its newest version, unless
+    `adapter_version` pins one.
     """
 
     request_id: str
@@ -83,6 +87,8 @@ class Choice:
     """One completion. All lists are as long as `token_ids`; `top_logprobs` is empty unless it was asked for.
 
     The token that ended the completion is in it, for it was sampled. `stop` is the stop string that ended it, if any.
+    `experts` has, for each token, those that a mixture's routers chose when they predicted it, layer by layer; it is
+    empty unless the engine records them.
     """
 
     index: int
@@ -92,16 +98,19 @@ class Choice:
     top_logprobs: list[list[TokenLogprob]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop: str | None = None
+    experts: list[NDArray[np.int16]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of a request. `prompt_logprobs[0]` is None: nothing precedes the first token."""
+    """What came of a request. `prompt_logprobs[0]` is None and `prompt_top_logprobs[0]` is empty, for nothing precedes
+    the first token. Alternatives are there if they were asked for, likeliest first."""
 
     request_id: str
     num_prompt_tokens: int
     choices: tuple[Choice, ...]
     prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[list[TokenLogprob]] | None = None
 
 
 class TokenEvent(NamedTuple):

@@ -235,7 +235,12 @@ class Scheduler:
     def _compute_prompts(self) -> None:
         num_tokens = self.limits.max_prefill_tokens
         while self._prompts and num_tokens > 0:
-            num_tokens -= self._prompts[0].compute(self._decoder, num_tokens, self._policy_adapter)
+            num_tokens -= self._prompts[0].compute(
+                self._decoder,
+                num_tokens,
+                self._policy_adapter,
+                is_recording_experts=self.limits.is_recording_experts,
+            )
             if self._prompts[0].last_ND is None:
                 return
             self._begin(self._prompts.popleft())
@@ -249,8 +254,9 @@ class Scheduler:
         rows = batch.sequences
         if fresh := [row for row in rows if not row.is_replaying]:
             logits_NV = self._decoder.logits(batch.last_ND)
-            logits_MV = logits_NV[torch.tensor([place_of[id(row)] for row in fresh], device=self._device)]
-            self._give(fresh, self._sampler.sample(logits_MV, SamplingPlan(fresh, self._device)))
+            places = torch.tensor([place_of[id(row)] for row in fresh], device=self._device)
+            experts = None if batch.last_experts_NW is None else batch.last_experts_NW[places]
+            self._give(fresh, self._sampler.sample(logits_NV[places], SamplingPlan(fresh, self._device)), experts)
         for row in rows:
             row.is_pure = batch.is_pure
             if row.is_replaying:
@@ -272,6 +278,8 @@ class Scheduler:
             for owner in prompt.owners:
                 if owner.request.prompt_logprobs:
                     owner.prompt_logprobs = [None, *prompt.scores]
+                    if (top := owner.request.top_logprobs) > 0:
+                        owner.prompt_top_logprobs = [[], *(found[:top] for found in prompt.alternatives)]
                 if not owner.is_counted:
                     owner.is_counted = True
                     self.totals.prompt_tokens += len(prompt.token_ids)
@@ -316,9 +324,10 @@ class Scheduler:
             batch = self._batch = _StepBatch(self._slots.rows, self._device)
             batch.adapters = self._adapters_of(batch.rows)
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
-        hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters)
+        routes: list[Tensor] | None = [] if self.limits.is_recording_experts else None
+        hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters, routes)
         sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
-        self._give(batch.rows, sampled)
+        self._give(batch.rows, sampled, torch.cat(routes, -1) if routes else None)
         batch.step_on(sampled.token_ids_B)
         self._settle(batch.rows)
 
@@ -327,7 +336,8 @@ class Scheduler:
         chosen = [own if row.owner.adapter is None else row.owner.adapter.weights for row in rows]
         return self._stacks.rows(chosen, self._device, self._decoder.dtype)
 
-    def _give(self, rows: Sequence[RunningSequence], sampled: SampledTokens) -> None:
+    def _give(self, rows: Sequence[RunningSequence], sampled: SampledTokens, experts_RW: Tensor | None) -> None:
+        experts = None if experts_RW is None else experts_RW.to(torch.int16).cpu().numpy()
         top = sampled.top_logprobs
         none: list[TokenLogprob] | None = None
         token_ids = sampled.token_ids_B.tolist()
@@ -342,6 +352,8 @@ class Scheduler:
                 num_replayed += 1
             elif not row.has_ended:
                 version = self.version if row.owner.adapter is None else row.owner.adapter.unit[1]
+                if experts is not None:
+                    row.choice.experts.append(experts[i])
                 row.add(token_id, logprob, version, top.get(i, none) if top else none)
         self.totals.sampled_tokens += len(rows) - num_replayed
 

@@ -48,6 +48,7 @@ class RunningRequest:
         self.is_counted = False  # its prompt, in the totals
         self.listener = listener
         self.prompt_logprobs: list[float | None] | None = None
+        self.prompt_top_logprobs: list[list[TokenLogprob]] | None = None
         self.choices = tuple(Choice(i) for i in range(request.n))
         self.num_open = request.n
         self.is_settled = False
@@ -72,7 +73,13 @@ class RunningRequest:
             self.is_settled = True
             request = self.request
             self.listener.on_finish(
-                Generation(request.request_id, len(request.prompt_ids), self.choices, self.prompt_logprobs)
+                Generation(
+                    request.request_id,
+                    len(request.prompt_ids),
+                    self.choices,
+                    self.prompt_logprobs,
+                    self.prompt_top_logprobs,
+                )
             )
 
     def fail(self, error: MettleError) -> None:

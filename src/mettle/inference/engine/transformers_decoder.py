@@ -103,8 +103,16 @@ class TransformersDecoder(Decoder):
         """A decoder of the same model with other weights. Raises: UserError when they do not fit."""
         return self.of_state(self._model.config.to_dict(), state, self.device, self.dtype)
 
-    def forward(self, token_ids_R: Tensor, positions_R: Tensor, attend: Attend, adapters: object = ()) -> Tensor:
+    def forward(
+        self,
+        token_ids_R: Tensor,
+        positions_R: Tensor,
+        attend: Attend,
+        adapters: object = (),
+        routes: list[Tensor] | None = None,
+    ) -> Tensor:
         """Hidden states [R, D], or logits [R, V] of a model whose head is more than a product."""
+        assert routes is None, "experts are recorded of models that the engine computes itself"
         assert not adapters, "adapters are fitted to models that the engine computes itself"
         _current.decoder, _current.attend = self, attend
         try:

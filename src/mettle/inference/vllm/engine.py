@@ -208,7 +208,9 @@ class VllmEngine:
         self._num_prompt_tokens += len(request.prompt_ids)
         if request.prompt_logprobs:
             async with self._adapters.chosen(request, self._loaded) as model:
-                running.prompt_logprobs = await self._wire.score(request.prompt_ids, model.name)
+                scores, tops = await self._wire.score(request.prompt_ids, model.name, request.top_logprobs)
+                running.prompt_logprobs = scores
+                running.prompt_top_logprobs = tops if request.top_logprobs else None
         if request.params.max_tokens == 0:
             for choice in running.choices:
                 running.end_choice(choice, "length")
@@ -352,7 +354,7 @@ class VllmEngine:
             return None
         differences = []
         for row, length in enumerate(canary.lengths):
-            scored = await self._wire.score(canary.token_ids[row, :length].tolist(), model)
+            scored, _ = await self._wire.score(canary.token_ids[row, :length].tolist(), model)
             ours = np.array(scored[1:], dtype=np.float64)
             differences.append(np.abs(ours - canary.logprobs[row, 1:length].astype(np.float64)))
         apart = np.concatenate(differences) if differences else np.zeros(0)

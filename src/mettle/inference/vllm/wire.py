@@ -16,7 +16,7 @@ import aiohttp
 
 from mettle.errors import MettleError, ServiceError
 from mettle.inference.client import message_of
-from mettle.inference.engine.protocol import EngineLost, PauseMode, RequestRefused
+from mettle.inference.engine.protocol import EngineLost, PauseMode, RequestRefused, TokenLogprob
 from mettle.inference.remote import server_events
 from mettle.inference.vllm.launch import SERVED_NAME
 from mettle.records.sampling import SamplingParams
@@ -63,15 +63,21 @@ class VllmWire:
         except _LOST as error:
             raise EngineLost(f"vLLM does not answer: {type(error).__name__}: {error}") from error
 
-    async def score(self, prompt_ids: Sequence[int], model: str = SERVED_NAME) -> list[float | None]:
-        """Log-probabilities of a prompt's tokens at temperature 1, computed anew and not from a cache."""
+    async def score(
+        self, prompt_ids: Sequence[int], model: str = SERVED_NAME, top: int = 0
+    ) -> tuple[list[float | None], list[list[TokenLogprob]]]:
+        """Log-probabilities of a prompt's tokens at temperature 1, computed anew and not from a cache, and those of the
+        `top` likeliest at each place."""
         if len(prompt_ids) < 2:
-            return [None] * len(prompt_ids)
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+            return [None] * len(prompt_ids), [[] for _ in prompt_ids]
+        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top, "detokenize": False}
         body = {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
         answer = await self._ask("POST", "/inference/v1/generate", {**body, "cache_salt": uuid.uuid4().hex})
         found = answer["prompt_logprobs"]
-        return [None, *(float(found[i][str(prompt_ids[i])]["logprob"]) for i in range(1, len(prompt_ids)))]
+        places = range(1, len(prompt_ids))
+        scores = [None, *(float(found[i][str(prompt_ids[i])]["logprob"]) for i in places)]
+        tops = [[TokenLogprob(int(token), float(told["logprob"])) for token, told in found[i].items()] for i in places]
+        return scores, [[], *(sorted(each, key=lambda one: -one.logprob)[:top] for each in tops)]
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns once nothing is sampled any more."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from mettle.config.plugins import Plugins
 from mettle.records.tasks import Credit, GroupRecord
+from mettle.records.versions import POLICY
 
 if TYPE_CHECKING:
     from mettle.orchestrator.services import Services
@@ -41,6 +42,8 @@ ALGORITHMS = Plugins(
         "rloo": "mettle.orchestrator.algorithms.rloo:RLOO",
         "tree": "mettle.orchestrator.algorithms.tree:TreeCredit",
         "turn_grpo": "mettle.orchestrator.algorithms.turn_grpo:TurnGRPO",
+        "distillation": "mettle.orchestrator.algorithms.distillation:Distillation",
+        "self_distillation": "mettle.orchestrator.algorithms.self_distillation:SelfDistillation",
         "reinforce_pp_baseline": "mettle.orchestrator.algorithms.reinforce_pp:ReinforcePPBaseline",
     },
 )
@@ -51,10 +54,13 @@ ENVIRONMENT = "environment"
 class Algorithm:
     """What the tokens of a group are credited with. Options are arguments of `__init__`."""
 
-    min_group_size: ClassVar[int] = 1
+    min_group_size: int = 1
     """Fewer rollouts than this cannot be compared, so their advantages would all be 0."""
     needs: Sequence[str] = ()
-    """Names of the frozen models that it asks for; a config without one of them is refused."""
+    """Names of the models that it asks for; a config without one of them is refused. `POLICY` is always there."""
+    teaches: Literal["", "listed", "whole"] = ""
+    """Whether tokens are fitted to a teacher's distribution: to what this algorithm lists of it, or to the whole one of
+    the teacher that the trainer holds."""
 
     async def credit(self, group: GroupRecord, services: Services) -> Sequence[Credit | None]:
         """What each rollout is credited with (see `orchestrator/credit.py`), None where it does not train.
@@ -93,7 +99,7 @@ def check_choice(
             f"{name} compares the rollouts of a group, so with group_size {group_size} every advantage is 0: "
             f"set group_size to at least {algorithm.min_group_size} (8 or 16 are usual)"
         )
-    missing = [service for service in algorithm.needs if service not in services]
+    missing = [service for service in algorithm.needs if service not in services and service != POLICY]
     if missing:
         raise ValueError(
             f"{name} asks for the frozen model {missing[0]!r}, which is not configured: add a table "
@@ -101,7 +107,7 @@ def check_choice(
         )
     if algorithm.needs and temperature != 1.0:
         raise ValueError(
-            f"{name} compares the policy with a frozen model, which scores at temperature 1: set sampling.temperature "
+            f"{name} compares the policy with a model that scores at temperature 1: set sampling.temperature "
             f"({temperature:g}) to 1"
         )
 

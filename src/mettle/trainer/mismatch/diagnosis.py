@@ -191,7 +191,7 @@ class Comparer:
         for sequence in sequences:
             places = sequence.places[:share]
             with self._weights(sequence.version):
-                logits.append(self._logits(sequence.token_ids, places))
+                logits.append(self._logits(sequence.token_ids, places, sequence.experts[:share]))
             ids.append(torch.from_numpy(sequence.token_ids[places]))
             recorded.append(sequence.recorded[: len(places)])
             tokens = sequence.token_ids.tolist()
@@ -218,18 +218,19 @@ class Comparer:
         return nullcontext() if version == self._current else version_weights(self._learner, self._folders[version])
 
     def _logprobs(self, sequence: ComparedSequence) -> Floats:
-        logits_KV = self._logits(sequence.token_ids, sequence.places)
+        logits_KV = self._logits(sequence.token_ids, sequence.places, sequence.experts)
         temperatures_K = torch.from_numpy(sequence.temperatures).to(logits_KV.device)
         logprobs_KV = torch.log_softmax(logits_KV / temperatures_K[:, None], -1)
         ids_K = torch.from_numpy(sequence.token_ids[sequence.places]).to(logits_KV.device)
         found: Floats = logprobs_KV.gather(1, ids_K[:, None])[:, 0].double().cpu().numpy()
         return found
 
-    def _logits(self, token_ids: Any, places: Any) -> Tensor:
+    def _logits(self, token_ids: Any, places: Any, experts: Any) -> Tensor:
         policy = self._learner.policy
         device = next(policy.network.parameters()).device
         network: Any = policy.network
-        with exact_weights(network) if policy.computes_short else nullcontext():
+        exactly = exact_weights(network) if policy.computes_short else nullcontext()
+        with exactly, policy.routers.told(places - 1, experts):
             hidden_TH = network.base_model(
                 input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False
             ).last_hidden_state[0]

@@ -49,4 +49,5 @@ def _with_prompt(
         temperatures=sequence.temperatures[kept],
         turns=sequence.turns[kept],
         turn_starts=np.full(int(kept.sum()), len(prompt)),
+        experts=sequence.experts[kept],
     )

@@ -8,6 +8,7 @@ first change are compared. Legend: K compared tokens of a sequence, T its tokens
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ from mettle.trainer.layout import Index
 class ComparedSequence:
     """A sequence of a batch. `places` [K] are its compared tokens in `token_ids` [T], the other columns are theirs.
 
-    `turn_starts[k]` is where the completion that token k is of begins, `turns[k]` its number from 0.
+    `experts` [K, W] are those that a mixture's engine recorded. `turn_starts[k]` is where the completion that token k
+    is of begins, `turns[k]` its number from 0.
     """
 
     number: int
@@ -31,6 +33,7 @@ class ComparedSequence:
     temperatures: FloatArray
     turns: Index
     turn_starts: Index
+    experts: NDArray[Any]
 
 
 def choose(batch: Batch, count: int, *, seed: int) -> list[ComparedSequence]:
@@ -67,4 +70,5 @@ def _compared(batch: Batch, number: int, own: slice) -> ComparedSequence | None:
         batch.temperatures[own][places],
         turns,
         starts[turns],
+        batch.experts[own][places],
     )

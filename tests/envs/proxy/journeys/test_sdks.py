@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import anthropic
-import openai
 import pytest
 
 CALL = {"id": "call_1", "name": "look", "arguments": '{"at": 1, "what": "é"}'}
@@ -194,7 +192,9 @@ async def test_a_cut_answer_says_so_in_every_dialect(proxied, scripted):
     assert all(step["is_truncated"] for step in rollout.steps)
 
 
-async def test_after_the_limit_every_dialect_says_that_the_rollout_is_over_and_no_sdk_tries_again(proxied, scripted):
+async def test_after_the_limit_every_dialect_says_that_the_rollout_is_over_and_no_sdk_tries_again(
+    anthropic, openai, proxied, scripted
+):
     rollout = await proxied.rollout(scripted("yes"), max_turns=1)
     question = [{"role": "user", "content": "q"}]
     async with rollout.openai(max_retries=5) as client, rollout.anthropic(max_retries=5) as other:
@@ -212,7 +212,7 @@ async def test_after_the_limit_every_dialect_says_that_the_rollout_is_over_and_n
     assert len(rollout.steps) == 1
 
 
-async def test_a_context_that_is_full_is_the_agents_to_react_to(proxied, scripted):
+async def test_a_context_that_is_full_is_the_agents_to_react_to(anthropic, openai, proxied, scripted):
     from mettle.clients.errors import OverlongPromptError
 
     model = scripted(lambda prompt: "short" if len(prompt) == 1 else OverlongPromptError("9 > 8 tokens"))
@@ -231,7 +231,7 @@ async def test_a_context_that_is_full_is_the_agents_to_react_to(proxied, scripte
     assert rollout.state["error"] is None
 
 
-async def test_a_model_that_fails_ends_the_rollout_and_is_not_asked_again(proxied, scripted):
+async def test_a_model_that_fails_ends_the_rollout_and_is_not_asked_again(openai, proxied, scripted):
     from mettle.clients.errors import ModelError
 
     rollout = await proxied.rollout(scripted(lambda _: ModelError("it is down")))

@@ -113,7 +113,7 @@ class Server:
             ),
             n=sampling.get("n", 1),
             prompt_logprobs=sampling.get("prompt_logprobs") is not None,
-            top_logprobs=sampling.get("logprobs") or 0,
+            top_logprobs=sampling.get("logprobs") or sampling.get("prompt_logprobs") or 0,
             has_token_events=bool(body.get("stream")),
             adapter=adapter,
         )  # fmt: skip
@@ -189,9 +189,15 @@ def _chunk(event: TokenEvent) -> dict[str, Any]:
 
 
 def _whole(asked: GenerationRequest, generation: Generation) -> dict[str, Any]:
+    tops = generation.prompt_top_logprobs or [[] for _ in asked.prompt_ids]
     scored = [
-        None if value is None else {str(token): {"logprob": value, "rank": 1, "decoded_token": None}}
-        for token, value in zip(asked.prompt_ids, generation.prompt_logprobs or (), strict=True)
+        None
+        if value is None
+        else {
+            str(each): {"logprob": logprob, "rank": 1, "decoded_token": None}
+            for each, logprob in [(token, value), *((other.token_id, other.logprob) for other in top)]
+        }
+        for token, value, top in zip(asked.prompt_ids, generation.prompt_logprobs or (), tops, strict=True)
     ]
     return {"choices": [{"index": 0, "token_ids": generation.choices[0].token_ids}], "prompt_logprobs": scored}
 
