@@ -16,7 +16,7 @@ from mettle.hub.accounts.passwords import Passwords
 from mettle.hub.app import create_app
 from mettle.hub.database import HubDatabase
 from mettle.hub.lab import Lab
-from mettle.storage.blobs import BlobStore
+from mettle.storage.object_blobs import blob_store
 
 PASSWORD = "a long password"
 QUICK = Passwords(memory_kib=8, passes=1)
@@ -50,11 +50,13 @@ class InProcess(httpx.BaseTransport):
 class HubWriter:
     """A Hub whose people are made here."""
 
-    def __init__(self, folder: Path, *, are_runs_open: bool = True, url: str = "") -> None:
+    def __init__(self, folder: Path, *, are_runs_open: bool = True, url: str = "", blobs: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         database = HubDatabase(url) if url else HubDatabase.in_folder(folder)
         database.migrate()
-        self.lab = Lab(folder, database, BlobStore(folder / "blobs"), passwords=QUICK, are_runs_open=are_runs_open)
+        self.lab = Lab(
+            folder, database, blob_store(blobs, folder / "blobs"), passwords=QUICK, are_runs_open=are_runs_open
+        )
         (folder / "runs").mkdir(exist_ok=True)
         self.app = create_app(folder / "runs", workspace=folder / "workspace", allowed_hosts=None, lab=self.lab)
 

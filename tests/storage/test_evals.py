@@ -162,7 +162,8 @@ def test_what_was_told_as_kept_survives_kill_9(run_dir):
         database = opened(run_dir)
         row = read_evals(database)[-1]
         rows = rollout_rows(database, row.eval_id)
-        assert [found.example_id for found in rows][: told[-1] + 1 if told else 41] == list(range(len(rows)))
+        # One may be kept whose telling the kill forestalled.
+        assert [found.example_id for found in rows] == list(range(len(rows)))
         assert len(rows) >= (told[-1] + 1 if told else 41)
         assert row.state == "running"
         assert read_rollout(run_dir.rollouts, rows[-1]).example_id == len(rows) - 1

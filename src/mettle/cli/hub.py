@@ -59,7 +59,7 @@ def init(words: list[str], given: Given) -> None:
     from mettle.hub.shipped import publish_shipped
 
     config = load_config(HubConfig, only_files(words), given).config
-    lab = open_lab(config.data, database=config.database)
+    lab = open_lab(config.data, database=config.database, blobs=config.blobs)
     try:
         num = publish_shipped(lab, lambda name, done: click.echo(f"{done}: {name}"))
     finally:
@@ -85,7 +85,7 @@ def backup(words: list[str], given: Given, no_runs: bool) -> None:
     files, names = split_words(words)
     target = Path(one_word(names, "FILE"))
     config = load_config(HubConfig, files, given).config
-    lab = existing_lab(config.data, database=config.database)
+    lab = existing_lab(config.data, database=config.database, blobs=config.blobs)
     try:
         made = back_up(lab, target, with_runs=not no_runs)
     finally:
@@ -109,7 +109,7 @@ def restore(words: list[str], given: Given) -> None:
     files, names = split_words(words)
     source = Path(one_word(names, "FILE"))
     config = load_config(HubConfig, files, given).config
-    made = backups.restore(source, config.data, database=config.database)
+    made = backups.restore(source, config.data, database=config.database, blobs=config.blobs)
     click.echo(f"the Hub in {config.data}: {_counted(made)}")
     print_next(f"mettle hub serve --data {config.data}")
 

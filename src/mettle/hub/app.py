@@ -84,10 +84,13 @@ def create_app(
     shown: list[Any] = []
     if lab is not None:
         # The page of one run is quick to start, and needs nothing of this.
+        from sqlalchemy.exc import IntegrityError
+
         from mettle.hub.routes import include_routes, looking
 
         shown = [Depends(looking.looking_at_runs)]
         include_routes(app)
+        app.add_exception_handler(IntegrityError, _conflict)
     for router in (api.router, pages.router, evaluation_pages.router):
         app.include_router(router, dependencies=shown)
     if sandboxes is not None:
@@ -157,6 +160,12 @@ def _unreadable(request: Request, error: Exception) -> Response:
     return _answer(
         request, 503, "This cannot be read" if request.method in ("GET", "HEAD") else "Nothing was kept", str(error)
     )
+
+
+def _conflict(request: Request, error: Exception) -> Response:
+    """Two wrote the same name at once, which only a database with several writers lets come so far."""
+    logger.info("a conflict", extra={"path": request.url.path, "error": str(getattr(error, "orig", error))})
+    return _answer(request, 409, "Not possible", "Somebody else wrote the same thing at this moment; try again.")
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -36,6 +36,7 @@ from mettle.hub.registry.catalogue import READY
 from mettle.hub.training.jobs import OVER
 from mettle.storage.blobs import BlobStore
 from mettle.storage.files import folder_aside, storage_errors, sync_folder
+from mettle.storage.object_blobs import ObjectBlobStore
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -113,7 +114,7 @@ def verify(path: Path) -> BackupManifest:
     return manifest
 
 
-def restore(path: Path, folder: Path, *, database: str = "") -> BackupManifest:
+def restore(path: Path, folder: Path, *, database: str = "", blobs: str = "") -> BackupManifest:
     """Make a Hub of a backup, in a folder and a database that hold none.
 
     Raises: UserError when the backup is damaged, or something is there already; StorageError when the disk refuses.
@@ -126,6 +127,10 @@ def restore(path: Path, folder: Path, *, database: str = "") -> BackupManifest:
         aside.chmod(0o700)
         rows = aside / "tables"
         _unpack(path, aside)
+        if blobs:
+            store = ObjectBlobStore(blobs, aside / "blobs")
+            for file in (aside / "blobs").glob("*/*"):
+                store.send(file.name)
         opened = HubDatabase(database) if database else HubDatabase.in_folder(aside)
         try:
             _fill(opened, rows, manifest)

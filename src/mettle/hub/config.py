@@ -29,6 +29,9 @@ class HubConfig(BaseModel):
     database: str = ""
     """Address of a PostgreSQL database, as `postgresql+psycopg://me@host/hub`; empty is SQLite inside `data`."""
 
+    blobs: str = ""
+    """Address of an object store for wheels and sources, as `s3://bucket/prefix`; empty is a folder inside `data`."""
+
     models: Path = Path("models")
     """Folder of model directories (Hugging Face layout) that hosted runs can start from; a tiny one is always there."""
 

@@ -4,7 +4,7 @@ Parts: `Lab`, `open_lab`. Everything is under one folder, which only its user ca
 
     hub/hub.db       people, environments, evaluations, runs (elsewhere with `database`)
     hub/secrets.key  opens the secrets that the database has sealed
-    hub/blobs/       wheels and source archives, by their SHA-256
+    hub/blobs/       wheels and source archives, by their SHA-256 (in an object store with `blobs`: those used here)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mettle.hub.limits import RateLimit
 from mettle.hub.registry.releases import blobs_in_use
 from mettle.hub.secrets.vault import Vault
 from mettle.storage.blobs import BlobStore
+from mettle.storage.object_blobs import blob_store
 
 
 @dataclass(slots=True)
@@ -66,18 +67,19 @@ class Lab:
         self.database.close()
 
 
-def existing_lab(folder: Path, *, database: str = "") -> Lab:
+def existing_lab(folder: Path, *, database: str = "", blobs: str = "") -> Lab:
     """A Hub that is there, as it is: nothing is migrated or swept. Raises: UserError where there is none."""
     if not database and not (folder / "hub.db").is_file():
         raise UserError(f"there is no Hub in {folder}; --data names its folder")
     opened = HubDatabase(database) if database else HubDatabase.in_folder(folder)
-    return Lab(folder.resolve(), opened, BlobStore(folder.resolve() / "blobs"))
+    return Lab(folder.resolve(), opened, blob_store(blobs, folder.resolve() / "blobs"))
 
 
 def open_lab(
     folder: Path,
     *,
     database: str = "",
+    blobs: str = "",
     are_runs_open: bool = True,
     upstream_index: str = "",
     models: Path = Path("models"),
@@ -98,7 +100,7 @@ def open_lab(
     lab = Lab(
         folder,
         opened,
-        BlobStore(folder / "blobs"),
+        blob_store(blobs, folder / "blobs"),
         are_runs_open=are_runs_open,
         upstream_index=upstream_index,
         models=models,

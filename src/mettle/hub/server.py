@@ -36,6 +36,7 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
     listener = bind(config.host, config.port)
     lab = open_lab(
         config.data,
+        blobs=config.blobs,
         database=config.database,
         are_runs_open=are_open,
         upstream_index=config.upstream_index,

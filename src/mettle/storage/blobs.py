@@ -74,7 +74,7 @@ class BlobStore:
             raise UserError(
                 f"the bytes that came have SHA-256 {found}, and {wanted} was announced; send the file again"
             )
-        final = self.path(found)
+        final = self.folder_path(found)
         with _refusals("storing a blob"):
             writer._file.flush()
             os.fsync(writer._file.fileno())
@@ -91,6 +91,10 @@ class BlobStore:
 
     def path(self, sha256: str) -> Path:
         """Where a blob lies, or would."""
+        return self.folder_path(sha256)
+
+    def folder_path(self, sha256: str) -> Path:
+        """Its place in the folder. Raises: UserError for what is no digest."""
         if not _DIGEST.fullmatch(sha256):
             raise UserError(f"{sha256[:80]!r} is no SHA-256: 64 hexadecimal digits are")
         return self.folder / sha256[:2] / sha256

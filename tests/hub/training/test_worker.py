@@ -139,3 +139,22 @@ def test_the_page_queues_a_toml_and_says_what_is_wrong_with_one(hub):
         assert (answer.status_code, words in answer.text) == (400, True)
     assert bob.form("/training", toml=good).status_code == 303
     assert "reverse-text tiny" in bob.get("/training").text
+
+
+@pytest.mark.e2e
+def test_the_worker_of_a_second_server_waits_until_the_first_has_gone(hub, monkeypatch):
+    begun = []
+    monkeypatch.setattr(worker.QueueWorker, "_begin", lambda self, job: begun.append(job.id))
+    run = hub.with_token("bob").post("/api/v1/rft/runs", json=BODY).json()["run"]
+    hold = "import sys; from pathlib import Path; from mettle.storage.claim import FolderClaim; "
+    hold += "c = FolderClaim(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", hold, str(hub.lab.folder / "runs")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"held\n"
+        second = worker.QueueWorker(hub.lab)
+        second.step()
+        assert begun == []
+        first.kill()
+    second.step()
+    assert begun == [run["id"]]
+    second.close()

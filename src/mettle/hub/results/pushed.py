@@ -2,7 +2,7 @@
 
 Samples come in pieces, perhaps several at once. A piece counts when its transaction ends: the row says how many bytes
 of `results.jsonl` count, and what a push that was cut off wrote behind them is written over by the next. Invariants:
-one piece is added at a time (the database's lock); an evaluation that is completed never changes.
+one piece is added at a time (SQLite's one writer, PostgreSQL's lock on the row); what is completed never changes.
 """
 
 from __future__ import annotations
@@ -96,9 +96,13 @@ def create_result(c: Connection, caller: Caller, owner_id: str, told: Described)
     return PushedResult(**row)  # type: ignore[arg-type]
 
 
-def find_result(c: Connection, caller: Caller, result_id: str) -> PushedResult:
-    """Raises: HttpError 404 for one that is not there, or not for the caller."""
-    row = c.execute(select(tables.results).where(tables.results.c.id == result_id, _visible_to(caller))).first()
+def find_result(c: Connection, caller: Caller, result_id: str, *, is_locked: bool = False) -> PushedResult:
+    """`is_locked`: nobody else changes it before this transaction ends.
+
+    Raises: HttpError 404 for one that is not there, or not for the caller.
+    """
+    query = select(tables.results).where(tables.results.c.id == result_id, _visible_to(caller))
+    row = c.execute(query.with_for_update() if is_locked else query).first()
     if row is None:
         raise HttpError(404, f"Evaluation {result_id[:80]} not found")
     return _result(row)

@@ -179,7 +179,7 @@ def delete(lab: LabHere, caller: EvalWriter, result_id: str) -> dict[str, Any]:
 
 
 def _mine(c: Connection, caller: Caller, result_id: str) -> PushedResult:
-    found = pushed.find_result(c, caller, result_id)
+    found = pushed.find_result(c, caller, result_id, is_locked=True)
     pushed.must_own(caller, found)
     return found
 

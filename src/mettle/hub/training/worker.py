@@ -6,13 +6,14 @@ supervisor and waits for it. One that was cut off goes on with `mettle rl resume
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-from mettle.errors import MettleError
+from mettle.errors import MettleError, UserError
 from mettle.hub.lab import Lab
 from mettle.hub.logs import hide
 from mettle.hub.training import jobs
@@ -21,6 +22,7 @@ from mettle.hub.training.submission import as_toml
 from mettle.hub.training.told import environment_for, hidden_of
 from mettle.runs.launch import is_finished, stop
 from mettle.runs.lock import supervisor_pid
+from mettle.storage.claim import FolderClaim
 from mettle.storage.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class QueueWorker:
     def __init__(self, lab: Lab, *, tick_s: float = TICK_S) -> None:
         self._lab, self._tick_s = lab, tick_s
         self._over = threading.Event()
+        self._claim: FolderClaim | None = None
         self._child: tuple[str, subprocess.Popen[bytes]] | None = None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
 
@@ -42,7 +45,10 @@ class QueueWorker:
     def close(self) -> None:
         """Take no more jobs."""
         self._over.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._claim is not None:
+            self._claim.release()
 
     def _work(self) -> None:
         while not self._over.wait(self._tick_s):
@@ -54,13 +60,21 @@ class QueueWorker:
                 logger.exception("the worker failed")
 
     def step(self) -> None:
-        """Look after the run that runs; start the next where there is none."""
+        """Look after the run that runs; start the next where there is none. Of several servers' workers one does."""
+        if not self._holds_queue():
+            return
         with self._lab.database.read() as c:
             running, waiting = jobs.with_status(c, jobs.RUNNING), jobs.with_status(c, jobs.QUEUED)
         for job in running:
             self._look_after(job)
         if not running and waiting:
             self._begin(waiting[0])
+
+    def _holds_queue(self) -> bool:
+        if self._claim is None:
+            with contextlib.suppress(UserError):
+                self._claim = FolderClaim(self._lab.folder / "runs")
+        return self._claim is not None
 
     def _begin(self, job: TrainingJob) -> None:
         with self._lab.database.write() as c:

@@ -1,7 +1,7 @@
 """Pushes of which each is killed (kill -9) at another point; prints what was found after each.
 
 A push is forked off, and kills itself just before its nth effect: a commit of the database, the flushing of a blob, its renaming, or the flushing of its folder.
-The last one, for which there is no nth effect, goes through. `python killed_pushes.py FOLDER`.
+The last one, for which there is no nth effect, goes through. `python killed_pushes.py FOLDER [s3://BUCKET/PREFIX]`; in DATABASE_ADDRESS, where it is set, `{}` is the point's number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 from tests.hub.archives_made import push, source, wheel
 from tests.hub.lab_writer import HubWriter
 
+BLOBS = sys.argv[2] if len(sys.argv) > 2 else ""
+DATABASE = os.environ.get("DATABASE_ADDRESS", "")
 ENV = "/api/v1/environmentshub/bob/my-task"
+
+
+def blobs_of(folder: Path) -> str:
+    return f"{BLOBS}/{folder.parent.name}" if BLOBS else ""
 
 
 def push_until(folder: Path, last: int, token: str) -> None:
@@ -36,7 +42,12 @@ def push_until(folder: Path, last: int, token: str) -> None:
     replace, fsync = os.replace, os.fsync
     blobs.os.replace = lambda *paths: (count(), replace(*paths))[1]
     blobs.os.fsync = lambda handle: (count(), fsync(handle))[1]
-    hub = HubWriter(folder)
+    if BLOBS:
+        import obstore
+
+        put = obstore.put
+        obstore.put = lambda *args: (count(), put(*args), count())[1]
+    hub = HubWriter(folder, url=DATABASE.format(folder.parent.name), blobs=blobs_of(folder))
     sqlalchemy.event.listen(hub.lab.database.engine, "commit", count)
     client = hub.anonymous()
     client.headers["Authorization"] = f"Bearer {token}"
@@ -52,7 +63,7 @@ def looked_at(folder: Path) -> dict[str, object]:
     if child:
         os.waitpid(child, 0)
         return dict(json.loads((folder.parent / "seen.json").read_text()))
-    hub = HubWriter(folder)
+    hub = HubWriter(folder, url=DATABASE.format(folder.parent.name), blobs=blobs_of(folder))
     client = hub.anonymous()
     found = client.get(f"{ENV}/@latest")
     seen: dict[str, object] = {"status": found.status_code}
@@ -71,7 +82,7 @@ def main(root: Path) -> None:
         folder = root / str(last) / "hub"
         maker = os.fork()
         if not maker:
-            hub = HubWriter(folder)
+            hub = HubWriter(folder, url=DATABASE.format(last), blobs=blobs_of(folder))
             hub.person("bob")
             (root / "token").write_text(hub.token("bob"))
             os._exit(0)
