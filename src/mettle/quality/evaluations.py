@@ -69,11 +69,11 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
     scored = [row for row in rows if row.get("error") is None and isinstance(row.get("reward"), int | float)]
     failed = [row for row in rows if row not in scored] if len(scored) < len(rows) else []
     rewards = [float(row["reward"]) for row in scored]
-    groups: dict[Any, list[float]] = defaultdict(list)
-    passes: dict[Any, list[float]] = defaultdict(list)
+    groups: dict[str, list[float]] = defaultdict(list)
+    passes: dict[str, list[float]] = defaultdict(list)
     for row in scored:
-        groups[row.get("example_id", 0)].append(float(row["reward"]))
-        passes[row.get("example_id", 0)].append(float(rule.holds(facts_of_row(row))))
+        groups[repr(row.get("example_id", 0))].append(float(row["reward"]))
+        passes[repr(row.get("example_id", 0))].append(float(rule.holds(facts_of_row(row))))
     estimate, seen = mean_over_tasks(list(groups.values())), spread(rewards)
     several = [group for group in groups.values() if len(group) > 1]
     return Distribution(
