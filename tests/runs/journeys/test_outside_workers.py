@@ -55,7 +55,9 @@ class OutsideStory:
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()
-            worker.communicate()
+            worker.wait()
+            assert worker.stdout is not None
+            worker.stdout.close()
         self.run.close()
 
 
