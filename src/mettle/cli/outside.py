@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -22,6 +20,8 @@ TOKEN_ENV = "METTLE_WORK_TOKEN"
 @json_option
 def invite(run: str, name: str, is_json: bool) -> None:
     """Invite a worker from outside to a run that has [inference.outside]; the token is shown once."""
+    from dataclasses import asdict
+
     from mettle.runs.outside import invite_worker
     from mettle.storage.run_dir import RunDir
 
@@ -53,6 +53,9 @@ def work(
 
     What is sampled here is computed again there before it counts.
     """
+    import asyncio
+    from dataclasses import asdict
+
     from mettle.inference.outside.signatures import WorkerKey
     from mettle.inference.outside.worker import OutsideClient, OutsideWorking, RunGone, WorkPlace
 
