@@ -200,7 +200,11 @@ def found_in(
 
 def answers_before_found(model: PreTrainedModel, kind: str, seed: int, share: float, most: int = 200) -> int:
     """The number of the first answer of a liar that is refused; `most` + 1 where none of so many is."""
-    liar, trusted, rng = liar_of(model, seed), make_scheduler(model, eos_token_ids=(END,)), random.Random(f"check {seed}")
+    liar, trusted, rng = (
+        liar_of(model, seed),
+        make_scheduler(model, eos_token_ids=(END,)),
+        random.Random(f"check {seed}"),
+    )
     for number in range(1, most + 1):
         request = group_request(seed, number)
         if found_in(trusted, request, getattr(liar, kind)(request), share, rng) is not None:

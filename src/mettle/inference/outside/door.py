@@ -102,11 +102,9 @@ class OutsideDoor:
         self._http: HttpServer | None = None
         self.base_url = ""
 
-    async def start(self, listener: socket.socket) -> None:
-        """Answer, and write down where."""
-        host, port = listener.getsockname()[:2]
-        self.base_url = url_of(host, port)
-        table: list[Row] = [
+    def routes(self) -> list[Row]:
+        """Who may ask what is decided by tokens and signatures, in the handlers."""
+        return [
             ("GET", f"{PREFIX}/facts", self._facts),
             ("GET", f"{PREFIX}/versions/{{version:int}}", self._version),
             ("GET", f"{PREFIX}/pieces/{{digest}}", self._piece),
@@ -115,7 +113,12 @@ class OutsideDoor:
             ("POST", f"{PREFIX}/answer", self._answer),
             ("POST", f"{PREFIX}/leave", self._leave),
         ]
-        app = WebApp(routed(table), door=Door(allowed_hosts(host)), as_error=_as_http_error)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Answer, and write down where."""
+        host, port = listener.getsockname()[:2]
+        self.base_url = url_of(host, port)
+        app = WebApp(routed(self.routes()), door=Door(allowed_hosts(host)), as_error=_as_http_error)
         self._http = HttpServer(app, listener)
         await self._http.start()
         write_json(self._folder / DOOR_FILE, {"url": self.base_url, "host": host, "port": port, "pid": os.getpid()})
@@ -239,6 +242,22 @@ class OutsideDoor:
     async def _heard(self, request: Request) -> tuple[OutsideWorker, bytes, dict[str, Any]]:
         body, key, signature = await self._signed(request)
         return self._engine.hear(key, signature["count"]), body, signature
+
+
+async def open_relay(pieces: PieceStore, address: str) -> HttpServer:
+    """Hand pieces on at an address of this machine. No secret is asked for: who knows a hash knows the run.
+
+    Raises: UserError when the address is not free.
+    """
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    listener = bind(host, int(port))
+
+    async def piece(request: Request) -> Response:
+        return await piece_answer(pieces, request)
+
+    server = HttpServer(WebApp(routed([("GET", "/pieces/{digest}", piece)]), door=Door(allowed_hosts(host))), listener)
+    await server.start()
+    return server
 
 
 async def piece_answer(pieces: PieceStore, request: Request) -> Response:

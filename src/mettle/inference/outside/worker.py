@@ -30,7 +30,7 @@ from mettle.inference.client import message_of
 from mettle.inference.config import InferenceConfig
 from mettle.inference.engine.protocol import Choice, GenerationRequest, SamplingEngine
 from mettle.inference.launch import open_engine
-from mettle.inference.outside.door import PREFIX, piece_answer
+from mettle.inference.outside.door import PREFIX, open_relay
 from mettle.inference.outside.files import (
     PieceStore,
     check_listing,
@@ -39,10 +39,8 @@ from mettle.inference.outside.files import (
     write_folder,
 )
 from mettle.inference.outside.signatures import WorkerKey
-from mettle.web.app import Row, WebApp, routed
 from mettle.web.backoff import Backoff
-from mettle.web.doors import Door, is_loopback
-from mettle.web.server import HttpServer, bind, url_of
+from mettle.web.server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -389,11 +387,6 @@ class OutsideWorking:
     async def _open_relay(self) -> HttpServer | None:
         if not self.place.relay:
             return None
-        host, _, port = self.place.relay.removeprefix("http://").rpartition(":")
-        listener = bind(host, int(port))
-        table: list[Row] = [("GET", "/pieces/{digest}", lambda request: piece_answer(self._pieces, request))]
-        hosts = None if not is_loopback(host) else frozenset({host, "localhost", "127.0.0.1"})
-        server = HttpServer(WebApp(routed(table), door=Door(hosts)), listener)
-        await server.start()
-        self.tell(f"handing weights on at {url_of(host, int(port))}")
+        server = await open_relay(self._pieces, self.place.relay)
+        self.tell(f"handing weights on at {self.place.relay}")
         return server
