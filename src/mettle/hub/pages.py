@@ -111,7 +111,8 @@ def rollouts_page(
     add_prompts(run.run_dir, run.database, found)
     kept = [(k, v) for k, v in request.query_params.multi_items() if v and k not in ("page", "step")]
     context = {
-        "run_name": run.run_dir.name, "run_title": run.title, "found": found, "chosen": chosen, "orders": list(ORDERS), "query": query_of(kept),
+        "run_name": run.run_dir.name, "run_title": run.title,
+        "found": found, "chosen": chosen, "orders": list(ORDERS), "query": query_of(kept),
         "query_with_step": query_of([*kept, *([("step", step)] if step else [])]),
         "span": steps_with_rollouts(run.database, "eval" if kind == "eval" else "train"),
         "environments": environments_of(run.database),
@@ -195,8 +196,8 @@ def _logs(run: RunReader, log: str | None, level: str, words: str, *, is_part: b
             run.run_dir.logs, log, max_lines=400, level=level or None, words=words, hidden=run.hidden
         )
     return page(
-        "_log.html" if is_part else "logs.html", tab="logs", run_name=run.run_dir.name, run_title=run.title, log=log, level=level,
-        words=words, names=log_names(run.run_dir.logs), entries=entries, is_cut=is_cut,
+        "_log.html" if is_part else "logs.html", tab="logs", run_name=run.run_dir.name, run_title=run.title, log=log,
+        level=level, words=words, names=log_names(run.run_dir.logs), entries=entries, is_cut=is_cut,
     )  # fmt: skip
 
 
