@@ -11,8 +11,9 @@ import click
 from mettle.cli.groups import NounGroup
 from mettle.cli.replay import replay
 from mettle.cli.rl_hosted import submit_hosted
+from mettle.cli.rollouts import rollouts
 from mettle.cli.shares import go_on, share
-from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
+from mettle.cli.terminal import check_free, find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.wording import duration
 
@@ -245,7 +246,25 @@ def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
         print_next(f"mettle rl metrics {run} --name 'reward/*'")
 
 
+@rl.command()
+@click.argument("run")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--version", type=int, help="This one of the run's versions.  [default: the newest]")
+def export(run: str, folder: Path, version: int | None) -> None:
+    """Write a version of the policy as a model directory that transformers and other engines load."""
+    from mettle.runs.export import find_version, write_model
+    from mettle.storage.run_dir import RunDir
+
+    check_free(folder)
+    run_dir = RunDir.existing(find_run(run))
+    chosen = find_version(run_dir, version)
+    write_model(run_dir, chosen, folder)
+    click.echo(f"wrote v{chosen.version} of {run_dir.name} to {folder}")
+    print_next(f'mettle inference chat {folder} -q "..."')
+
+
 rl.add_command(replay)
+rl.add_command(rollouts)
 rl.add_command(share)
 
 
