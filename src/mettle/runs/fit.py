@@ -20,18 +20,27 @@ def check_fit(config: RunConfig) -> None:
     """Raises: UserError when weights, gradients, moments and the engine's copies alone are more than there is."""
     if config.model.path is None:
         return
-    files = list(config.model.path.glob("*.safetensors"))
-    on_disk = sum(file.stat().st_size for file in files)
-    wide = sum(map(_float32_bytes, files))
-    available = free_memory_bytes()
-    trained = on_disk if config.trainer.lora is not None else 4 * wide
-    least = trained + 2 * wide
+    trained, served = _weights_bytes(config, config.model.path)
+    least, available = trained + served, free_memory_bytes()
     if available is not None and config.trainer.device != "cuda" and least > available:
         how = "train adapters ([model] lora)" if config.trainer.lora is None else "take a smaller model"
         raise UserError(
             f"{config.model.path} does not fit: training takes at least {trained / GIB:.1f} GiB and the engine"
-            f" {2 * wide / GIB:.1f}, and {available / GIB:.1f} are available; {how}"
+            f" {served / GIB:.1f}, and {available / GIB:.1f} are available; {how}"
         )
+
+
+def least_memory_bytes(config: RunConfig) -> int | None:
+    """What weights, gradients, moments and the engine's copies take alone; None for a policy made on the spot."""
+    return None if config.model.path is None else sum(_weights_bytes(config, config.model.path))
+
+
+def _weights_bytes(config: RunConfig, folder: Path) -> tuple[int, int]:
+    """For the trainer, and for the engine."""
+    files = list(folder.glob("*.safetensors"))
+    wide = sum(map(_float32_bytes, files))
+    on_disk = sum(file.stat().st_size for file in files)
+    return (on_disk if config.trainer.lora is not None else 4 * wide), 2 * wide
 
 
 PROBE = "Seven red foxes, 42 grey geese: who was first?"
