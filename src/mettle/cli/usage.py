@@ -12,7 +12,7 @@ from mettle.cli.terminal import json_option, print_json, print_table
 @click.option("--month", default="", help="As 2026-11, in UTC; this one without it.")
 @json_option
 def usage(month: str, is_json: bool) -> None:
-    """Show what hosted jobs took. Tokens and cost of a month, of oneself and each team, and the quotas.
+    """Show the tokens that hosted jobs took. And their cost, of oneself and each team in a month, and the quotas.
 
     \b
     mettle usage

@@ -172,6 +172,7 @@ def usage_of(c: Connection, owner_id: str, month: str, *, num_jobs: int = 50) ->
     """An owner's month."""
     u = tables.usage.c
     here = (u.owner_id == owner_id) & (u.month == month)
+    planned = planned_tokens(c, owner_id) if month == month_of(time.time()) else 0
     tokens, usd = func.sum(u.num_tokens), func.sum(u.usd)
     total = c.execute(select(func.coalesce(tokens, 0), func.coalesce(usd, 0.0)).where(here)).one()
     people = c.execute(select(u.person, tokens, usd).where(here).group_by(u.person).order_by(tokens.desc()))
@@ -182,7 +183,7 @@ def usage_of(c: Connection, owner_id: str, month: str, *, num_jobs: int = 50) ->
         .limit(num_jobs)
     )
     return OwnerUsage(
-        owner_slug(c, owner_id), quota_of(c, owner_id), int(total[0]), planned_tokens(c, owner_id), float(total[1]),
+        owner_slug(c, owner_id), quota_of(c, owner_id), int(total[0]), planned, float(total[1]),
         [(row[0], int(row[1]), float(row[2])) for row in people],
         [(*row[:3], int(row[3]), float(row[4])) for row in found],
     )  # fmt: skip
