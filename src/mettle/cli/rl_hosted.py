@@ -21,7 +21,7 @@ def plan_words(run: dict[str, Any]) -> str:
         said.append(f"about {duration(run['plannedSeconds'])}")
     if run["plannedMemoryBytes"] is not None:
         said.append(f"{num_bytes(run['plannedMemoryBytes'])} of memory or more")
-    if run["plannedUsd"]:
+    if (run["plannedUsd"] or 0) >= 0.005:
         said.append(f"${run['plannedUsd']:.2f}")
     return f"{', '.join(said)} ({run['planBasis']})"
 
