@@ -267,6 +267,9 @@ class TrainerConfig(BaseModel):
     num_replicas: int = Field(default=1, ge=1)
     """Copies of the sharded weights among the ranks (HSDP): with 2 replicas of 8 ranks the weights are cut in 4, and
     only gradients cross from copy to copy. 1 cuts them among all ranks."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each sequence, for those that are too long for one: each computes some of their tokens, and only
+    keys and values cross. For models of full attention; micro_batch.max_tokens is for each of them."""
     num_threads: int = Field(default=1, ge=1)
     """Threads of torch on a CPU. More than one beside other busy processes is slower, not faster."""
 
@@ -284,6 +287,8 @@ class TrainerConfig(BaseModel):
             )
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
+        if self.compile and self.context_parallel > 1:
+            raise ValueError("compile is for ranks with sequences of their own: set it to false, or context_parallel to 1")
         return self
 
 

@@ -31,6 +31,7 @@ from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.distillation import Distiller
+from mettle.trainer.grid import Grid
 from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.learner import Learner, Recipe
@@ -311,6 +312,7 @@ def learner_on(
     policy: Policy, config: TrainerConfig, world: World, *, base_digest: str, on_progress: Callable[[], None]
 ) -> Learner:
     """A learner at its start, on a network that is whole still. Any number of learners of adapters may share one."""
+    grid = Grid.of(world, num_replicas=config.num_replicas, context_parallel=config.context_parallel)
     lora = config.lora
     tenant = None
     if lora is not None:
@@ -319,7 +321,7 @@ def learner_on(
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    shard_policy(policy, world, num_replicas=config.num_replicas)
+    shard_policy(policy, world, grid)
     return Learner(
         policy,
         recipe,
