@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.trainer.conftest import ALONE
 from tests.trainer.rank_cases import train_case
 
@@ -20,7 +21,15 @@ from mettle.trainer.world import World
 
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-6
-CURVE = ("loss/total", "loss/rl", "entropy/mean", "mismatch_kl/mean", "mismatch_kl/max", "tokens/trained", "masked/share")
+CURVE = (
+    "loss/total",
+    "loss/rl",
+    "entropy/mean",
+    "mismatch_kl/mean",
+    "mismatch_kl/max",
+    "tokens/trained",
+    "masked/share",
+)
 
 
 def train_on_ranks(folder, cases, ranks):
@@ -37,15 +46,18 @@ def train_on_ranks(folder, cases, ranks):
     return [(curve, load_file(folder / f"state-{number}.safetensors")) for number, curve in enumerate(metrics)]
 
 
-def assert_same(found, expected):
-    """The curve to a millionth; the norm of the gradient, a sum over all weights, to a hundred thousandth."""
+def assert_same(found, expected, *, has_same_rows=True):
+    """The curve to a millionth; the norm of the gradient, a sum over all weights, to a hundred thousandth.
+
+    The load of experts is of the places that are computed; those of a shared prompt are as many as there are rows.
+    """
     (curve, state), (own_curve, own_state) = found, expected
     assert len(curve) == len(own_curve) > 0
     for metrics, own in zip(curve, own_curve, strict=True):
         for name in CURVE:
             assert metrics[name] == pytest.approx(own[name], rel=CLOSE, abs=CLOSE), name
         assert metrics["optim/grad_norm"] == pytest.approx(own["optim/grad_norm"], rel=1e-5)
-        routed = {name: value for name, value in own.items() if name.startswith("experts/")}
+        routed = {name: value for name, value in own.items() if name.startswith("experts/") and has_same_rows}
         assert {name: metrics[name] for name in routed} == pytest.approx(routed)
     assert state.keys() == own_state.keys()
     for name, tensor in own_state.items():
@@ -58,21 +70,80 @@ def case(model, *, first=1, last=2, load=None, save=None, lora=None, **config):
     return {"model": str(model), "config": settings, "steps": [first, last], **folders}
 
 
+def for_one(case):
+    """The case for one process."""
+    one = dict.fromkeys(("num_replicas", "context_parallel", "expert_parallel"), 1)
+    return case | {"config": case["config"] | one, "load": None, "save": None}
+
+
 ADAPTERS = {"rank": 4, "mlp": False}
 GSPO = {"type": "gspo"}
 
 
+@pytest.fixture
+def lopsided(mixture, tmp_path):
+    """The mixture with routers that send every token to the same two experts, which one rank of two has."""
+    folder = shutil.copytree(mixture, tmp_path / "lopsided")
+    weights = load_file(folder / "model.safetensors")
+    routers = [name for name in weights if name.endswith("mlp.gate.weight")]
+    assert routers
+    save_file(weights | {name: torch.zeros_like(weights[name]) for name in routers}, folder / "model.safetensors")
+    return folder
+
+
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(tmp_path, mini_model, mixture):
+def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(tmp_path, mini_model, mixture, lopsided):
+    """Dense, adapters and a mixture; one state goes from one mesh to another and on in one process."""
+    middle = tmp_path / "middle"
     cases = [
         case(mini_model, context_parallel=2),
         case(mini_model, context_parallel=2, lora=ADAPTERS),
-        case(mixture, context_parallel=2, loss=GSPO),
+        case(mixture, expert_parallel=2, lora=ADAPTERS),
+        case(lopsided, expert_parallel=2, last=1),
+        case(mixture, expert_parallel=2, loss=GSPO, last=1, save=middle),
+        case(mixture, context_parallel=2, loss=GSPO, first=2, load=middle),
     ]
-    alone = [train_case({**each, "config": {**each["config"], "context_parallel": 1}}, ALONE) for each in cases]
-    for found, expected in zip(train_on_ranks(tmp_path / "two", cases, 2), alone, strict=True):
-        assert_same(found, expected)
+    *ranks, early, late = train_on_ranks(tmp_path / "two", cases, 2)
+    for found, each in zip(ranks, cases, strict=False):
+        assert_same(found, train_case(for_one(each), ALONE))
+    assert ranks[3][0][0]["experts/idle_share"] == 0.5, "one rank has no token of the other to compute"
+    curve, state = train_case(for_one(case(mixture, loss=GSPO)), ALONE)
+    assert_same((early[0] + late[0], late[1]), (curve, state))
+    goes_on = case(mixture, loss=GSPO, first=2)
+    assert_same(train_case(for_one(goes_on) | {"load": str(middle)}, ALONE), (curve[1:], state))
+
+
+FOUR = {
+    "context and experts": {"context_parallel": 2, "expert_parallel": 2},
+    "four in a context": {"context_parallel": 4},
+    "replicas of shared experts": {"num_replicas": 2, "expert_parallel": 2},
+    "replicas of contexts": {"num_replicas": 2, "context_parallel": 2},
+    "shards of contexts": {"context_parallel": 2},
+    "shards of experts": {"expert_parallel": 2},
+    "an expert each": {"expert_parallel": 4},
+    "muon": {"context_parallel": 2, "expert_parallel": 2, "optim": {"lr": 1e-3, "type": "muon"}},
+    "computed again": {"context_parallel": 2, "expert_parallel": 2, "activation_checkpointing": True},
+    "no prompt shared": {"context_parallel": 2, "expert_parallel": 2, "micro_batch": {"share_prompts": False}},
+    "short passes": {"context_parallel": 2, "expert_parallel": 2, "micro_batch": {"max_rows": 1}},
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_four_ranks_train_like_one_process_however_they_stand(tmp_path, mini_model, mixture):
+    """Every arrangement of a mixture, full and of adapters; a dense model where there is no expert to share."""
+    cases = [case(mixture, last=3, **numbers) for numbers in FOUR.values()]
+    cases += [case(mixture, last=3, lora=ADAPTERS, **FOUR[name]) for name in list(FOUR)[:3]]
+    cases += [case(mini_model, last=3, **numbers) for numbers in FOUR.values() if "expert_parallel" not in numbers]
+    folders = [tmp_path / f"state-{number}" for number in range(len(cases))]
+    kept = [each | {"save": str(folder)} for each, folder in zip(cases, folders, strict=True)]
+    for found, each, folder in zip(train_on_ranks(tmp_path / "four", kept, 4), cases, folders, strict=True):
+        longer = each | {"steps": [1, 4]}
+        curve, state = train_case(for_one(longer), ALONE)
+        is_apart = each["config"].get("micro_batch") == {"share_prompts": False}
+        assert_same((found[0], {}), (curve[:3], {}), has_same_rows=is_apart)
+        assert_same(train_case(for_one(each) | {"steps": [4, 4], "load": str(folder)}, ALONE), (curve[3:], state))
 
 
 def test_every_rank_has_one_place():

@@ -270,6 +270,9 @@ class TrainerConfig(BaseModel):
     context_parallel: int = Field(default=1, ge=1)
     """Ranks that share each sequence, for those that are too long for one: each computes some of their tokens, and only
     keys and values cross. For models of full attention; micro_batch.max_tokens is for each of them."""
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks that share a mixture's experts: each has some and computes them for the tokens of all, so that tokens cross
+    instead of experts. Must divide the number of experts."""
     num_threads: int = Field(default=1, ge=1)
     """Threads of torch on a CPU. More than one beside other busy processes is slower, not faster."""
 
@@ -287,8 +290,9 @@ class TrainerConfig(BaseModel):
             )
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
-        if self.compile and self.context_parallel > 1:
-            raise ValueError("compile is for ranks with sequences of their own: set it to false, or context_parallel to 1")
+        for name in ("context_parallel", "expert_parallel"):
+            if self.compile and getattr(self, name) > 1:
+                raise ValueError(f"compile is for ranks that compute by themselves: set it to false, or {name} to 1")
         return self
 
 

@@ -96,7 +96,7 @@ class ContextGroup:
         return np.concatenate([pieces[self.rank], pieces[-1 - self.rank]])
 
     def mask(self, own: OwnColumns, device: torch.device) -> Tensor | None:
-        """[B, 1, t, T]: as `shared_prompt_mask` of the pass, of this rank's queries; None where causality says it all."""
+        """[B, 1, t, T]: `shared_prompt_mask` of this rank's queries; None where causality says it all."""
         if own.segments is None:
             return None
         segments_BT = torch.from_numpy(own.segments).to(device)
@@ -123,7 +123,7 @@ class ContextGroup:
 
 
 def refuse_attention(kinds: set[str]) -> None:
-    """Raises: UserError for a model whose layers are not all of full attention; others know of their own ranks alone."""
+    """Raises: UserError for a model with layers of another kind: these would know of their own rank's tokens alone."""
     if kinds != {"full_attention"}:
         told = ", ".join(sorted(kinds)) or "a kind that its config does not tell"
         raise UserError(
@@ -146,7 +146,7 @@ def attend(
     wants it."""
     repeats = query.shape[1] // key.shape[1]
     keys, values = (group.gathered(tensor).repeat_interleave(repeats, 1) for tensor in (key, value))
-    options = {"dropout_p": dropout, "scale": scaling}
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
     if attention_mask is not None:
         found = scaled_dot_product_attention(query, keys, values, attn_mask=attention_mask, **options)
         return found.transpose(1, 2).contiguous(), None
@@ -156,6 +156,5 @@ def attend(
         end = (number + 1) * length  # what comes after the piece is not looked at
         bias = causal_lower_right(length, end)
         before = (piece, keys[:, :, :end], values[:, :, :end])
-        parts.append(scaled_dot_product_attention(*before, attn_mask=bias, **options))  # type: ignore[arg-type]
+        parts.append(scaled_dot_product_attention(*before, attn_mask=bias, **options))
     return torch.cat(parts, SEQUENCE).transpose(1, 2).contiguous(), None
-

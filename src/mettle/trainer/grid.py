@@ -31,9 +31,7 @@ class Grid:
     rank: int = 0
 
     @classmethod
-    def of(
-        cls, world: World, *, num_replicas: int = 1, context_parallel: int = 1, expert_parallel: int = 1
-    ) -> Grid:
+    def of(cls, world: World, *, num_replicas: int = 1, context_parallel: int = 1, expert_parallel: int = 1) -> Grid:
         """Raises: UserError when the ranks cannot be dealt so."""
         wanted = num_replicas * context_parallel * expert_parallel
         if world.size % wanted:
@@ -75,3 +73,8 @@ class Grid:
         """This rank's context group."""
         shape = (self.replicate * self.shard, self.context, self.expert)
         return init_device_mesh(device_type, shape, mesh_dim_names=("shard", "context", "expert"))["context"]
+
+    def experts_mesh(self, device_type: str) -> DeviceMesh:
+        """("replicate", "shard", "expert"): who has copies of the same experts, parts of them, and others."""
+        shape = (self.replicate, self.shard * self.context, self.expert)
+        return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard", "expert"))

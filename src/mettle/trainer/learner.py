@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mettle.records.tokens import Batch, FloatArray
@@ -249,9 +251,24 @@ def set_params(optimizer: torch.optim.Optimizer, params: OptimParams) -> None:
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> float:
-    """Scale all gradients to a common norm of at most `max_norm`; returns the norm before, which may not be finite."""
-    norm: Tensor = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    """Scale all gradients to a common norm of at most `max_norm`; returns the norm before, which may not be finite.
+
+    Parameters may be cut in several ways; each gradient counts once, however many ranks have a part of it.
+    """
+    limit = math.inf if max_norm is None else max_norm
+    groups: defaultdict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
+    if len(groups) == 1:
+        norm = _whole(nn.utils.clip_grad_norm_(parameters, limit))
+    else:
+        grads = [[p.grad for p in group if p.grad is not None] for group in groups.values()]
+        norm = torch.linalg.vector_norm(torch.stack([_whole(nn.utils.get_total_norm(each)) for each in grads]))
+        for group in groups.values():
+            nn.utils.clip_grads_with_norm_(group, limit, norm)
     value: float = norm.item()
     return value
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -312,7 +312,12 @@ def learner_on(
     policy: Policy, config: TrainerConfig, world: World, *, base_digest: str, on_progress: Callable[[], None]
 ) -> Learner:
     """A learner at its start, on a network that is whole still. Any number of learners of adapters may share one."""
-    grid = Grid.of(world, num_replicas=config.num_replicas, context_parallel=config.context_parallel)
+    grid = Grid.of(
+        world,
+        num_replicas=config.num_replicas,
+        context_parallel=config.context_parallel,
+        expert_parallel=config.expert_parallel,
+    )
     lora = config.lora
     tenant = None
     if lora is not None:

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.context import ContextGroup, refuse_attention
+from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacked_experts
 from mettle.trainer.grid import Grid
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
@@ -310,10 +313,23 @@ def shard_policy(policy: Policy, world: World, grid: Grid | None = None) -> None
     dtype = policy.dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
+    if grid.expert > 1:
+        _share_experts(policy, grid, world.device.type, options)
     options["mesh"] = grid.weights_mesh(world.device.type)
     for layer in _blocks(policy):
         fully_shard(layer, **options)
     fully_shard(policy, **options)
+
+
+def _share_experts(policy: Policy, grid: Grid, device_type: str, options: dict[str, Any]) -> None:
+    """Give each rank of an expert group its experts, and cut these among the groups."""
+    check_experts(_blocks(policy), num_ranks=grid.expert, num_cuts=grid.shard * grid.context)
+    mesh = grid.experts_mesh(device_type)
+    cut = mesh["replicate", "shard"] if grid.replicate > 1 else mesh["shard"]
+    for layer in _blocks(policy):
+        for experts in stacked_experts(layer):
+            parallelize_module(experts, mesh["expert"], ExpertParallel())
+            fully_shard(experts, mesh=cut, shard_placement_fn=lambda _: Shard(INSIDE), **options)
 
 
 def full_state(policy: Policy) -> dict[str, Tensor]:
