@@ -82,6 +82,9 @@ class Learner:
         self.base_digest = base_digest
         self.switch(tenant or Tenant.of_base(policy, recipe.optim))
         self._traits = Traits.of(policy)
+        grid = policy.grid
+        self._context, self._num_shares, self._share = grid.context, grid.num_shares, grid.share
+        self._is_speaker = grid.context_rank == 0  # each rank of a context group knows all of a pass
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
@@ -99,7 +102,6 @@ class Learner:
         logprobs = torch.zeros(len(sequences.members), device=self.world.device)
         # Sharding averages a base's gradient over the ranks; the loss is a sum over them.
         scale = self.world.size if self.tenant.is_base else 1
-        is_speaker = self.policy.grid.context_rank == 0  # each rank of a context group knows all of a pass
         with torch.set_grad_enabled(not is_forward_only):
             for layout in self.plan(sequences):
                 targets = TargetTensors.of(layout.targets, self.world.device)
@@ -113,7 +115,7 @@ class Learner:
                 output = loss(scored.logprobs_K, scored.entropies_K, targets, scored.divergences_K)
                 if not is_forward_only:
                     (output.loss * scale).backward()  # type: ignore[no-untyped-call]
-                if is_speaker:
+                if self._is_speaker:
                     sums += output.sums
                     logprobs[torch.from_numpy(layout.order).to(self.world.device)] = scored.logprobs_K.detach()
                 max_mismatch = torch.maximum(max_mismatch, output.max_mismatch_kl)
@@ -172,11 +174,10 @@ class Learner:
 
     def plan(self, sequences: Sequences) -> list[Layout]:
         """This rank's forward passes; the ranks have equally many, for their collectives go in step."""
-        grid = self.policy.grid
-        is_packed = self._traits.can_pack and self.world.device.type == "cuda" and grid.context == 1
+        is_packed = self._traits.can_pack and self.world.device.type == "cuda" and self._context == 1
         config = self.recipe.micro_batch
-        if grid.context > 1:  # the limit is a rank's
-            config = config.model_copy(update={"max_tokens": config.max_tokens * grid.context})
+        if self._context > 1:  # the limit is a rank's
+            config = config.model_copy(update={"max_tokens": config.max_tokens * self._context})
         if not self._traits.can_share:
             config = config.model_copy(update={"share_prompts": False})
         traits = self._traits
@@ -185,11 +186,11 @@ class Learner:
             config,
             attention_cost=traits.attention_cost,
             price=traits.pass_cost,
-            num_ranks=grid.num_shares,
+            num_ranks=self._num_shares,
             is_packed=is_packed,
         )
         most = max(1, *map(len, ranks))
-        layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[grid.share]]
+        layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[self._share]]
         return layouts + [empty_layout()] * (most - len(layouts))
 
     def _loss_at(self, rate: float) -> PolicyLoss:

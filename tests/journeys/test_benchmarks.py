@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
 MISUSED = re.compile(r" \[(attr-defined|call-arg|name-defined)\]$|module named \"mettle")
