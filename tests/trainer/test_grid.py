@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tests.trainer.conftest import ALONE
 from tests.trainer.rank_cases import train_case
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from mettle.errors import UserError
+from mettle.trainer import model
+from mettle.trainer.config import TrainerConfig
 from mettle.trainer.grid import Grid
+from mettle.trainer.loop import make_learner
+from mettle.trainer.model import load_policy
 from mettle.trainer.world import World
 
+CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-6
 CURVE = (
@@ -64,10 +71,10 @@ def assert_same(found, expected, *, has_same_rows=True):
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-4)
 
 
-def case(model, *, first=1, last=2, load=None, save=None, lora=None, **config):
+def case(folder, *, first=1, last=2, load=None, save=None, lora=None, **config):
     settings = {"max_steps": 10, "optim": {"lr": 1e-3}, "device": "cpu", "lora": lora, **config}
     folders = {"load": load and str(load), "save": save and str(save)}
-    return {"model": str(model), "config": settings, "steps": [first, last], **folders}
+    return {"model": str(folder), "config": settings, "steps": [first, last], **folders}
 
 
 def for_one(case):
@@ -157,4 +164,55 @@ def test_every_rank_has_one_place():
 
 def test_ranks_that_cannot_be_dealt_are_refused():
     with pytest.raises(UserError, match="4 trainer ranks cannot be 1 replicas of 3 context by 1 expert ranks"):
-        Grid.of(World(0, 4, torch.device("cpu")), context_parallel=3)
+        Grid.of(World(0, 4, CPU), context_parallel=3)
+
+
+def test_what_cannot_be_offloaded_is_refused_before_a_weight_is_read(tmp_path):
+    config = TrainerConfig(cpu_offload=True)
+    with pytest.raises(UserError, match="cpu_offload is for several ranks on GPUs, and this is CPUs"):
+        make_learner(config, tmp_path / "no model", World(0, 2, CPU))
+    with pytest.raises(UserError, match="and this is one rank: leave it out"):
+        make_learner(config, tmp_path / "no model", World(0, 1, torch.device("cuda")))
+    with pytest.raises(ValidationError, match="cpu_offload is for GPUs"):
+        TrainerConfig(cpu_offload=True, device="cpu")
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_offloading_is_told_to_fsdp_for_every_part(monkeypatch, mini_model, mixture, is_offloaded):
+    """No GPU is here: what FSDP2 would do with them is its own; that it is asked to, for experts too, is ours."""
+    told = []
+    monkeypatch.setattr(model, "fully_shard", lambda module, **options: told.append(options))
+    monkeypatch.setattr(model, "parallelize_module", lambda *_: None)
+    monkeypatch.setattr(Grid, "weights_mesh", lambda *_: "all")
+    monkeypatch.setattr(Grid, "experts_mesh", lambda *_: {"shard": "cut", "expert": "experts"})
+    world, policy = World(0, 2, torch.device("cuda")), load_policy(mixture, ALONE, dtype=torch.bfloat16)
+    model.shard_policy(policy, world, Grid.of(world, expert_parallel=2), is_offloaded=is_offloaded)
+    assert [options["mesh"] for options in told] == ["cut"] * 2 + ["all"] * 3
+    assert all(options["mp_policy"].reduce_dtype == torch.float32 for options in told)
+    assert {isinstance(options.get("offload_policy"), CPUOffloadPolicy) for options in told} == {is_offloaded}
+
+
+def test_a_model_that_cannot_be_spread_is_refused(mini_model, mixture):
+    dense, mixed = (load_policy(folder, ALONE, dtype=torch.float32) for folder in (mini_model, mixture))
+    two, eight = World(0, 2, CPU), World(0, 8, CPU)
+    with pytest.raises(UserError, match="is for mixtures of experts, and this model is dense"):
+        model.shard_policy(dense, two, Grid.of(two, expert_parallel=2))
+    with pytest.raises(UserError, match="8 does not divide this model's 4 experts a layer"):
+        model.shard_policy(mixed, eight, Grid.of(eight, expert_parallel=8))
+    fourteen = World(0, 14, CPU)
+    with pytest.raises(UserError, match="an expert's matrix of 48 rows cannot be cut evenly among 7 ranks"):
+        model.shard_policy(mixed, fourteen, Grid.of(fourteen, expert_parallel=2))
+    dense.network.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(UserError, match="one has layers of full_attention, sliding_attention: set it to 1"):
+        model.shard_policy(dense, two, Grid.of(two, context_parallel=2))
+
+
+@pytest.mark.parametrize("field", ["context_parallel", "expert_parallel"])
+def test_compile_is_refused_where_ranks_compute_together(field):
+    with pytest.raises(ValidationError, match=f"set it to false, or {field} to 1"):
+        TrainerConfig(compile=True, **{field: 2})
+
+
+def test_a_config_for_one_process_asks_for_no_ranks():
+    config = TrainerConfig(num_replicas=2, context_parallel=2, expert_parallel=2, cpu_offload=True)
+    assert config.alone() == TrainerConfig()

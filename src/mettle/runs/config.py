@@ -174,6 +174,10 @@ class RunConfig(BaseModel):
                 f"trainer.{told} does not divide deployment.num_trainer_ranks {ranks}:"
                 " each group has equally many ranks"
             )
+        if trainer.cpu_offload and ranks == 1:
+            raise ValueError(
+                "trainer.cpu_offload is for several ranks: leave it out, or raise deployment.num_trainer_ranks"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -295,12 +295,12 @@ def load_policy(
     return policy
 
 
-def shard_policy(policy: Policy, world: World, grid: Grid | None = None) -> None:
+def shard_policy(policy: Policy, world: World, grid: Grid | None = None, *, is_offloaded: bool = False) -> None:
     """Divide the weights, and what is computed, among the ranks as `grid` says; one rank keeps all. Done once, before
     there is an optimiser. Without a grid the weights are cut among all ranks.
 
     Several replicas (HSDP) are groups of ranks with all weights each: neighbours by rank, so that those of a host share
-    a copy, and only sums of gradients cross between hosts.
+    a copy, and only sums of gradients cross between hosts. `is_offloaded` keeps each rank's part in the host's memory.
     Raises: UserError when the model cannot be computed so.
     """
     grid = policy.grid = grid or Grid.of(world)
@@ -313,6 +313,8 @@ def shard_policy(policy: Policy, world: World, grid: Grid | None = None) -> None
     dtype = policy.dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
+    if is_offloaded:
+        options["offload_policy"] = CPUOffloadPolicy()
     if grid.expert > 1:
         _share_experts(policy, grid, world.device.type, options)
     options["mesh"] = grid.weights_mesh(world.device.type)

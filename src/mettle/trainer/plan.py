@@ -119,7 +119,6 @@ def plan_run(run_dir: RunDir) -> None:
     """Measure and write RUN/plan.json."""
     config = read_config(run_dir.config("trainer"), TrainerConfig)
     num_ranks = int(json.loads(run_dir.config("run").read_text())["deployment"]["num_trainer_ranks"])
-    alone = config.model_copy(update=dict.fromkeys(("num_replicas", "context_parallel", "expert_parallel"), 1))
     cores = len(os.sched_getaffinity(0))
     engine = InferenceConfig.model_validate_json(run_dir.config("inference").read_bytes())
     settings = json.loads(run_dir.config("orchestrator").read_text())
@@ -134,7 +133,7 @@ def plan_run(run_dir: RunDir) -> None:
         clock = (time.perf_counter(), time.process_time())
         prefill_s, token_s = _decode(transport, number, engine)
         engine_bytes = _memory() - before
-        learner = make_learner(alone, run_dir.model, world)
+        learner = make_learner(config.alone(), run_dir.model, world)
         largest = learner.recipe.micro_batch.max_tokens
         batch = _batch(transport, settings["batch_size"], largest)
         rollouts = len(batch.sequence_lengths)
