@@ -3,8 +3,8 @@
 Files, directories and links travel, with modes and times; sockets, pipes and devices are left out.
 Invariant: a name that is absolute or climbs is refused; a file that changes while it is read keeps the size that its
 entry has promised.
-`tarfile` is imported when it is needed: it brings three compressors with it, and what a template has loaded is copied by
-every fork of it (`template.py` loads it with the first machine).
+`tarfile` is imported when it is needed: it brings three compressors, and what a template has loaded every fork of it
+copies (`template.py` loads it with the first machine).
 """
 
 from __future__ import annotations

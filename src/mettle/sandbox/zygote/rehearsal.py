@@ -1,8 +1,8 @@
 """One test of the template's own, run before any cell is cloned, by the code that runs tests in cells.
 
-The interpreter notes at a first call what it finds (which attribute of which type, which instruction fits) in memory that
-is shared until somebody writes to it. Noted in the template it is there for every clone; noted in each clone it would
-cost each a copy of the page.
+The interpreter notes at a first call what it finds (which attribute of which type, which instruction fits), in memory
+that is shared until somebody writes to it. Noted in the template it is there for every clone; noted in each clone it
+would cost each a copy of the page.
 Invariant: nothing that goes wrong here matters, and no process of it is left.
 """
 
