@@ -142,7 +142,7 @@ def make_rows(num_rows: int, *, seed: str, low: int, high: int, max_take: int, o
     for _ in range(num_rows):
         heap = rng.choice(heaps)
         agent = SEATS[rng.randrange(2)] if opponent == "self" else SEATS[0]
-        info = {"heap": heap, "agent": agent, "seed": rng.randrange(2**32)}
+        info = {"heap": heap, "agent": agent, "position": f"{agent} of {heap}", "seed": rng.randrange(2**32)}
         rows.append({"question": question(heap, max_take), "info": info})
     return rows
 
