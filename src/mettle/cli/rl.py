@@ -54,13 +54,14 @@ def run(
 
     \b
     mettle rl run base.toml mine.toml --trainer.optim.lr 3e-6 --no-deployment.hub
+    mettle rl run --trainer t.toml --orchestrator o.toml --inference i.toml
     mettle rl run mine.toml --hosted
     """
     from mettle.runs import launch
     from mettle.runs.hosted import ignored_fields
 
     files, overrides = split_arguments(arguments)
-    if not files:
+    if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
     if hosted:
         if overrides or dry_run or directory is not None or share_dir is not None or len(files) != 1:
@@ -114,7 +115,7 @@ def plan(arguments: Sequence[str], is_json: bool) -> None:
     from mettle.runs.plan import plan, plan_lines
 
     files, overrides = split_arguments(arguments)
-    if not files:
+    if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl plan configs/reverse-text.toml`")
     found = plan(launch.load_run_config(files, overrides))
     if is_json:
@@ -290,6 +291,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     files = [word.removeprefix("@") for word in arguments[:first]]
     return [Path(file) for file in files if file], list(arguments[first:])
+
+
+def _names_a_file(overrides: Sequence[str]) -> bool:
+    """Whether a table comes from a file, as in `--orchestrator orchestrator.toml`."""
+    return any(word.startswith("@") or word.endswith(".toml") for word in overrides)
 
 
 def _end(outcome: RunOutcome, *, is_json: bool) -> int:
