@@ -259,6 +259,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "lint": linted,
     "arithmetic": of_arithmetic,
     "kuhn_poker": lambda text: module("environments/kuhn_poker", "kuhn_poker").read_word(said(text)[0]),
+    "nim": lambda text: module("environments/nim", "nim").last_number(said(text)[0]),
     "number_guess": lambda text: module("environments/number_guess", "number_guess").last_number(said(text)[0]),
     "reverse_text": of_reverse_text,
     "science_choice": lambda text: module("environments/science_choice", "science_choice").given_letter(text),
