@@ -40,8 +40,8 @@ _TOUCHES: Final = frozenset(
     {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "sqlite3.connect"}
 )
 _OF_A_RUN: Final = (
-    "mettle.cli.main", "mettle.hub.server", "mettle.inference.process", "mettle.orchestrator.loop", "mettle.runs.launch",
-    "mettle.trainer.initial", "mettle.trainer.process",
+    "mettle.cli.main", "mettle.hub.server", "mettle.inference.process", "mettle.orchestrator.loop",
+    "mettle.runs.launch", "mettle.trainer.initial", "mettle.trainer.process",
 )  # fmt: skip
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{6,}")
 _is_testing = False
