@@ -19,7 +19,6 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
-from tests.forking import forked_processes
 
 from mettle.clients.base import Client
 from mettle.envs.packages.adapters import put_shipped_on_path
@@ -164,6 +163,8 @@ class Scripted(Client):
 @pytest.fixture(scope="module")
 def forked() -> Iterator[None]:
     """Processes of ours begin with what this one has imported; `test_quickstart` starts those of a run for real."""
+    from tests.forking import forked_processes
+
     for module in _OF_A_RUN:
         importlib.import_module(module)
     with forked_processes():

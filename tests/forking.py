@@ -5,7 +5,7 @@ already hands them on by forking: the child has a pid, a session, signals, pipes
 of its own, as after an exec, and runs the same module as `__main__`.
 
 Parts: `ForkingPopen` (which takes the place of `subprocess.Popen`), `forked_processes` (for the length of a block),
-`Nursery` (who forks for a command that has threads by now).
+`Nursery` (who forks for a command that has threads by now), `forked_command` (a `mettle` for shells).
 Invariants: descriptors are handed on as an exec would, all others lead nowhere; no process forks while another thread
 of it may hold a lock, and inside an event loop it is an ordinary new interpreter, as is whatever isn't a module of ours.
 """
@@ -19,6 +19,8 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
+import importlib
+import json
 import logging
 import os
 import pickle
@@ -27,12 +29,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 import pytest
@@ -160,6 +164,67 @@ class Nursery:
                 os.close(number)
 
 
+SHIM: Final = """\
+import json, os, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+told = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(line, [len(told).to_bytes(8, "big")], [0, 1, 2])
+line.sendall(told)
+sys.exit(int.from_bytes(line.recv(1), "big"))
+"""
+
+
+@contextlib.contextmanager
+def forked_command(script: Path) -> Iterator[None]:
+    """While it is open, `script` is a `mettle` for shells: it hands all that it was given to a fork of this process."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        address, shim = Path(folder) / "line", Path(folder) / "shim.py"
+        listener.bind(str(address))
+        listener.listen()
+        shim.write_text(SHIM)
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{shim}" "{address}" "$@"\n')
+        script.chmod(0o755)
+        flush()
+        server = os.fork()
+        if server == 0:
+            try:
+                serve(listener)
+            finally:
+                os._exit(0)
+        try:
+            yield
+        finally:
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+
+
+def serve(listener: socket.socket) -> NoReturn:
+    """Run what comes, each in a process of its own, and tell how it ended."""
+    while True:
+        line, _ = listener.accept()
+        size, given, _, _ = socket.recv_fds(line, 8, 3)
+        told = b""
+        while len(told) < int.from_bytes(size, "big"):
+            told += line.recv(1 << 16)
+        arguments, cwd, env = json.loads(told)
+        if os.fork() == 0:
+            child = os.fork()
+            if child == 0:
+                Birth(Program("mettle.cli", arguments), (0, 1, 2), (), False, None, cwd, env).live(
+                    dict(enumerate(given))
+                )
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            line.sendall(bytes([code if code >= 0 else 128 - code]))
+            os._exit(0)
+        for number in given:
+            os.close(number)
+        line.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 def adopt(is_on: bool) -> None:
     """Whether the children of children that end come to this process."""
     ctypes.CDLL(None).prctl(36, int(is_on))  # PR_SET_CHILD_SUBREAPER
@@ -216,6 +281,7 @@ def hand_on(streams: tuple[int, int, int], passed: tuple[int, ...], own: dict[in
 def be_new(cwd: Any, env: Any) -> None:
     """What an interpreter has before its program: none of the tests' handlers, hooks, filters and environment."""
     gc.freeze()
+    importlib.invalidate_caches()
     atexit._clear()
     faulthandler.disable()
     for number in signal.valid_signals():
