@@ -12,6 +12,7 @@ from mettle.sandbox import SandboxConfig, open_judge, open_machines
 from mettle.sandbox.containers.kubernetes.config import KubernetesConfig
 from mettle.sandbox.protocols import Judge, Machines
 from mettle.sandbox.testing import JudgeContract, MachineContract
+from mettle.sandbox.testing.fixtures import MachineFixture
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("_needs_isolation")]
 
@@ -40,7 +41,7 @@ class TestKubernetesMachines(MachineContract):
     """What a command does is the agent's matter, and the same one runs in the containers of docker every day."""
 
 
-class TestKubernetesMachinesInShort:
+class TestKubernetesMachinesInShort(MachineFixture):
     """What hangs on the way to a pod: streams, files, ports, lives, and callers that go."""
 
     test_a_command_has_an_exit_code_and_two_streams = MachineContract.test_a_command_has_an_exit_code_and_two_streams
