@@ -226,3 +226,17 @@ def test_a_tail_is_the_end_of_the_whole(tmp_path_factory, lines, count):
     path = tmp_path_factory.mktemp("tail") / "x.log"
     path.write_bytes("".join(line + "\n" for line in lines).encode())
     assert tail(path, path.stat().st_size, count) == lines[-count:]
+
+
+def test_export_writes_a_version_where_nothing_is_yet(mettle, run_dir):
+    from mettle.storage.weights import publish_weights
+
+    (run_dir / "model").mkdir()
+    (run_dir / "model" / "config.json").write_text("{}")
+    publish_weights(run_dir / "weights", 3, lambda path: path.write_bytes(b"weights"))
+    ended = mettle("rl", "export", "words", "policy")
+    assert ended.out.splitlines()[0] == "wrote v3 of words to policy"
+    assert mettle("rl", "export", "words", "policy").err == (
+        "error: policy is there already; name a folder that is not\n"
+    )
+    assert mettle("rl", "export", "words", "other", "--version", "2").code == 2

@@ -23,7 +23,11 @@ class RayNodes:
 
     def __init__(self, *cpus: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets want a short path
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
+        (self._folder / "ray").mkdir()  # Ray's own shell makes it; `Cluster` does not
+        environment = {
+            **os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+            "RAY_TMPDIR": str(self._folder),  # where it notes the newest cluster; a run is told its own
+        }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(self._folder), *map(str, cpus)], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self._folder / "stderr").open("w"),

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from mettle.cli.groups import NounGroup
-from mettle.cli.terminal import find_run, json_option, print_json, print_next, print_table
-from mettle.errors import UserError
+from mettle.cli.terminal import check_free, find_run, json_option, print_json, print_next, print_table
 
 RUNS = Path("runs")
 
@@ -55,7 +54,7 @@ def export(source: str, folder: Path, version: int | None) -> None:
     from mettle.trainer.merging import write_adapter
 
     place = _place(source)
-    _check_free(folder)
+    check_free(folder)
     found = find_adapter(place, version)
     write_adapter(found, folder, base=base_of(place, found, None))
     click.echo(f"wrote {folder}")
@@ -73,7 +72,7 @@ def merge(source: str, folder: Path, base: Path | None, version: int | None) -> 
     from mettle.trainer.merging import write_merged
 
     place = _place(source)
-    _check_free(folder)
+    check_free(folder)
     found = find_adapter(place, version)
     write_merged(base_of(place, found, base), found, folder)
     click.echo(f"wrote {folder}")
@@ -83,8 +82,3 @@ def merge(source: str, folder: Path, base: Path | None, version: int | None) -> 
 def _place(source: str) -> Path:
     path = Path(source)
     return path if (path / "adapter_config.json").exists() else find_run(source)
-
-
-def _check_free(folder: Path) -> None:
-    if folder.exists():
-        raise UserError(f"{folder} is there already; name a folder that is not")

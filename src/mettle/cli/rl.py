@@ -11,8 +11,9 @@ import click
 from mettle.cli.groups import NounGroup
 from mettle.cli.replay import replay
 from mettle.cli.rl_hosted import submit_hosted
+from mettle.cli.rollouts import rollouts
 from mettle.cli.shares import go_on, share
-from mettle.cli.terminal import find_run, going_on, json_option, print_json, print_next, print_table
+from mettle.cli.terminal import check_free, find_run, going_on, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.wording import duration
 
@@ -53,13 +54,14 @@ def run(
 
     \b
     mettle rl run base.toml mine.toml --trainer.optim.lr 3e-6 --no-deployment.hub
+    mettle rl run --trainer t.toml --orchestrator o.toml --inference i.toml
     mettle rl run mine.toml --hosted
     """
     from mettle.runs import launch
     from mettle.runs.hosted import ignored_fields
 
     files, overrides = split_arguments(arguments)
-    if not files:
+    if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
     if hosted:
         if overrides or dry_run or directory is not None or share_dir is not None or len(files) != 1:
@@ -113,7 +115,7 @@ def plan(arguments: Sequence[str], is_json: bool) -> None:
     from mettle.runs.plan import plan, plan_lines
 
     files, overrides = split_arguments(arguments)
-    if not files:
+    if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl plan configs/reverse-text.toml`")
     found = plan(launch.load_run_config(files, overrides))
     if is_json:
@@ -245,7 +247,25 @@ def metrics(run: str, names: Sequence[str], is_json: bool) -> None:
         print_next(f"mettle rl metrics {run} --name 'reward/*'")
 
 
+@rl.command()
+@click.argument("run")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--version", type=int, help="This one of the run's versions.  [default: the newest]")
+def export(run: str, folder: Path, version: int | None) -> None:
+    """Write a version of the policy as a model directory that transformers and other engines load."""
+    from mettle.runs.export import find_version, write_model
+    from mettle.storage.run_dir import RunDir
+
+    check_free(folder)
+    run_dir = RunDir.existing(find_run(run))
+    chosen = find_version(run_dir, version)
+    write_model(run_dir, chosen, folder)
+    click.echo(f"wrote v{chosen.version} of {run_dir.name} to {folder}")
+    print_next(f'mettle inference chat {folder} -q "..."')
+
+
 rl.add_command(replay)
+rl.add_command(rollouts)
 rl.add_command(share)
 
 
@@ -271,6 +291,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     files = [word.removeprefix("@") for word in arguments[:first]]
     return [Path(file) for file in files if file], list(arguments[first:])
+
+
+def _names_a_file(overrides: Sequence[str]) -> bool:
+    """Whether a table comes from a file, as in `--orchestrator orchestrator.toml`."""
+    return any(word.startswith("@") or word.endswith(".toml") for word in overrides)
 
 
 def _end(outcome: RunOutcome, *, is_json: bool) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mettle.errors import UserError
 from mettle.runs.program import program
 from mettle.wording import figure
 
@@ -104,6 +105,12 @@ def find_run(run: str) -> Path:
     path = Path(run)
     named = Path("runs") / run
     return named if not (path / "run.db").exists() and (named / "run.db").exists() else path
+
+
+def check_free(folder: Path) -> None:
+    """Raises: UserError when there is something already where a folder is to be written."""
+    if folder.exists():
+        raise UserError(f"{folder} is there already; name a folder that is not")
 
 
 def _finite(value: Any) -> Any:

@@ -6,7 +6,6 @@ that runs, because a stale one is removed before each start.
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from mettle.processes.child import (
     process_memory_bytes,
     python_module,
 )
+from mettle.processes.ready_file import ReadyFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class ManagedProcess:
 
     def __init__(self, spec: ProcessSpec, output: Path) -> None:
         self.spec = spec
+        self._ready = ReadyFile(spec.ready_file)
         self._output = output
         self._child: ChildProcess | None = None
         self.started_at = 0.0
@@ -61,9 +62,7 @@ class ManagedProcess:
 
     def start(self) -> None:
         """Start the process; a stale ready file is removed first."""
-        if self.spec.ready_file is not None:
-            self.spec.ready_file.parent.mkdir(parents=True, exist_ok=True)
-        self.remove_ready_file()
+        self._ready.prepare()
         self._child = ChildProcess(
             python_module(self.spec.module, *self.spec.arguments),
             tie="thread",
@@ -78,22 +77,15 @@ class ManagedProcess:
 
     def endpoint(self) -> dict[str, Any] | None:
         """What the ready file says, or None while there is none (or no longer this process's)."""
-        if self.spec.ready_file is None:
-            return None
-        try:
-            found: dict[str, Any] = json.loads(self.spec.ready_file.read_text())
-        except (OSError, ValueError):
-            return None
-        return found
+        return self._ready.endpoint()
 
     def remove_ready_file(self) -> None:
-        """The process is gone, or about to start: nobody answers at that address."""
-        if self.spec.ready_file is not None:
-            self.spec.ready_file.unlink(missing_ok=True)
+        """The process is gone."""
+        self._ready.remove()
 
     def is_ready(self) -> bool:
         """True when the process runs and, if it is a server, has said that it can answer."""
-        return self.exit_code() is None and (self.spec.ready_file is None or self.endpoint() is not None)
+        return self.exit_code() is None and self._ready.is_satisfied
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and the children it may have."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mettle.errors import StorageError, UserError
+from mettle.errors import UserError
+from mettle.runs.export import find_version, published_versions
 from mettle.storage.run_dir import RunDir
-from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE, read_version
+from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE
 
 
 def list_adapters(folder: Path) -> list[dict[str, Any]]:
@@ -30,14 +31,7 @@ def find_adapter(source: Path, version: int | None = None) -> Path:
         if version is not None:
             raise UserError(f"{source} is one adapter, which has no versions; name a run to choose among its versions")
         return source
-    versions = dict(_versions(RunDir.existing(source)))
-    if not versions:
-        raise UserError(f"run {source.name} has no adapter: it trains all weights, or has published nothing yet")
-    chosen = max(versions) if version is None else version
-    if chosen not in versions:
-        known = ", ".join(f"v{number}" for number in sorted(versions))
-        raise UserError(f"run {source.name} has no adapter v{chosen} on disk any more; it has {known}")
-    return versions[chosen]
+    return Path(find_version(RunDir.existing(source), version, kind="lora").path)
 
 
 def base_of(source: Path, adapter: Path, given: Path | None) -> Path:
@@ -57,7 +51,7 @@ def base_of(source: Path, adapter: Path, given: Path | None) -> Path:
 
 
 def _newest(run_dir: RunDir) -> Iterator[dict[str, Any]]:
-    versions = dict(_versions(run_dir))
+    versions = {each.version: Path(each.path) for each in published_versions(run_dir) if each.kind == "lora"}
     if not versions:
         return
     newest = max(versions)
@@ -73,13 +67,3 @@ def _newest(run_dir: RunDir) -> Iterator[dict[str, Any]]:
         "bytes": (versions[newest] / ADAPTER_FILE).stat().st_size,
         "base": str(run_dir.model.resolve()),
     }
-
-
-def _versions(run_dir: RunDir) -> Iterator[tuple[int, Path]]:
-    for folder in run_dir.weights.glob("v*"):
-        try:
-            published = read_version(folder)
-        except StorageError:
-            continue  # a run that goes on is just removing it
-        if published.kind == "lora":
-            yield published.version, folder

@@ -124,7 +124,8 @@ def plan_run(run_dir: RunDir) -> None:
         engine_bytes = _memory() - before
         learner = make_learner(config, run_dir.model, world)
         largest = learner.recipe.micro_batch.max_tokens
-        batch = _batch(transport, settings["batch_size"], largest)
+        # With a teacher in the trainer each step has a forward pass of it too.
+        batch = _batch(transport, settings["batch_size"], largest, has_teacher=learner.distiller.teacher is not None)
         rollouts = len(batch.sequence_lengths)
         micro_s = learner.train(batch, 1)["time/step_s"]
         if micro_s < WARM_S:  # a process's first step is slower than its others
@@ -197,7 +198,7 @@ def _decode(transport: EngineTransport, number: int, engine: InferenceConfig) ->
     return max(0.0, short_s - SHORT * token_s), token_s
 
 
-def _batch(transport: EngineTransport, batch_size: int, max_tokens: int) -> Batch:
+def _batch(transport: EngineTransport, batch_size: int, max_tokens: int, *, has_teacher: bool) -> Batch:
     """The rollouts over and over, every other one good, until a micro batch or the run's batch is full."""
     rows: list[dict[str, Any]] = []
     num_tokens = 0
@@ -214,6 +215,7 @@ def _batch(transport: EngineTransport, batch_size: int, max_tokens: int) -> Batc
         rows.append(filled(len(ids), {
             "token_ids": ids, "loss_mask": is_sampled, "logprobs": logprobs, "rl_weights": is_sampled,
             "advantages": np.where(is_sampled, sign, 0.0),
+            "distill_weights": is_sampled * float(has_teacher),
         }))  # fmt: skip
         num_tokens += len(ids)
     columns: dict[str, Any] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -167,7 +167,7 @@ def open_hosted(request: Request, name: str) -> RunReader:
     if not (run_folder(lab.folder, name) / "run.db").exists():
         raise HttpError(404, f"this run is {job.status.lower()} and has written nothing yet; load the page again later")
     reader = _catalog(request).open(name)
-    reader.hidden = hidden_of(lab, job)
+    reader.hidden, reader.title = hidden_of(lab, job), job.name
     return reader
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import socket
@@ -25,6 +24,7 @@ from mettle.processes.beats import decode_beat, encode_beat
 from mettle.processes.child import THREAD_ENVIRONMENT, ChildProcess, python_module
 from mettle.processes.frames import receive, send
 from mettle.processes.managed import ManagedProcess, ProcessSpec
+from mettle.processes.ready_file import ReadyFile
 from mettle.runs.cluster.placement import REPLICA, TRAINER, NodeBundle, NodeRoom, Placement, place, placement_of
 from mettle.runs.config import RayConfig, RunConfig
 from mettle.runs.host import HostNews
@@ -220,6 +220,7 @@ class PlacedProcess:
         self, spec: ProcessSpec, members: Sequence[tuple[str, NodeBundle]], output: Path, launcher: RayLauncher
     ) -> None:
         self.spec = spec
+        self._ready = ReadyFile(spec.ready_file)
         self.pid: int | None = None
         self.host = "the cluster"
         self._members = members
@@ -239,9 +240,7 @@ class PlacedProcess:
 
     def start(self) -> None:
         """Ask for it; it starts once it has a place."""
-        if self.spec.ready_file is not None:
-            self.spec.ready_file.parent.mkdir(parents=True, exist_ok=True)
-        self.remove_ready_file()
+        self._ready.prepare()
         self._life += 1
         self._state, self._code, self._line, self._is_told = "placing", None, "", False
         self._asked_at = time.monotonic()
@@ -300,22 +299,15 @@ class PlacedProcess:
 
     def endpoint(self) -> dict[str, Any] | None:
         """What the ready file says, once this life has written it."""
-        if self.spec.ready_file is None or self._state != "running":
-            return None
-        try:
-            found: dict[str, Any] = json.loads(self.spec.ready_file.read_text())
-        except (OSError, ValueError):
-            return None
-        return found
+        return self._ready.endpoint() if self._state == "running" else None
 
     def remove_ready_file(self) -> None:
         """Nobody answers at that address."""
-        if self.spec.ready_file is not None:
-            self.spec.ready_file.unlink(missing_ok=True)
+        self._ready.remove()
 
     def is_ready(self) -> bool:
         """True when it runs and, if it is a server, has said that it can answer."""
-        return self._state == "running" and (self.spec.ready_file is None or self.endpoint() is not None)
+        return self._state == "running" and self._ready.is_satisfied
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to every member and its children."""
