@@ -158,6 +158,40 @@ def simulate(
     click.echo("\n".join(prediction_lines(best, seen)))
 
 
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+def create(arguments: Sequence[str], directory: Path | None) -> None:
+    """Make a run from config files and start none of its processes."""
+    from mettle.runs import launch
+    from mettle.runs.alone import processes_of
+
+    files, overrides = split_arguments(arguments)
+    made = launch.create(launch.load_run_config(files, overrides), directory)
+    names = [spec.name for spec in processes_of(made).values()]
+    click.echo(f"made {made.path}; it needs {', '.join(names)}")
+    print_next(f"mettle rl start {directory or Path('runs') / made.name} {names[0]}")
+
+
+@rl.command()
+@click.argument("run")
+@click.argument("process")
+def start(run: str, process: str) -> None:
+    """Run one process of a run in this terminal, unwatched; the others are started alike.
+
+    \b
+    mettle rl create mine.toml --dir RUN
+    mettle rl start RUN sft              # then each of these in a terminal of its own:
+    mettle rl start RUN inference
+    mettle rl start RUN trainer
+    mettle rl start RUN orchestrator
+    """
+    from mettle.runs.alone import start_alone
+    from mettle.storage.run_dir import RunDir
+
+    start_alone(RunDir.existing(find_run(run)), process)
+
+
 @rl.command()
 @click.argument("run")
 @json_option
