@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +31,40 @@ from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.tokens import Sample, filled
 from mettle.runs.progress import read_snapshot
 from mettle.storage.batches import write_batch
+from mettle.storage.checkpoints import write_checkpoint
 from mettle.storage.ledger import Ledger
-from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
 from mettle.storage.weights import publish_weights
 from mettle.trainer.config import TrainerConfig
+from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.world import World
 
 MARKS = (500, 10_000, 20_000, 50_000)
 WINDOW = 200
 GROUPS, NUM_METRICS = 2, 40
+
+
+def write_number(path: Path, number: int) -> None:
+    """Weights, or a state, of nothing."""
+    path.write_text(str(number))
+
+
+class EmptyKeeper(CheckpointKeeper):
+    """The trainer's own checkpoints, of a state of nothing, written while it waits."""
+
+    def _is_beside(self) -> bool:
+        return False
+
+    def _write(self, step: int) -> None:
+        write_checkpoint(
+            self._run_dir.checkpoints,
+            step,
+            lambda folder: write_number(folder / "state", step),
+            self._orchestrator_state(step),
+        )
+        self._clean_up(step)
 
 
 class Housekeeper(Trainer):
@@ -51,22 +74,18 @@ class Housekeeper(Trainer):
         self.run_dir, self.config, self._ledger = run_dir, config, ledger
         self.world = World(0, 1, torch.device("cpu"))
         self.heart, self._stop = Heartbeat(name="trainer"), StopFlag()
-        self._copier = LedgerCopier(run_dir.ledger)
-        self._saved_at = self._spent = 0
-
-    def save_state(self, folder: Path | None, step: int) -> None:
-        """A checkpoint of nothing."""
-        assert folder is not None, "rank 0 writes"
-        (folder / "state").write_text(str(step))
+        self._pending = None
+        no_learner: Any = None  # an empty keeper saves the state of none
+        self.keeper = self._keeper = EmptyKeeper(run_dir, config.checkpoint, no_learner, ledger, self.settle)
 
     def commit(self, step: int, draw_ids: list[int]) -> None:
         """What follows a step's training."""
-        weights = publish_weights(self.run_dir.weights, step, lambda path: path.write_text(str(step)))
+        weights = publish_weights(self.run_dir.weights, step, lambda path: write_number(path, step))
         metrics = {f"trainer/{n}": float(step) for n in range(NUM_METRICS // 2)}
         shown = dict.fromkeys(
             ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s", "optim/skipped"), 0.0
         )
-        self._commit(step, weights, metrics | shown, draw_ids)
+        self._commit(step, weights, metrics | shown, draw_ids, None)
         self.ledger.acknowledge(weights, None, 1.0)
 
 
@@ -134,7 +153,7 @@ def play(folder: Path, steps: int) -> dict[int, dict[str, float]]:
             trainer.commit(step, list(batch.draw_ids))
         if step % trainer.config.checkpoint.interval == 0:
             with watch.time("checkpoint"):
-                trainer.keep_house(step)
+                trainer.keeper.save(step)
         if step % 20 == 0:
             with watch.time("terminal"):
                 read_snapshot(ledger, steps, rewards=rewards)

@@ -47,7 +47,8 @@ class NimEnv(vf.MultiTurnEnv):
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> vf.Messages:
         """What is left after the model's move and the opponent's."""
-        take = last_number(messages[-1])
+        # What was cut off may have meant something else, and whatever followed the number would be free of charge.
+        take = None if state["trajectory"][-1]["is_truncated"] else last_number(messages[-1])
         state["num_moves"] += 1
         if take is None or not 1 <= take <= min(self.max_take, state["heap"]):
             state["is_legal"] = False
@@ -100,7 +101,7 @@ class NimEnv(vf.MultiTurnEnv):
             state={"input": state["input"], "trajectory": []},
         )
         said.append(response.message.to_assistant())
-        return last_number(said[-1])
+        return None if response.message.is_truncated else last_number(said[-1])
 
     def _end(self, state: vf.State, text: str) -> vf.Messages:
         state["final_env_response"] = [vf.UserMessage(content=text)]
@@ -141,7 +142,7 @@ def make_rows(num_rows: int, *, seed: str, low: int, high: int, max_take: int, o
     for _ in range(num_rows):
         heap = rng.choice(heaps)
         agent = SEATS[rng.randrange(2)] if opponent == "self" else SEATS[0]
-        info = {"heap": heap, "agent": agent, "seed": rng.randrange(2**32)}
+        info = {"heap": heap, "agent": agent, "position": f"{agent} of {heap}", "seed": rng.randrange(2**32)}
         rows.append({"question": question(heap, max_take), "info": info})
     return rows
 

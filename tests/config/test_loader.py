@@ -220,6 +220,26 @@ def test_overrides_may_be_typed_values_by_dotted_name():
     assert (loaded.config.trainer.optim.lr, loaded.config.envs[0].id, loaded.config.tags) == (0.5, "x", ["t"])
 
 
+@pytest.mark.parametrize("spelled", [["trainer.toml"], ["@trainer.toml"], ["@", "trainer.toml"]])
+def test_a_file_is_laid_over_one_table_with_its_lines_as_sources(write, spelled):
+    write("trainer.toml", "[optim]\nlr = 0.5\n")
+    whole = write("whole.toml", "[trainer.optim]\nbetas = [0.1, 0.2]\nlr = 0.1\n")
+    loaded = load_config(Run, [whole], ["--trainer", *spelled])
+    assert (loaded.config.trainer.optim.lr, loaded.config.trainer.optim.betas) == (0.5, (0.1, 0.2))
+    assert loaded.sources["trainer.optim.lr"] == "trainer.toml:2"
+    later = load_config(Run, [whole], ["--trainer", *spelled, "--trainer.optim.lr", "0.7"])
+    assert later.config.trainer.optim.lr == 0.7
+
+
+def test_a_file_over_a_table_that_does_not_fit_is_one_line(write):
+    assert complaint([], ["--trainer", "trainer.toml"]) == "no config file trainer.toml"
+    write("trainer.toml", "optin = 3\n")
+    said = complaint([], ["--trainer", "trainer.toml"])
+    assert said.startswith("trainer.toml:1: unknown key 'trainer.optin'; did you mean 'optim'")
+    said = complaint([], ["--envs.0.id", "words", "--envs.0", "trainer.toml"])
+    assert said == "--envs.0 trainer.toml: a file is laid over a table, not over an entry of a list"
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [

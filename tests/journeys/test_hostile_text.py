@@ -1,6 +1,6 @@
 """Whatever a model writes, twice as much of it costs at most 2.3 times the time, wherever it is read.
 
-Every parser, reward function of a shipped environment, judge prompt, renderer, tool parser and page is given texts
+Every parser, reward function of a shipped environment or of a recipe for data, judge prompt, renderer, tool parser and page is given texts
 that make patterns with overlapping repeats, searches that start anew and growing buffers slow. What is measured is
 processor time of this thread, the least of several tries, so that a busy host changes nothing.
 """
@@ -40,7 +40,8 @@ from mettle.errors import MettleError
 from mettle.evals.output import record_of
 from mettle.hub.conversation import text_of
 from mettle.inference.text import TurnSplitter
-from mettle.quality.data.formats import CHOICE_LINE
+from mettle.quality.data.formats import CHOICE_LINE, FORMATS, AnswerFormat
+from mettle.quality.data.recipes import recipe_for
 from mettle.quality.lint.linter import lint_source
 from mettle.records.messages import ResponseMessage
 from mettle.synthesis.chats import Unusable, chats_of
@@ -92,6 +93,12 @@ UNITS = {
     "verdicts": ("", "yes "),
     "numbers": ("", "1 "),
     "choices": ("A) ", "\n"),
+    "items": ("[a", " , and "),
+    "arrows": ("", " -> "),
+    "bullets": ("", "- 1. "),
+    "parts of a version": ("v", "1."),
+    "numerals": ("", "M"),
+    "days of the week": ("", "on the mon, "),
 }
 
 
@@ -204,6 +211,26 @@ def of_gym(text: str) -> None:
         return
 
 
+@cache
+def made_of_data(name: str) -> dict[str, Any]:
+    """What a recipe puts into an environment that is made of data, loaded."""
+    found: dict[str, Any] = {}
+    exec(recipe_for(AnswerFormat(name, 1.0, (), labels=("7", "8"))).code(), found)
+    return found
+
+
+def by_a_recipe(name: str) -> Callable[[str], object]:
+    def read(text: str) -> None:
+        made = made_of_data(name)
+        for written in (text, f"<answer>{text}</answer>", f"\\boxed{{{text}}}", f"#### {text}"):
+            for function in ("correct", "overlap", "answer_format"):
+                asked = {"answer": "7"} if function != "answer_format" else {}
+                if function in made:
+                    made[function](completion=said(written), parser=made["parser"], **asked)
+
+    return read
+
+
 XML = vf.XMLParser(["think", ("answer", "a")])
 THINK = vf.ThinkParser()
 READERS: dict[str, Callable[[str], object]] = {
@@ -240,6 +267,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "wordle": lambda text: module("environments/wordle", "wordle").read_guess(text),
     "textarena": of_textarena,
     "gym": of_gym,
+    **{f"recipe for {name}": by_a_recipe(name) for name in FORMATS if name != "code"},
 }
 
 

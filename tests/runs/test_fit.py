@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models
 from mettle.errors import UserError
 from mettle.runs import fit
 from mettle.runs.config import RunConfig
+from mettle.trainer.config import DistillationConfig
 from mettle.trainer.policy import write_tokenizer
 
 
@@ -34,6 +35,19 @@ def test_it_is_weighed_with_what_is_trained(config, monkeypatch, lora, least):
     monkeypatch.setattr(fit, "free_memory_bytes", lambda: least - 1)
     with pytest.raises(UserError, match="does not fit: training takes at least"):
         fit.check_fit(config(lora=lora))
+
+
+def test_a_teacher_that_the_trainer_holds_is_weighed_too(config, monkeypatch, tmp_path):
+    made = config()
+    teacher = made.model_copy(
+        update={"trainer": made.trainer.model_copy(update={"distillation": DistillationConfig(teacher=tmp_path)})}
+    )
+    monkeypatch.setattr(fit, "free_memory_bytes", lambda: 7 * 4000)
+    fit.check_fit(teacher)
+    monkeypatch.setattr(fit, "free_memory_bytes", lambda: 7 * 4000 - 1)
+    fit.check_fit(made)
+    with pytest.raises(UserError, match=r"the teacher 0\.0 and the engine"):
+        fit.check_fit(teacher)
 
 
 def test_a_torn_file_is_named(config, tmp_path):

@@ -16,12 +16,11 @@ from mettle.trainer.config import LoraConfig
 from mettle.trainer.preference_tuning import (
     PreferenceTuning,
     read_pairs,
-    sequences_of,
-    summed_logprobs,
     take_step,
     tune,
 )
 from mettle.trainer.preferences import PreferenceLoss
+from mettle.trainer.whole_answers import sequences_of, summed_logprobs
 
 ROWS = [{"prompt": f"say {n}", "chosen": "aaaa"[: 1 + n % 4], "rejected": "bb" * (1 + n % 2)} for n in range(12)]
 

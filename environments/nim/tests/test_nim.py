@@ -64,3 +64,18 @@ def test_a_game_that_is_none_is_refused():
         vf.load_environment("nim", opponent="nobody")
     with pytest.raises(RuntimeError, match="max_take is at least 1 and below low"):
         vf.load_environment("nim", low=3)
+
+
+@pytest.mark.parametrize("opponent", ["perfect", "self"])
+async def test_an_answer_that_was_cut_off_is_no_move(opponent):
+    class Endless(Player):
+        async def get_response(self, prompt, model, sampling_args=None, tools=None, **more):
+            response = await super().get_response(prompt, model, sampling_args, tools, **more)
+            response.message.is_truncated = True
+            return response
+
+    env = vf.load_environment("nim", num_eval=12, opponent=opponent)
+    outputs = (await env.evaluate(Endless(perfect), "player")).outputs
+    # Who is asked first loses; the second seat wins by the other's blunder, without a word.
+    assert {(output["reward"], output["num_moves"]) for output in outputs} <= {(0.0, 1.0), (1.0, 0.0)}
+    assert any(output["reward"] == 0.0 for output in outputs)

@@ -55,13 +55,13 @@ def run(
 
     \b
     mettle rl run base.toml mine.toml --trainer.optim.lr 3e-6 --no-deployment.hub
+    mettle rl run --trainer t.toml --orchestrator o.toml --inference i.toml
     mettle rl run mine.toml --hosted
     """
     from mettle.runs import launch
-    from mettle.runs.hosted import ignored_fields
 
     files, overrides = split_arguments(arguments)
-    if not files:
+    if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl run configs/reverse-text.toml`")
     if hosted:
         if overrides or dry_run or directory is not None or share_dir is not None or len(files) != 1:
@@ -72,8 +72,6 @@ def run(
         raise UserError("--override-card is for --hosted runs; nothing here looks at a card")
     place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
     loaded = launch.load_run_config(files, (*overrides, *place))
-    for name in ignored_fields(loaded.config.model_dump()):
-        click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
         if loaded.config.deployment.engine == "ray":
             from mettle.runs.cluster.placement import placement_of
@@ -115,7 +113,7 @@ def plan(arguments: Sequence[str], is_json: bool) -> None:
     from mettle.runs.plan import plan, plan_lines
 
     files, overrides = split_arguments(arguments)
-    if not files:
+    if not files and not _names_a_file(overrides):
         raise UserError("name a config file, as in `mettle rl plan configs/reverse-text.toml`")
     found = plan(launch.load_run_config(files, overrides))
     if is_json:
@@ -156,6 +154,40 @@ def simulate(
         print_json({"measured": times, "predicted": best, "tried": tried})
         return
     click.echo("\n".join(prediction_lines(best, seen)))
+
+
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+def create(arguments: Sequence[str], directory: Path | None) -> None:
+    """Make a run from config files and start none of its processes."""
+    from mettle.runs import launch
+    from mettle.runs.alone import processes_of
+
+    files, overrides = split_arguments(arguments)
+    made = launch.create(launch.load_run_config(files, overrides), directory)
+    names = [spec.name for spec in processes_of(made).values()]
+    click.echo(f"made {made.path}; it needs {', '.join(names)}")
+    print_next(f"mettle rl start {directory or Path('runs') / made.name} {names[0]}")
+
+
+@rl.command()
+@click.argument("run")
+@click.argument("process")
+def start(run: str, process: str) -> None:
+    """Run one process of a run in this terminal, unwatched; the others are started alike.
+
+    \b
+    mettle rl create mine.toml --dir RUN
+    mettle rl start RUN sft              # then each of these in a terminal of its own:
+    mettle rl start RUN inference
+    mettle rl start RUN trainer
+    mettle rl start RUN orchestrator
+    """
+    from mettle.runs.alone import start_alone
+    from mettle.storage.run_dir import RunDir
+
+    start_alone(RunDir.existing(find_run(run)), process)
 
 
 @rl.command()
@@ -293,6 +325,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     first = next((at for at, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     files = [word.removeprefix("@") for word in arguments[:first]]
     return [Path(file) for file in files if file], list(arguments[first:])
+
+
+def _names_a_file(overrides: Sequence[str]) -> bool:
+    """Whether a table comes from a file, as in `--orchestrator orchestrator.toml`."""
+    return any(word.startswith("@") or word.endswith(".toml") for word in overrides)
 
 
 def _end(outcome: RunOutcome, *, is_json: bool) -> int:

@@ -3,6 +3,7 @@
 `--trainer.optim.lr 3e-6` and `--trainer.optim.lr=3e-6` set a value; `--flag` and `--no-flag` set a boolean, and turn an
 optional table on or off; `--envs.0.id words` reaches into a list, and the index after its last element adds one. Dashes
 are underscores. A value is a TOML literal where it is one and plain text where it is not; None is the absent value.
+Where a table stands, `--trainer trainer.toml` (or `@trainer.toml`, or `@ trainer.toml`) lays a file over that table.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from mettle.config import shape
-from mettle.config.layers import ConfigLayer, replace_sources
+from mettle.config.layers import ConfigLayer, Tree, merge, read_layer, replace_sources
 from mettle.config.positions import KeyPath
 from mettle.errors import UserError
 
@@ -42,8 +44,9 @@ def parse_overrides(tokens: Sequence[str]) -> list[Override]:
         if equals:
             found.append(Override(_path_of(name), text, f"--{name}"))
         elif at < len(tokens) and not tokens[at].startswith("--"):
-            found.append(Override(_path_of(name), tokens[at], f"--{name}"))
-            at += 1
+            is_apart = tokens[at] == "@" and at + 1 < len(tokens)
+            found.append(Override(_path_of(name), "".join(tokens[at : at + 1 + is_apart]), f"--{name}"))
+            at += 1 + is_apart
         else:
             found.append(Override(_path_of(name), None, f"--{name}"))
     return found
@@ -52,8 +55,35 @@ def parse_overrides(tokens: Sequence[str]) -> list[Override]:
 def apply_overrides(model: type[BaseModel], layer: ConfigLayer, overrides: Sequence[Override]) -> None:
     """Set each override in `layer`, in order."""
     for override in overrides:
+        file = _file_of(model, layer, override)
+        if file is not None:
+            _lay_over(layer, override, file)
+            continue
         path, value = _resolve(model, layer, override)
         _set(model, layer, path, value, override.spelled)
+
+
+def _file_of(model: type[BaseModel], layer: ConfigLayer, override: Override) -> Path | None:
+    """The file that is to be laid over a table; None where the text is a value."""
+    text = override.text or ""
+    if not (text.startswith("@") or text.endswith(".toml")):
+        return None
+    annotation = shape.annotation_at(model, override.path, layer.tree)
+    if annotation is shape.MISSING or not shape.models_of(annotation) or shape.takes_list(annotation):
+        return None
+    return Path(text.removeprefix("@"))
+
+
+def _lay_over(layer: ConfigLayer, override: Override, file: Path) -> None:
+    if any(isinstance(key, int) for key in override.path):
+        raise UserError(f"{override.spelled} {file}: a file is laid over a table, not over an entry of a list")
+    found = read_layer(file)
+    tree: Tree = found.tree
+    for key in reversed(override.path):
+        tree = {str(key): tree}
+    sources = {(*override.path, *known): words for known, words in found.sources.items()}
+    merged = merge(layer, ConfigLayer(tree, sources))
+    layer.tree, layer.sources = merged.tree, merged.sources
 
 
 def apply_mapping(model: type[BaseModel], layer: ConfigLayer, overrides: Mapping[str, Any]) -> None:

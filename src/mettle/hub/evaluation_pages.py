@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from mettle.evals.estimator import mean_of
-from mettle.hub.api import OwnEvaluation, Run, RunEvaluation, catalog_of
+from mettle.hub.api import PUSHED_ID, OwnEvaluation, Run, RunEvaluation, catalog_of
 from mettle.hub.evaluations import (
     EvaluationFilter,
     EvaluationOrder,
@@ -44,7 +44,7 @@ def evaluations_page(request: Request, run: Run) -> HTMLResponse:
 @router.get("/evaluations/{name}")
 def evaluation_page(name: str, found: OwnEvaluation) -> HTMLResponse:
     """An evaluation at a glance."""
-    return _overview(found, f"/evaluations/{quote(name, safe='')}", evaluation_name=name)
+    return _overview(found, f"/evaluations/{quote(name, safe='')}", **_crumb(name, found))
 
 
 @router.get("/runs/{name}/evals/{eval_id}")
@@ -62,7 +62,7 @@ def evaluation_rollouts_page(
     """The rollouts of an evaluation as a table."""
     chosen = _chosen(words, task, cause, min_reward, max_reward, errors, truncated, sort)
     base = f"/evaluations/{quote(name, safe='')}"
-    return _rollouts(request, found, chosen, page_number, base, evaluation_name=name)
+    return _rollouts(request, found, chosen, page_number, base, **_crumb(name, found))
 
 
 @router.get("/runs/{name}/evals/{eval_id}/rollouts")
@@ -79,7 +79,7 @@ def eval_rollouts_page(
 @router.get("/evaluations/{name}/rollouts/{index}")
 def evaluation_rollout_page(name: str, index: int, found: OwnEvaluation) -> HTMLResponse:
     """One rollout of an evaluation."""
-    return _rollout(found, index, f"/evaluations/{quote(name, safe='')}", evaluation_name=name)
+    return _rollout(found, index, f"/evaluations/{quote(name, safe='')}", **_crumb(name, found))
 
 
 @router.get("/runs/{name}/evals/{eval_id}/rollouts/{index}")
@@ -142,6 +142,14 @@ def _chosen(
 ) -> EvaluationFilter:
     bounds = decimal_of("min_reward", low), decimal_of("max_reward", high)
     return EvaluationFilter(words.strip(), task.strip(), cause, *bounds, bool(errors), bool(truncated), sort)
+
+
+def _crumb(name: str, found: OpenEvaluation) -> dict[str, str]:
+    """What the bar says; of a pushed one its words, for its name is an id."""
+    told = {"evaluation_name": name}
+    if PUSHED_ID.fullmatch(name):
+        told["evaluation_title"] = f"{found.entry.env_id} with {found.entry.model}"
+    return told
 
 
 def _tab(crumbs: dict[str, Any], name: str) -> str:

@@ -113,7 +113,8 @@ def rollouts_page(
     add_prompts(run.run_dir, run.database, found)
     kept = [(k, v) for k, v in request.query_params.multi_items() if v and k not in ("page", "step")]
     context = {
-        "run_name": run.run_dir.name, "found": found, "chosen": chosen, "orders": list(ORDERS), "query": query_of(kept),
+        "run_name": run.run_dir.name, "run_title": run.title,
+        "found": found, "chosen": chosen, "orders": list(ORDERS), "query": query_of(kept),
         "query_with_step": query_of([*kept, *([("step", step)] if step else [])]),
         "span": steps_with_rollouts(run.database, "eval" if kind == "eval" else "train"),
         "environments": environments_of(run.database),
@@ -133,7 +134,7 @@ def rollout_page(run: Run, rollout_id: str) -> HTMLResponse:
     query = "" if row.step is None else f"?step={row.step}" + ("&kind=eval" if row.kind == "eval" else "")
     return rollout_of(
         detail, base, [s.rollout_id for s in detail.siblings], (f"Rollouts{step}", base + query),
-        tab="rollouts", run_name=run.run_dir.name,
+        tab="rollouts", run_name=run.run_dir.name, run_title=run.title,
     )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def metrics_page(run: Run) -> HTMLResponse:
         steps, columns = align((name, run.metrics.after(name, -(2**60))) for name in names)
         newest = {name: run.metrics.newest((name,)) for name in names}
     return page(
-        "metrics.html", tab="metrics", run_name=run.run_dir.name, names=names, newest=newest,
+        "metrics.html", tab="metrics", run_name=run.run_dir.name, run_title=run.title, names=names, newest=newest,
         data={"steps": steps, "columns": columns},
     )  # fmt: skip
 
@@ -168,7 +169,7 @@ def metrics_page(run: Run) -> HTMLResponse:
 def config_page(run: Run) -> HTMLResponse:
     """The resolved config and where each value came from."""
     settings = read_settings(run.run_dir.path)
-    return page("config.html", tab="config", run_name=run.run_dir.name, settings=settings)
+    return page("config.html", tab="config", run_name=run.run_dir.name, run_title=run.title, settings=settings)
 
 
 @router.get("/runs/{name}/logs")
@@ -197,8 +198,8 @@ def _logs(run: RunReader, log: str | None, level: str, words: str, *, is_part: b
             run.run_dir.logs, log, max_lines=400, level=level or None, words=words, hidden=run.hidden
         )
     return page(
-        "_log.html" if is_part else "logs.html", tab="logs", run_name=run.run_dir.name, log=log, level=level,
-        words=words, names=log_names(run.run_dir.logs), entries=entries, is_cut=is_cut,
+        "_log.html" if is_part else "logs.html", tab="logs", run_name=run.run_dir.name, run_title=run.title, log=log,
+        level=level, words=words, names=log_names(run.run_dir.logs), entries=entries, is_cut=is_cut,
     )  # fmt: skip
 
 
@@ -210,6 +211,7 @@ def overview(run: RunReader) -> dict[str, Any]:
     events = run.journal.events(after_id=max(0, newest - SHOWN_EVENTS), limit=SHOWN_EVENTS)
     return {
         "run_name": summary.name,
+        "run_title": run.title,
         "s": summary,
         "pairs": [(b, next((f for f in summary.finals if f.env_id == b.env_id), None)) for b in summary.baselines],
         "pipeline": pipeline_of(summary, processes, waits, vitals),

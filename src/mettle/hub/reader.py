@@ -41,6 +41,8 @@ class RunReader:
         self.metrics = MetricTable(self.database)
         self.hidden: list[tuple[str, str]] = []
         """What its logs are shown without, and what stands there instead."""
+        self.title = run_dir.name
+        """What people call it: its folder, unless somebody has given it a name."""
         self.revision = -1
         self.change = 0
         self._data_version: int | None = None

@@ -13,6 +13,8 @@ class Viewer:
     slug: str | None = None
     is_admin: bool = False
     csrf: str = ""
+    here: str = "/"
+    """Path of the page."""
 
 
 viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)

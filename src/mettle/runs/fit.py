@@ -17,21 +17,40 @@ FLOAT_BYTES = 4
 
 
 def check_fit(config: RunConfig) -> None:
-    """Raises: UserError when weights, gradients, moments and the engine's copies alone are more than there is."""
-    if config.model.path is None:
-        return
-    files = list(config.model.path.glob("*.safetensors"))
-    on_disk = sum(file.stat().st_size for file in files)
-    wide = sum(map(_float32_bytes, files))
+    """Raises: UserError when weights, gradients, moments, a teacher and the engine's copies are more than there is."""
+    trainer = config.trainer
+    trained, engine, teacher = _needed_bytes(config)
     available = free_memory_bytes()
-    trained = on_disk if config.trainer.lora is not None else 4 * wide
-    least = trained + 2 * wide
-    if available is not None and config.trainer.device != "cuda" and least > available:
-        how = "train adapters ([model] lora)" if config.trainer.lora is None else "take a smaller model"
+    if available is None or trainer.device == "cuda":
+        return
+    if trained + engine + teacher > available:
+        how = "train adapters ([model] lora)" if trainer.lora is None else "take a smaller model"
+        held = f", the teacher {teacher / GIB:.1f}" if teacher else ""
         raise UserError(
-            f"{config.model.path} does not fit: training takes at least {trained / GIB:.1f} GiB and the engine"
-            f" {2 * wide / GIB:.1f}, and {available / GIB:.1f} are available; {how}"
+            f"{config.model.path or trainer.distillation.teacher} does not fit: training takes at least"
+            f" {trained / GIB:.1f} GiB{held} and the engine {engine / GIB:.1f}, and {available / GIB:.1f} are"
+            f" available; {how if engine > 2 * teacher else 'ask a teacher behind an endpoint (top_k)'}"
         )
+
+
+def least_memory_bytes(config: RunConfig) -> int | None:
+    """What weights, gradients, moments, a teacher and the engine's copies take alone; None where no file says."""
+    return sum(_needed_bytes(config)) or None
+
+
+def _needed_bytes(config: RunConfig) -> tuple[int, int, int]:
+    """Of the trainer, of the engine, and of a teacher that the trainer holds."""
+    trainer = config.trainer
+    on_disk, wide = _weights_of(config.model.path)
+    _, teacher = _weights_of(trainer.distillation.teacher)
+    teacher //= 1 if trainer.dtype == "float32" else 2
+    return (on_disk if trainer.lora is not None else 4 * wide), 2 * wide, teacher
+
+
+def _weights_of(folder: Path | None) -> tuple[int, int]:
+    """(bytes as the files have them, bytes in float32); nothing of no folder."""
+    files = [] if folder is None else list(folder.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files), sum(map(_float32_bytes, files))
 
 
 PROBE = "Seven red foxes, 42 grey geese: who was first?"

@@ -3,7 +3,7 @@
 Parts: `PreferenceTuning` (what is asked for), `read_pairs`, `tune`; the loop is that of `epochs`, and tuning on answers
 that come one by one is `unpaired_tuning`. A step has two verbs of the learner: `accumulate` without a gradient tells
 the log-probability of every answer, `preferences` what each is to change by, and `accumulate` with that as weights of a
-cross-entropy gives the gradient (`follow`). The reference is the model as it was read; its log-probabilities are
+cross-entropy gives the gradient (`whole_answers`). The reference is the model as it was read; its log-probabilities are
 computed once, before the first step, and kept beside the checkpoints.
 
 Legend: P pairs of a step; its 2 P answers are P chosen ones and then P rejected ones.
@@ -12,7 +12,7 @@ Legend: P pairs of a step; its 2 P answers are P chosen ones and then P rejected
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,12 @@ import numpy as np
 
 from mettle.clients.renderer import Renderer
 from mettle.errors import UserError
-from mettle.storage.files import storage_errors, write_atomic
-from mettle.trainer.demonstrations import Demonstration, batch_of
+from mettle.trainer.demonstrations import Demonstration
 from mettle.trainer.epochs import Figures, Tell, TunedStep, Tuning, check_place, tune_in_epochs
 from mettle.trainer.finetuning import example_of, read_rows
-from mettle.trainer.layout import Sequences
-from mettle.trainer.learner import Learner, learning_rate
+from mettle.trainer.learner import Learner
 from mettle.trainer.preferences import Pairs, PreferenceLoss, Values
-from mettle.trainer.sum_losses import CrossEntropySum
-from mettle.trainer.tenant import OptimParams
+from mettle.trainer.whole_answers import follow, reference_sums, sequences_of, summed_logprobs
 
 KEYS = ("prompt", "chosen", "rejected")
 
@@ -111,47 +108,3 @@ def take_step(
         "logprob/chosen": float(chosen.mean()),
         "logprob/rejected": float(rejected.mean()),
     }
-
-
-# What any loss of whole answers needs
-
-
-def sequences_of(answers: Sequence[Demonstration], step: int) -> Sequences:
-    """Answers in the form that a learner takes."""
-    return Sequences.of(batch_of(answers, step))
-
-
-def summed_logprobs(learner: Learner, sequences: Sequences) -> tuple[Values, Values]:
-    """([S] the log-probability of each answer under the policy as it is, [S] its tokens)."""
-    done = learner.accumulate(sequences, CrossEntropySum(), is_forward_only=True)
-    owners = np.repeat(np.arange(len(sequences.starts)), sequences.num_members)
-    sums: Values = np.bincount(owners, done.logprobs.astype(np.float64), len(sequences.starts)).astype(np.float64)
-    return sums, sequences.num_members.astype(np.float64)
-
-
-def follow(learner: Learner, sequences: Sequences, by_sum: Values, step: int) -> Figures:
-    """The optimiser step of a loss whose derivatives by the answers' sums are `by_sum` [S]; the optimiser's figures."""
-    # The derivative of -w l by l is -w, and that of the loss is the same for all tokens of an answer.
-    weights = -np.repeat(by_sum, sequences.num_members)
-    weighted = replace(sequences, columns={**sequences.columns, "ce_weights": weights.astype(np.float32)})
-    learner.accumulate(weighted, CrossEntropySum())
-    recipe = learner.recipe
-    rate = learning_rate(step, recipe.scheduler, peak=recipe.optim.lr, max_steps=recipe.max_steps)
-    own = recipe.optim
-    return learner.step(OptimParams(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm))
-
-
-def reference_sums(learner: Learner, answers: Sequence[Demonstration], path: Path, batch_size: int) -> Values:
-    """[number of answers] their sums under the model as it was read, from `path` where they were computed before."""
-    if path.exists():
-        with storage_errors(path, "reading"):
-            kept: Values = np.frombuffer(path.read_bytes(), np.float64)
-        return kept
-    parts = [
-        summed_logprobs(learner, sequences_of(answers[first : first + 2 * batch_size], 0))[0]
-        for first in range(0, len(answers), 2 * batch_size)
-    ]
-    found = np.concatenate(parts)
-    if learner.world.is_main:
-        write_atomic(path, found.tobytes())
-    return found

@@ -19,9 +19,10 @@ from mettle.trainer.demonstrations import Demonstration
 from mettle.trainer.epochs import Figures, Tell, TunedStep, Tuning, check_place, tune_in_epochs
 from mettle.trainer.finetuning import example_of, read_rows
 from mettle.trainer.learner import Learner
-from mettle.trainer.preference_tuning import follow, pair_of, reference_sums, sequences_of, summed_logprobs
+from mettle.trainer.preference_tuning import pair_of
 from mettle.trainer.preferences import Values
 from mettle.trainer.unpaired import Answers, UnpairedLoss, divergence_of
+from mettle.trainer.whole_answers import follow, reference_sums, sequences_of, summed_logprobs
 
 
 @dataclass(frozen=True, slots=True)

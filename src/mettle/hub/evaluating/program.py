@@ -28,13 +28,13 @@ def command_of(folder: Path) -> list[str]:
     """The command of an evaluation, or of its rest."""
     begun = next(iter(sorted(folder.glob("results/*/*/run.db"))), None)
     if begun is not None:
-        return [*_METTLE, "eval", "run", "--resume", str(begun.parent), "--disable-tui", "--json"]
+        return [*_METTLE, "eval", "run", "--resume", str(begun.parent), "--disable-tui"]
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     settings: dict[str, Any] = {**order["settings"], "output_dir": str(folder / "results")}
     if order["version"]:
         settings["model"] = str(_model(folder, RunDir(Path(order["version"][0])), int(order["version"][1])))
     (folder / "eval.toml").write_text(as_toml({"eval": [settings]}), encoding="utf-8")
-    return [*_METTLE, "eval", "run", str(folder / "eval.toml"), "--disable-tui", "--json"]
+    return [*_METTLE, "eval", "run", str(folder / "eval.toml"), "--disable-tui"]
 
 
 def _model(folder: Path, run: RunDir, version: int) -> Path:

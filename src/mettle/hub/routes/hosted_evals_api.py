@@ -84,7 +84,7 @@ def job_of(c: Connection, caller: Caller, result_id: str) -> TrainingJob:
 
 
 def log_of(lab: Lab, job: TrainingJob) -> str:
-    """The end of its log, without its secrets."""
+    """The end of its log, without its secrets and without the folder that it ran in."""
     path = evaluation_folder(lab.folder, job.id) / LOG
     try:
         with path.open("rb") as file:
@@ -93,4 +93,6 @@ def log_of(lab: Lab, job: TrainingJob) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return hide(text.partition("\n")[2] if size > TAIL_BYTES else text, hidden_of(lab, job))
+    text = text.partition("\n")[2] if size > TAIL_BYTES else text
+    # Where the Hub's folder lies on its machine is nothing that people who evaluate need to know.
+    return hide(text.replace(f"{path.parent}/", ""), hidden_of(lab, job))

@@ -3,6 +3,8 @@
 Files, directories and links travel, with modes and times; sockets, pipes and devices are left out.
 Invariant: a name that is absolute or climbs is refused; a file that changes while it is read keeps the size that its
 entry has promised.
+`tarfile` is imported when it is needed: it brings three compressors, and what a template has loaded every fork of it
+copies (`template.py` loads it with the first machine).
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tarfile
 
 
 class _Exactly:
@@ -27,6 +31,8 @@ class _Exactly:
 
 def pack(paths: Sequence[tuple[str, str]], stream: IO[bytes]) -> None:
     """Write everything at and below each path; the first of a pair is its name in the archive."""
+    import tarfile
+
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for name, path in paths:
             for inner_name, inner_path in _walk(name.strip("/"), path):
@@ -56,6 +62,8 @@ def _add(archive: tarfile.TarFile, name: str, path: str) -> None:
 
 def unpack(stream: IO[bytes], place: Callable[[str], str]) -> None:
     """Make everything that the stream holds; `place` says where a name belongs."""
+    import tarfile
+
     directories: list[tuple[str, tarfile.TarInfo]] = []
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for entry in archive:

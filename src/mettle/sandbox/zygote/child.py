@@ -35,7 +35,7 @@ _harness: list[str] = []
 _template_space_bytes: list[int] = []
 _leave: Final = os._exit  # kept, because judged code may replace the one in `os`
 _SOURCE_NAME: Final = "solution.py"
-_REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
+REHEARSAL: Final = "def f(a): return a + 1\nn = int('7')\nx = [f(i) for i in range(n)]\ns = str(sum(x))\n"
 _ROOM_TO_REPORT_BYTES: Final = 32 << 20
 _GROWN_SPACE_BYTES: Final = 32 << 20  # since the template, at most
 _THREAD_STACKS_BYTES: Final = 64 << 20
@@ -175,7 +175,7 @@ def _forget_the_harness() -> None:
 
 def _rehearse() -> None:
     """Compile and run a little, so that the pages it writes to are this process's own before its time counts."""
-    exec(compile(_REHEARSAL, _SOURCE_NAME, "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
+    exec(compile(REHEARSAL, _SOURCE_NAME, "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
 
 
 def _become(job: ForkOrder) -> NoReturn:

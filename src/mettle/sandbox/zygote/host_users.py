@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import resource
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from mettle.sandbox.zygote import jail, kernel, seccomp
@@ -29,7 +28,6 @@ from mettle.sandbox.zygote.settings import Settings
 BLOCK: Final = 4096
 INSIDE: Final = 100_000  # where a template's own namespace shows the range that newuidmap gave it
 _MAX_TRIES: Final = 64
-_random: Final = random.SystemRandom()  # a fork has no copy of its state
 _claims: list[socket.socket] = []
 
 
@@ -51,7 +49,7 @@ class HostUsers:
 
     def clone(self, flags: int) -> tuple[int, int]:
         """A process in new namespaces that belong to a user of its own: its pid (0 in itself), and the user."""
-        user = self._free.popleft() if self._free else _random.choice(list(self._taken.values()))
+        user = self._free.popleft() if self._free else _any_of(list(self._taken.values()))
         _become(user)
         try:
             pid = kernel.clone_process(flags)
@@ -86,6 +84,15 @@ class HostUsers:
         kernel.die_with_parent()  # which a change of user ends
         if unused is not None and unused not in self._taken.values():
             self._free.append(unused)
+
+
+def _random_below(limit: int) -> int:
+    """By the kernel's random numbers: the module `random` would draw a state of its own in every fork."""
+    return int.from_bytes(os.urandom(8)) % limit
+
+
+def _any_of(users: Sequence[int]) -> int:
+    return users[_random_below(len(users))]
 
 
 def _become(user: int) -> None:
@@ -224,7 +231,7 @@ def _claim_block(first: int, number: int) -> IdBlock | None:
     num_blocks = number // BLOCK
     if num_blocks == 0:
         return None
-    start = random.SystemRandom().randrange(num_blocks)
+    start = _random_below(num_blocks)
     for turn in range(min(_MAX_TRIES, num_blocks)):
         chosen = first + (start + turn) % num_blocks * BLOCK
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

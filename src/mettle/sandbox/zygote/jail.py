@@ -66,8 +66,7 @@ def become_ordinary(uid: int) -> None:
 def own_user(outside: int) -> None:
     """Become the user of the new user namespace, and the first to go when the host runs out of memory."""
     map_user(SANDBOX_UID, outside)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("500")
+    kernel.write_control("/proc/self/oom_score_adj", "500")
     for name, text in _KERNEL_LIMITS.items():
         kernel.set_control(name, text)
 
@@ -92,8 +91,7 @@ def map_user(inside: int, outside: int) -> None:
         ("uid_map", f"{inside} {outside} 1"),
         ("gid_map", f"{inside} {outside} 1"),
     ):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+        kernel.write_control(f"/proc/self/{name}", text)
 
 
 def limit(*, file_bytes: int, open_files: int) -> None:

@@ -9,7 +9,6 @@ Invariant: a file is complete and closed before the process that runs it is told
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Final
 
@@ -65,4 +64,6 @@ class ProgramDirectory:
         """Delete a directory that no end of a mount namespace takes away."""
         os.close(self._descriptor)
         if self.path != PROGRAM:
+            import shutil  # whose libraries every fork of a template would pay for
+
             shutil.rmtree(self.path, ignore_errors=True)

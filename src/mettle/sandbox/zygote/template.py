@@ -31,6 +31,7 @@ from mettle.sandbox.zygote import (
     landlock_only,
     machine,
     meter,
+    rehearsal,
     rootfs,
     seccomp,
 )
@@ -71,6 +72,8 @@ def main(settings_json: str) -> NoReturn:
     program = None
     if hello["layers"].get("seccomp") == "":
         program = landlock_only.build_filter() if settings.is_landlocked else seccomp.build_filter()
+    if hello["is_ready"] and settings.is_jailed:
+        rehearsal.rehearse(settings)
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -220,6 +223,8 @@ def _obey(
     channel = socket.socket(fileno=descriptors[0])
     template_pid, is_machine = os.getpid(), "machine" in order
     programs = _machine_programs() if is_machine and program is not None else None
+    if is_machine:
+        _load_for_machines()
     try:
         # Without the filter a test can open sockets, so that each cell needs a network of its own.
         pid, user = _clone(settings, users, has_network=is_machine or program is None)
@@ -242,6 +247,13 @@ def _obey(
     channel.close()
     for descriptor in descriptors[1:]:
         os.close(descriptor)
+
+
+@functools.cache
+def _load_for_machines() -> None:
+    """What workers of machines use and no cell does, once for all machines: every fork copies what is loaded here."""
+    importlib.import_module("tarfile")
+    gc.freeze()
 
 
 @functools.cache
