@@ -58,7 +58,6 @@ def run(
     mettle rl run mine.toml --hosted
     """
     from mettle.runs import launch
-    from mettle.runs.hosted import ignored_fields
 
     files, overrides = split_arguments(arguments)
     if not files and not _names_a_file(overrides):
@@ -72,8 +71,6 @@ def run(
         raise UserError("--override-card is for --hosted runs; nothing here looks at a card")
     place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
     loaded = launch.load_run_config(files, (*overrides, *place))
-    for name in ignored_fields(loaded.config.model_dump()):
-        click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
         if loaded.config.deployment.engine == "ray":
             from mettle.runs.cluster.placement import placement_of

@@ -137,20 +137,14 @@ class RunConfig(BaseModel):
     """Hosted spelling of orchestrator.sampling."""
     eval: dict[str, Any] | None = None
     """Hosted spelling of orchestrator.eval."""
-    buffer: dict[str, Any] | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
     val: dict[str, Any] | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
+    """Hosted spelling of orchestrator.eval, under its other name."""
     wandb: dict[str, Any] | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
+    """Hosted spelling of tracking.wandb."""
     lora_rank: int | None = None
     """Hosted spelling of model.lora.rank; it or lora_alpha makes the run train adapters."""
     lora_alpha: float | None = None
     """Hosted spelling of model.lora.alpha."""
-    oversampling_factor: float | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
-    trajectory_strategy: str | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored (branches are found by token identity)."""
 
     @model_validator(mode="before")
     @classmethod
