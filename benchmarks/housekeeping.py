@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -30,18 +31,37 @@ from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw, Turn
 from mettle.records.tokens import Sample, filled
 from mettle.runs.progress import read_snapshot
 from mettle.storage.batches import write_batch
+from mettle.storage.checkpoints import write_checkpoint
 from mettle.storage.ledger import Ledger
-from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
 from mettle.storage.weights import publish_weights
-from mettle.trainer.config import TrainerConfig
+from mettle.trainer.config import CheckpointConfig, TrainerConfig
+from mettle.trainer.keeper import CheckpointKeeper
+from mettle.trainer.learner import Learner
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.world import World
 
 MARKS = (500, 10_000, 20_000, 50_000)
 WINDOW = 200
 GROUPS, NUM_METRICS = 2, 40
+
+
+class StatelessKeeper(CheckpointKeeper):
+    """The trainer's own checkpoints and what goes with them, of a policy that has no state."""
+
+    def __init__(self, run_dir: RunDir, config: CheckpointConfig, ledger: Ledger) -> None:
+        super().__init__(run_dir, config, cast("Learner", None), ledger, lambda: None)
+
+    def _is_beside(self) -> bool:
+        return False
+
+    def _write(self, step: int) -> None:
+        def save(folder: Path) -> None:
+            (folder / "state").write_text(str(step))
+
+        write_checkpoint(self._run_dir.checkpoints, step, save, self._orchestrator_state(step))
+        self._clean_up(step)
 
 
 class Housekeeper(Trainer):
@@ -51,13 +71,7 @@ class Housekeeper(Trainer):
         self.run_dir, self.config, self._ledger = run_dir, config, ledger
         self.world = World(0, 1, torch.device("cpu"))
         self.heart, self._stop = Heartbeat(name="trainer"), StopFlag()
-        self._copier = LedgerCopier(run_dir.ledger)
-        self._saved_at = self._spent = 0
-
-    def save_state(self, folder: Path | None, step: int) -> None:
-        """A checkpoint of nothing."""
-        assert folder is not None, "rank 0 writes"
-        (folder / "state").write_text(str(step))
+        self.keeper = StatelessKeeper(run_dir, config.checkpoint, ledger)
 
     def commit(self, step: int, draw_ids: list[int]) -> None:
         """What follows a step's training."""
@@ -66,7 +80,7 @@ class Housekeeper(Trainer):
         shown = dict.fromkeys(
             ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s", "optim/skipped"), 0.0
         )
-        self._commit(step, weights, metrics | shown, draw_ids)
+        self._commit(step, weights, metrics | shown, draw_ids, None)
         self.ledger.acknowledge(weights, None, 1.0)
 
 
@@ -99,11 +113,11 @@ def one_group(draw: TaskDraw) -> tuple[GroupRecord, ReadyGroup]:
     return GroupRecord(draw, 0, rollouts), ReadyGroup.of(draw.draw_id, [sample])
 
 
-def play(folder: Path, steps: int) -> dict[int, dict[str, float]]:
+def play(folder: Path, steps: int, checkpoint: CheckpointConfig | None = None) -> dict[int, dict[str, float]]:
     """A run of `steps`; median milliseconds of each part over the window before each mark."""
     run_dir = RunDir(folder)
     ledger, shards, watch = Ledger(run_dir.ledger), ShardWriter(run_dir.rollouts), Stopwatch()
-    trainer = Housekeeper(run_dir, TrainerConfig(max_steps=steps), ledger)
+    trainer = Housekeeper(run_dir, TrainerConfig(max_steps=steps, checkpoint=checkpoint or CheckpointConfig()), ledger)
     found, rewards = {}, list[tuple[int, float]]()
     for step in range(1, steps + 1):
         with watch.time("draw, score"):
@@ -134,7 +148,7 @@ def play(folder: Path, steps: int) -> dict[int, dict[str, float]]:
             trainer.commit(step, list(batch.draw_ids))
         if step % trainer.config.checkpoint.interval == 0:
             with watch.time("checkpoint"):
-                trainer.keep_house(step)
+                trainer.keeper.save(step)
         if step % 20 == 0:
             with watch.time("terminal"):
                 read_snapshot(ledger, steps, rewards=rewards)
