@@ -24,7 +24,7 @@ def housekeeping() -> Any:
 
 def test_a_played_run_commits_every_step_and_keeps_no_more_than_it_needs(tmp_path: Path) -> None:
     kept = CheckpointConfig(interval=2, keep_last=1)
-    steps = 12
+    steps = 20
     found = housekeeping().play(tmp_path / "run", steps, kept)
     assert {"draw, score", "ship", "find the batch", "commit, retain", "checkpoint", "terminal"} <= set(found[steps])
     run_dir = RunDir(tmp_path / "run")
