@@ -38,6 +38,10 @@ _OF_A_PERSON: Final = re.compile(
 _TOUCHES: Final = frozenset(
     {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "sqlite3.connect"}
 )
+_OF_A_RUN: Final = (
+    "mettle.cli.main", "mettle.hub.server", "mettle.inference.process", "mettle.orchestrator.loop",
+    "mettle.runs.launch", "mettle.trainer.initial", "mettle.trainer.process",
+)  # fmt: skip
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{6,}")
 _is_testing = False
 set_hypothesis_home_dir(ROOT / ".hypothesis")
@@ -154,6 +158,17 @@ class Scripted(Client):
         fields = {"finish_reason": "stop", "is_truncated": False, "content": None, **fields}
         usage = Usage(prompt_tokens=10, completion_tokens=3, total_tokens=13)
         return Response(id="r", created=0, model=model, usage=usage, message=ResponseMessage(**fields))
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Processes of ours begin with what this one has imported; `test_quickstart` starts those of a run for real."""
+    from tests.forking import forked_processes
+
+    for module in _OF_A_RUN:
+        importlib.import_module(module)
+    with forked_processes():
+        yield
 
 
 @pytest.fixture(scope="session")

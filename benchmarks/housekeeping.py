@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ from mettle.storage.shards import ShardWriter
 from mettle.storage.weights import publish_weights
 from mettle.trainer.config import CheckpointConfig, TrainerConfig
 from mettle.trainer.keeper import CheckpointKeeper
-from mettle.trainer.learner import Learner
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.world import World
 
@@ -47,20 +46,24 @@ WINDOW = 200
 GROUPS, NUM_METRICS = 2, 40
 
 
-class StatelessKeeper(CheckpointKeeper):
-    """The trainer's own checkpoints and what goes with them, of a policy that has no state."""
+def write_number(path: Path, number: int) -> None:
+    """Weights, or a state, of nothing."""
+    path.write_text(str(number))
 
-    def __init__(self, run_dir: RunDir, config: CheckpointConfig, ledger: Ledger) -> None:
-        super().__init__(run_dir, config, cast("Learner", None), ledger, lambda: None)
+
+class EmptyKeeper(CheckpointKeeper):
+    """The trainer's own checkpoints, of a state of nothing, written while it waits."""
 
     def _is_beside(self) -> bool:
         return False
 
     def _write(self, step: int) -> None:
-        def save(folder: Path) -> None:
-            (folder / "state").write_text(str(step))
-
-        write_checkpoint(self._run_dir.checkpoints, step, save, self._orchestrator_state(step))
+        write_checkpoint(
+            self._run_dir.checkpoints,
+            step,
+            lambda folder: write_number(folder / "state", step),
+            self._orchestrator_state(step),
+        )
         self._clean_up(step)
 
 
@@ -71,11 +74,13 @@ class Housekeeper(Trainer):
         self.run_dir, self.config, self._ledger = run_dir, config, ledger
         self.world = World(0, 1, torch.device("cpu"))
         self.heart, self._stop = Heartbeat(name="trainer"), StopFlag()
-        self.keeper = StatelessKeeper(run_dir, config.checkpoint, ledger)
+        self._pending = None
+        no_learner: Any = None  # an empty keeper saves the state of none
+        self.keeper = self._keeper = EmptyKeeper(run_dir, config.checkpoint, no_learner, ledger, self.settle)
 
     def commit(self, step: int, draw_ids: list[int]) -> None:
         """What follows a step's training."""
-        weights = publish_weights(self.run_dir.weights, step, lambda path: path.write_text(str(step)))
+        weights = publish_weights(self.run_dir.weights, step, lambda path: write_number(path, step))
         metrics = {f"trainer/{n}": float(step) for n in range(NUM_METRICS // 2)}
         shown = dict.fromkeys(
             ("loss/total", "mismatch_kl/mean", "optim/grad_norm", "time/step_s", "optim/skipped"), 0.0

@@ -21,6 +21,7 @@ from typing import Any
 
 from mettle.orchestrator import groups, loop, shipping
 from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -31,7 +32,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (loop, "assemble", "pack a batch"),
     (shipping, "write_batch", "write a batch"),
     (Ledger, "ship", "ship a batch"),
-    (loop.StepStats, "figures", "metrics"),
+    (StepStats, "figures", "metrics"),
 )
 
 

@@ -29,6 +29,7 @@ from mettle.records.tokens import COLUMNS, Batch, filled
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import load_policy
 from mettle.trainer.policy import write_policy
@@ -112,7 +113,8 @@ def check_gradients(plain: PlainLoop, learners: list[Learner], batch: Batch) -> 
     plain.model.zero_grad()
     worst = 0.0
     for learner in learners:
-        learner._accumulate(Sequences.of(batch), learner.recipe.loss)
+        sequences = Sequences.of(batch)
+        learner.accumulate(sequences, BatchLoss(learner.recipe.loss, sequences.counts))
         found = torch.cat([p.grad.flatten() for p in learner.policy.parameters()])
         learner.policy.zero_grad()
         worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))

@@ -221,7 +221,7 @@ async def test_rollouts_of_a_group_run_side_by_side_and_leave_nothing_behind(scr
 async def test_a_cancelled_rollout_leaves_nothing_behind(scripted):
     env = make_env("sleep 100")
     rollout = asyncio.create_task(env.run_rollout(env.get_dataset()[0], scripted("yes"), "policy"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not any(agent.job for agent in env._agents.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     sandboxes = list(env.active_sandboxes)

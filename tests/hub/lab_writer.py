@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.testclient import TestClient
 
 from mettle.hub.accounts import people, teams, tokens
@@ -52,8 +55,13 @@ class HubWriter:
 
     def __init__(self, folder: Path, *, are_runs_open: bool = True, url: str = "", blobs: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        if not url and not (folder / "hub.db").exists():
+            (folder / "hub.db").write_bytes(_new_database())
         database = HubDatabase(url) if url else HubDatabase.in_folder(folder)
-        database.migrate()
+        if url:
+            database.migrate()
+        self._open = ExitStack()
+        self._portal: BlockingPortal | None = None
         self.lab = Lab(
             folder, database, blob_store(blobs, folder / "blobs"), passwords=QUICK, are_runs_open=are_runs_open
         )
@@ -78,7 +86,12 @@ class HubWriter:
             return tokens.create_token(c, person.id, "a test", scopes or tokens.SCOPES)[1]
 
     def anonymous(self) -> Somebody:
-        return Somebody(self.app, base_url="http://hub.test", raise_server_exceptions=False)
+        """A client on the Hub's own event loop: by itself it would start one for each request."""
+        if self._portal is None:
+            self._portal = self._open.enter_context(start_blocking_portal())
+        client = Somebody(self.app, base_url="http://hub.test", raise_server_exceptions=False)
+        client.portal = self._portal
+        return client
 
     def with_token(self, slug: str, *scopes: str) -> Somebody:
         client = self.anonymous()
@@ -94,7 +107,18 @@ class HubWriter:
         return client
 
     def close(self) -> None:
+        self._open.close()
         self.lab.close()
+
+
+@cache
+def _new_database() -> bytes:
+    """What migrating an empty database leaves, which is most of the time that a new Hub takes."""
+    with TemporaryDirectory() as folder:
+        database = HubDatabase.in_folder(Path(folder))
+        database.migrate()
+        database.close()
+        return (Path(folder) / "hub.db").read_bytes()
 
 
 def everything(database: HubDatabase) -> dict[str, list[Any]]:

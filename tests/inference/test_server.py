@@ -41,7 +41,7 @@ async def get_health(http: aiohttp.ClientSession, server: InferenceServer) -> di
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110  (what is awaited happens in the engine's thread)
             await asyncio.sleep(0.005)
 

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forking import forked_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "from-data-to-training.md"
 SHORTER = (
-    " --max-steps 2 --warm_up.sft.target_reward 0.03 --warm_up.sft.probe.first_step 25 --warm_up.sft.probe.num_prompts 32"
+    " --max-steps 2 --warm_up.sft.target_reward 0.01 --warm_up.sft.probe.first_step 10 --warm_up.sft.probe.num_prompts 32"
     " --orchestrator.batch_size 32 --orchestrator.group_size 8 --orchestrator.eval.num_examples 4"
 )
 
@@ -26,12 +27,10 @@ def commands():
 
 
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path, forked):
     """Runs lines in one folder after the other, with `mettle` on the path."""
     shim = tmp_path / "bin" / "mettle"
     shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mettle.cli "$@"\n')
-    shim.chmod(0o755)
     path = f"{shim.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "HOME": str(tmp_path)}
     state = tmp_path / "state"
@@ -44,7 +43,8 @@ def shell(tmp_path):
     (tmp_path / "work").mkdir()
     Path(f"{state}.cwd").write_text(str(tmp_path / "work"))
     Path(f"{state}.env").write_text("")
-    return run
+    with forked_command(shim):
+        yield run
 
 
 def test_every_command_of_the_tutorial_works(shell):

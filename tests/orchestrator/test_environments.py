@@ -102,7 +102,7 @@ async def test_groups_of_a_worker_that_is_killed_are_finished_by_another(in_work
     stand_in.delay_s = 1.0
     groups = [asyncio.create_task(in_workers.run_group(request())) for _ in range(6)]
     pool = in_workers._train["words"].pool
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while len(stand_in.requests) < 6:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     os.kill(max(pool.stats, key=lambda worker: worker.num_running).pid, signal.SIGKILL)

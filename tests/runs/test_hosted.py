@@ -3,7 +3,7 @@
 import pytest
 
 from mettle.runs.config import RunConfig
-from mettle.runs.hosted import fan_out, ignored_fields
+from mettle.runs.hosted import REFUSED, fan_out
 
 
 def test_shared_fields_reach_every_component():
@@ -63,8 +63,18 @@ def test_the_given_tree_is_left_alone():
     assert tree == {"seed": 1, "trainer": {}}
 
 
-def test_fields_without_effect_are_named():
-    assert ignored_fields({"wandb": {"project": "x"}, "lora_alpha": 16, "seed": 1}) == ["wandb"]
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hosted_field_without_a_counterpart_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is not offered, and would change the result"):
+        fan_out({name: 1})
+
+
+def test_validation_and_tracking_of_the_field_have_their_counterparts():
+    tree = fan_out({"val": {"num_examples": 3, "interval": 5}, "wandb": {"project": "x", "entity": "us"}})
+    assert tree["orchestrator"]["eval"] == {"num_examples": 3, "interval": 5}
+    assert tree["tracking"]["wandb"] == {"project": "x", "entity": "us"}
+    with pytest.raises(ValueError, match=r"orchestrator.eval = .* contradicts the shared val"):
+        fan_out({"eval": {"num_examples": 4}, "val": {"num_examples": 3}})
 
 
 def test_the_hosted_fields_of_adapters_make_the_run_train_them():

@@ -93,6 +93,10 @@ ENDINGS = {
 }  # fmt: skip
 
 
+BY_DAY = ("bash", "javascript", "c")
+"""An interpreter, one with a heap of its own, and one with a compiler: how others end is the same code's matter."""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def own_pool(_needs_isolation: None) -> AsyncIterator[SandboxPool]:
     """A pool with languages of a user's."""
@@ -124,7 +128,12 @@ async def test_right_and_wrong_answers_are_told_apart(pool: SandboxPool, languag
 
 @pytest.mark.parametrize(
     ("language", "code", "verdict", "words"),
-    [(language, *ending) for language, endings in ENDINGS.items() if language in INSTALLED for ending in endings],
+    [
+        pytest.param(language, *ending, marks=() if language in BY_DAY else pytest.mark.nightly)
+        for language, endings in ENDINGS.items()
+        if language in INSTALLED
+        for ending in endings
+    ],
 )
 async def test_how_a_program_ends_decides_its_verdict(
     pool: SandboxPool, language: str, code: str, verdict: Verdict, words: str

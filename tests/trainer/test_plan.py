@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mettle.trainer.plan import CALL_S, Measured, predict
+from mettle.trainer.plan import CALL_S, Measured, further_bytes, predict
 
 SEEN = Measured(
     prompt_tokens=10, completion_tokens=20, reward=0.5, num_sequences=8, prefill_s=1.0, decode_token_s=0.1,
@@ -28,3 +28,15 @@ def test_on_one_core_sampling_and_training_take_turns():
     assert predict(slow, batch_size=16, max_steps=1, is_overlapped=True).step_s == pytest.approx(
         2 * 21 + 0.25 + 16 * CALL_S
     )
+
+
+def test_ranks_share_the_training_and_each_reads_the_weights():
+    four = dataclasses.replace(SEEN, num_ranks=4, num_at_once=2, rank_bytes=7)
+    one, plan = (predict(seen, batch_size=16, max_steps=1, is_overlapped=True) for seen in (SEEN, four))
+    assert plan.train_s == pytest.approx(one.train_s / 1.9)
+    assert plan.memory_bytes == one.memory_bytes + 7
+    sizes = {"weights": 1000, "process": 100, "activations": 50}
+    assert further_bytes(**sizes, alone=4150, num_ranks=1, num_replicas=1, is_base=True) == 0
+    assert further_bytes(**sizes, alone=4150, num_ranks=2, num_replicas=1, is_base=True) == 150
+    assert further_bytes(**sizes, alone=4150, num_ranks=4, num_replicas=2, is_base=True) == 450 + 4000
+    assert further_bytes(**sizes, alone=1150, num_ranks=4, num_replicas=1, is_base=False) == 4400 - 1150

@@ -15,6 +15,8 @@ from mettle.storage.weights import read_version
 from mettle.trainer.config import LoraConfig
 from mettle.trainer.process import main
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SOURCE = Path(__file__).parents[2] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 

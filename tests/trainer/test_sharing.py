@@ -1,5 +1,6 @@
 """Several runs on one base: the bytes of each alone, and what is wrong with one is that one's."""
 
+import functools
 import os
 import signal
 import threading
@@ -8,9 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import numpy as np
 import pytest
 import torch
-from tests.trainer.conftest import ALONE, make_batch, ship_batch
+from tests.trainer.conftest import ALONE, make_batch, new_run, ship_batch, train
 
 from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import Membership, ShareDir
 from mettle.storage.weights import read_version
 from mettle.trainer import checkpoint, loop, sharing
@@ -32,18 +34,20 @@ def looks_at_every_turn(monkeypatch):
     monkeypatch.setattr(sharing, "LOOK_S", 0.0)
 
 
-@pytest.fixture
-def make_lora_run(make_run):
-    def make(name, *, shipped=STEPS, **changes):
-        seed = ord(name[-1])
-        run_dir = make_run(name, shipped=0, max_steps=STEPS, lora=LORAS[name[-1]], seed=seed, **changes)
-        ledger = Ledger(run_dir.ledger)
-        for step in range(1, shipped + 1):
-            ship_batch(run_dir, ledger, step, seed=seed, num_groups=1 + seed % 3)
-        ledger.close()
-        return run_dir
+def lora_run(folder, model, name, *, shipped=STEPS, **changes):
+    seed = ord(name[-1])
+    settings = {"shipped": 0, "max_steps": STEPS, "lora": LORAS[name[-1]], "seed": seed, **changes}
+    run_dir = new_run(RunDir(folder / name), model, **settings)
+    ledger = Ledger(run_dir.ledger)
+    for step in range(1, shipped + 1):
+        ship_batch(run_dir, ledger, step, seed=seed, num_groups=1 + seed % 3)
+    ledger.close()
+    return run_dir
 
-    return make
+
+@pytest.fixture
+def make_lora_run(tmp_path, mini_model):
+    return functools.partial(lora_run, tmp_path, mini_model)
 
 
 @pytest.fixture
@@ -80,16 +84,17 @@ def digests(run_dir):
     return [read_version(run_dir.version(version)).digest for version in range(STEPS + 1)]
 
 
-@pytest.fixture
-def alone(make_lora_run, train_here):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, mini_model):
     """What each run makes by itself."""
 
-    def train(name):
-        run_dir = make_lora_run(f"alone-{name}")
-        assert train_here(run_dir) == STEPS
+    @functools.cache
+    def digests_of(name):
+        run_dir = lora_run(tmp_path_factory.mktemp("alone"), mini_model, name)
+        assert train(run_dir) == STEPS
         return digests(run_dir)
 
-    return train
+    return digests_of
 
 
 def test_a_run_beside_three_others_makes_the_bytes_that_it_makes_alone(share, make_lora_run, alone, ledger_of):
@@ -113,7 +118,7 @@ def test_runs_that_are_trained_side_by_side_make_the_bytes_that_they_make_alone(
             both.wait(60)  # broken, and the run failed, if one is trained after the other
         advance(self, step, digest, waited_s=waited_s)
 
-    run_dirs = [make_lora_run(name, mismatch=MismatchConfig(interval=0)) for name in ("b", "c")]
+    run_dirs = [make_lora_run(name) for name in ("b", "c")]
     with monkeypatch.context() as patched:
         patched.setattr(sharing.Trainer, "advance", meet)
         words = train_out(share, *run_dirs, num_at_once=2)
@@ -133,7 +138,7 @@ def test_nothing_is_trained_beside_a_look_into_the_network(share, make_lora_run,
         inside.discard(self)
 
     monkeypatch.setattr(sharing.Trainer, "advance", note)
-    words = train_out(share, make_lora_run("b"), make_lora_run("d", mismatch=MismatchConfig(interval=0)), num_at_once=2)
+    words = train_out(share, make_lora_run("b", mismatch=MismatchConfig()), make_lora_run("d"), num_at_once=2)
     assert {word.state for word in words.values()} == {"done"}, words
     assert [count for is_alone, count in beside if is_alone] == [1, 1]
 

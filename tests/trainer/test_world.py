@@ -17,6 +17,8 @@ from mettle.sandbox.zygote import watch
 from mettle.trainer.config import LoraConfig
 from mettle.trainer.ranks import ENVIRONMENT, LAUNCHER, launcher_arguments
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 LISTENING, LOOPBACK = "0A", "0100007F"  # in /proc/net/tcp
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -254,7 +254,7 @@ async def http_server():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = await asyncio.create_subprocess_exec(sys.executable, SERVER, "http", str(port))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)

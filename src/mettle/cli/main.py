@@ -40,6 +40,7 @@ NOUNS = {
     "sandbox": Lazy("mettle.cli.sandbox:sandbox", "Run untrusted code: machines to work in, here or at a service."),
     "hub": Lazy("mettle.cli.hub:hub", "Serve a lab: accounts, environments, runs and evaluations."),
     "secret": Lazy("mettle.cli.secret:secret", "Set the secrets and variables that hosted jobs are told."),
+    "usage": Lazy("mettle.cli.usage:usage", "Show the tokens that hosted jobs took."),
     "login": Lazy("mettle.cli.account:login", "Sign in at a Hub."),
     "logout": Lazy("mettle.cli.account:logout", "Forget the token of the Hub in use."),
     "whoami": Lazy("mettle.cli.account:whoami", "Say who one is at the Hub in use."),

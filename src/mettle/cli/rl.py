@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mettle.cli.groups import NounGroup
+from mettle.cli.outside import invite, work, workers
 from mettle.cli.replay import replay
 from mettle.cli.rl_hosted import submit_hosted
 from mettle.cli.rollouts import rollouts
@@ -58,7 +59,6 @@ def run(
     mettle rl run mine.toml --hosted
     """
     from mettle.runs import launch
-    from mettle.runs.hosted import ignored_fields
 
     files, overrides = split_arguments(arguments)
     if not files and not _names_a_file(overrides):
@@ -72,8 +72,6 @@ def run(
         raise UserError("--override-card is for --hosted runs; nothing here looks at a card")
     place = () if share_dir is None else ("--deployment.share", str(share_dir.resolve()))
     loaded = launch.load_run_config(files, (*overrides, *place))
-    for name in ignored_fields(loaded.config.model_dump()):
-        click.echo(f"note: {name} ({loaded.sources.get(name, 'config')}) is accepted and has no effect here", err=True)
     if dry_run:
         if loaded.config.deployment.engine == "ray":
             from mettle.runs.cluster.placement import placement_of
@@ -156,6 +154,40 @@ def simulate(
         print_json({"measured": times, "predicted": best, "tried": tried})
         return
     click.echo("\n".join(prediction_lines(best, seen)))
+
+
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="FILES... [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: new, under runs/]")
+def create(arguments: Sequence[str], directory: Path | None) -> None:
+    """Make a run from config files and start none of its processes."""
+    from mettle.runs import launch
+    from mettle.runs.alone import processes_of
+
+    files, overrides = split_arguments(arguments)
+    made = launch.create(launch.load_run_config(files, overrides), directory)
+    names = [spec.name for spec in processes_of(made).values()]
+    click.echo(f"made {made.path}; it needs {', '.join(names)}")
+    print_next(f"mettle rl start {directory or Path('runs') / made.name} {names[0]}")
+
+
+@rl.command()
+@click.argument("run")
+@click.argument("process")
+def start(run: str, process: str) -> None:
+    """Run one process of a run in this terminal, unwatched; the others are started alike.
+
+    \b
+    mettle rl create mine.toml --dir RUN
+    mettle rl start RUN sft              # then each of these in a terminal of its own:
+    mettle rl start RUN inference
+    mettle rl start RUN trainer
+    mettle rl start RUN orchestrator
+    """
+    from mettle.runs.alone import start_alone
+    from mettle.storage.run_dir import RunDir
+
+    start_alone(RunDir.existing(find_run(run)), process)
 
 
 @rl.command()
@@ -267,6 +299,8 @@ def export(run: str, folder: Path, version: int | None) -> None:
 rl.add_command(replay)
 rl.add_command(rollouts)
 rl.add_command(share)
+for command in (invite, work, workers):
+    rl.add_command(command)
 
 
 @rl.command()

@@ -260,3 +260,24 @@ quotas = Table(
     Column("owner_id", String(64), ForeignKey("owners.id", ondelete="CASCADE"), primary_key=True),
     Column("tokens_a_month", BigInteger, nullable=False),
 )
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("job_id", String(64), primary_key=True),  # no foreign key: a run that is deleted has still been run
+    Column("month", String(7), primary_key=True),  # 2026-11, in UTC
+    _to("owner_id", "owners"),
+    Column("person", String(40), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("model", String(200), nullable=False),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("usd", Float(53), nullable=False),  # at the price of the moment
+    Index("usage_by_owner", "owner_id", "month"),
+)
+
+prices = Table(
+    "prices",
+    metadata,
+    Column("model", String(200), primary_key=True),  # `*` for all that have none of their own
+    Column("usd_per_mtok", Float(53), nullable=False),
+)

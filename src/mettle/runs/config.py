@@ -7,6 +7,7 @@ its fields are shared fields too. Importable without torch. Invariant: two place
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,20 +137,14 @@ class RunConfig(BaseModel):
     """Hosted spelling of orchestrator.sampling."""
     eval: dict[str, Any] | None = None
     """Hosted spelling of orchestrator.eval."""
-    buffer: dict[str, Any] | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
     val: dict[str, Any] | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
+    """Hosted spelling of orchestrator.eval, under its other name."""
     wandb: dict[str, Any] | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
+    """Hosted spelling of tracking.wandb."""
     lora_rank: int | None = None
     """Hosted spelling of model.lora.rank; it or lora_alpha makes the run train adapters."""
     lora_alpha: float | None = None
     """Hosted spelling of model.lora.alpha."""
-    oversampling_factor: float | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored."""
-    trajectory_strategy: str | None = None
-    """Hosted field without a counterpart here: accepted and named as ignored (branches are found by token identity)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -165,11 +160,17 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> RunConfig:
-        ranks, replicas = self.deployment.num_trainer_ranks, self.trainer.num_replicas
-        if ranks % replicas:
+        ranks, trainer = self.deployment.num_trainer_ranks, self.trainer
+        groups = {name: getattr(trainer, name) for name in ("num_replicas", "context_parallel", "expert_parallel")}
+        if ranks % math.prod(groups.values()):
+            told = " times ".join(f"{name} {number}" for name, number in groups.items() if number > 1)
             raise ValueError(
-                f"trainer.num_replicas {replicas} does not divide deployment.num_trainer_ranks {ranks}:"
-                " each replica has equally many ranks"
+                f"trainer.{told} does not divide deployment.num_trainer_ranks {ranks}:"
+                " each group has equally many ranks"
+            )
+        if trainer.cpu_offload and ranks == 1:
+            raise ValueError(
+                "trainer.cpu_offload is for several ranks: leave it out, or raise deployment.num_trainer_ranks"
             )
         return self
 
@@ -186,6 +187,27 @@ class RunConfig(BaseModel):
                 "trainer.distillation.teacher is held for nothing: no environment's algorithm wants a teacher's whole"
                 " distribution; take algorithm 'distillation' without top_k, or leave the teacher out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _may_be_open(self) -> RunConfig:
+        if self.inference.outside is None:
+            return self
+        if self.deployment.share is not None:
+            raise ValueError(
+                "inference.outside is of a run with an engine of its own; a share's runs have one together"
+            )
+        if self.deployment.engine != "local":
+            raise ValueError(
+                "inference.outside goes with deployment.engine 'local': a Ray cluster places its own engines"
+            )
+        if (lag := self.inference.outside.max_lag) > (oldest := self.orchestrator.max_staleness):
+            raise ValueError(
+                f"inference.outside.max_lag {lag} is more than orchestrator.max_staleness {oldest}: what is sampled so"
+                " far behind would be thrown away"
+            )
+        if self.inference.outside.folder is not None:
+            raise ValueError("inference.outside.folder is the run's own; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -19,21 +19,32 @@ FLOAT_BYTES = 4
 def check_fit(config: RunConfig) -> None:
     """Raises: UserError when weights, gradients, moments, a teacher and the engine's copies are more than there is."""
     trainer = config.trainer
-    on_disk, wide = _weights_of(config.model.path)
-    _, teacher = _weights_of(trainer.distillation.teacher)
-    teacher //= 1 if trainer.dtype == "float32" else 2
+    trained, engine, teacher = _needed_bytes(config)
     available = free_memory_bytes()
     if available is None or trainer.device == "cuda":
         return
-    trained = on_disk if trainer.lora is not None else 4 * wide
-    if trained + 2 * wide + teacher > available:
+    if trained + engine + teacher > available:
         how = "train adapters ([model] lora)" if trainer.lora is None else "take a smaller model"
         held = f", the teacher {teacher / GIB:.1f}" if teacher else ""
         raise UserError(
             f"{config.model.path or trainer.distillation.teacher} does not fit: training takes at least"
-            f" {trained / GIB:.1f} GiB{held} and the engine {2 * wide / GIB:.1f}, and {available / GIB:.1f} are"
-            f" available; {how if wide > teacher else 'ask a teacher behind an endpoint (top_k)'}"
+            f" {trained / GIB:.1f} GiB{held} and the engine {engine / GIB:.1f}, and {available / GIB:.1f} are"
+            f" available; {how if engine > 2 * teacher else 'ask a teacher behind an endpoint (top_k)'}"
         )
+
+
+def least_memory_bytes(config: RunConfig) -> int | None:
+    """What weights, gradients, moments, a teacher and the engine's copies take alone; None where no file says."""
+    return sum(_needed_bytes(config)) or None
+
+
+def _needed_bytes(config: RunConfig) -> tuple[int, int, int]:
+    """Of the trainer, of the engine, and of a teacher that the trainer holds."""
+    trainer = config.trainer
+    on_disk, wide = _weights_of(config.model.path)
+    _, teacher = _weights_of(trainer.distillation.teacher)
+    teacher //= 1 if trainer.dtype == "float32" else 2
+    return (on_disk if trainer.lora is not None else 4 * wide), 2 * wide, teacher
 
 
 def _weights_of(folder: Path | None) -> tuple[int, int]:

@@ -18,6 +18,8 @@ SHARED: dict[str, tuple[str, ...]] = {
     "env": ("orchestrator.envs",),
     "sampling": ("orchestrator.sampling",),
     "eval": ("orchestrator.eval",),
+    "val": ("orchestrator.eval",),
+    "wandb": ("tracking.wandb",),
     "lora_rank": ("model.lora.rank",),
     "lora_alpha": ("model.lora.alpha",),
     "model.lora": ("trainer.lora",),
@@ -27,15 +29,22 @@ SHARED: dict[str, tuple[str, ...]] = {
 SHARED_DEFAULTS: dict[str, Any] = {"max_steps": 100, "seed": 0}
 """Shared fields that every component needs, and what they are when nobody says."""
 
-IGNORED = ("buffer", "val", "wandb", "oversampling_factor", "trajectory_strategy")
-"""Hosted fields that have no counterpart."""
+REFUSED = {
+    "buffer": "[[orchestrator.envs]] curriculum chooses tasks here",
+    "oversampling_factor": "orchestrator.admit_above and admit_below replace groups without a signal here",
+    "trajectory_strategy": "what a rollout has branched into is found by token identity here",
+}
+"""Hosted fields that would change the result and have no counterpart; what there is in their place."""
 
 
 def fan_out(tree: dict[str, Any]) -> dict[str, Any]:
     """A copy of `tree` in which every shared field stands in its components.
 
-    Raises: ValueError when a component says something else than the shared field.
+    Raises: ValueError when a component says something else than the shared field, or for a field of `REFUSED`.
     """
+    for name, instead in REFUSED.items():
+        if tree.get(name) is not None:
+            raise ValueError(f"{name} is not offered, and would change the result: take it out; {instead}")
     result = copy.deepcopy(tree)
     if isinstance(result.get("model"), str):
         result["model"] = {"path": result["model"]}
@@ -48,11 +57,6 @@ def fan_out(tree: dict[str, Any]) -> dict[str, Any]:
         for target in targets:
             _place(result, target, value, name)
     return result
-
-
-def ignored_fields(tree: dict[str, Any]) -> list[str]:
-    """The hosted fields of `tree` that will have no effect, to be told to the person who set them."""
-    return [name for name in IGNORED if tree.get(name) is not None]
 
 
 def _said_below(tree: dict[str, Any], targets: tuple[str, ...], default: Any) -> Any:

@@ -60,11 +60,15 @@ def load_run_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loa
 
 def run(loaded: Loaded[RunConfig], path: Path | None = None, *, is_quiet: bool = False) -> RunOutcome:
     """Make a run at `path` (or under `runs/`) and train it to its end."""
+    return drive(create(loaded, path), is_quiet=is_quiet)
+
+
+def create(loaded: Loaded[RunConfig], path: Path | None = None) -> RunDir:
+    """Make a run at `path` (or under `runs/`) that nobody has started."""
     name = loaded.config.name or (path.name if path is not None else new_run_name(loaded.config))
     if loaded.config.deployment.share is not None:
         loaded = _placed(loaded, name)
-    run_dir = create_run(loaded, path or RUNS_FOLDER / name)
-    return drive(run_dir, is_quiet=is_quiet)
+    return create_run(loaded, path or RUNS_FOLDER / name)
 
 
 def _placed(loaded: Loaded[RunConfig], name: str) -> Loaded[RunConfig]:

@@ -28,9 +28,11 @@ class RunLock:
             if time.monotonic() > deadline:
                 pid = supervisor_pid(RunDir(self._path.parent))
                 os.close(self._handle)
+                name = self._path.parent.name
+                if pid is None:
+                    raise UserError(f"processes of run {name} were started alone and still run; end them first")
                 raise UserError(
-                    f"run {self._path.parent.name} is already running (pid {pid}); "
-                    f"`mettle rl stop {self._path.parent}` ends it"
+                    f"run {name} is already running (pid {pid}); `mettle rl stop {self._path.parent}` ends it"
                 )
             time.sleep(0.05)
         os.ftruncate(self._handle, 0)

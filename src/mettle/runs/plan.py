@@ -23,6 +23,7 @@ from mettle.runs.fit import check_fit
 from mettle.runs.preflight import GIB
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.trainer.ranks import RANK_EFFICIENCY
 from mettle.wording import duration
 
 
@@ -48,8 +49,29 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
         "available_bytes": free_memory_bytes(),
         "cores": usable_cores(),
         "max_steps": loaded.config.max_steps,
+        "groups": {name: getattr(loaded.config.trainer, name) for name in GROUPS},
         "placement": {process: node.name for process, node in places.items()},
     }
+
+
+GROUPS = {
+    "num_replicas": "{} copies of the weights",
+    "context_parallel": "{} ranks to a sequence",
+    "expert_parallel": "{} ranks to a layer's experts",
+}
+"""How trainer ranks may stand to each other, by the trainer's field for it."""
+
+
+def _rank_lines(found: dict[str, Any]) -> list[str]:
+    seen = found["measured"]
+    if seen["num_ranks"] == 1:
+        return []
+    told = [text.format(found["groups"][name]) for name, text in GROUPS.items() if found["groups"][name] > 1]
+    cores = "" if seen["num_at_once"] == seen["num_ranks"] else f", {seen['num_at_once']} at a time on these cores"
+    return [
+        f"ranks      {', '.join([str(seen['num_ranks']), *told])}; one was measured, and {RANK_EFFICIENCY:.0%} of the"
+        f" ideal speed-up is assumed{cores}"
+    ]
 
 
 def plan_lines(found: dict[str, Any]) -> list[str]:
@@ -71,6 +93,7 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
         f" {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
         f"training   {duration(found['train_s'])} a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
         f" micro batches of at most {seen['max_tokens']:,} tokens",
+        *_rank_lines(found),
         f"weights    published in {duration(found['publish_s'])},"
         f" loaded by the engine in {duration(found['update_s'])}",
         f"step       {duration(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",

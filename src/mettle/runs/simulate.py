@@ -23,10 +23,9 @@ from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.simulator import Deadlock, MeasuredPace, SimulatedWorld, run_virtually, simulate
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
+from mettle.trainer.ranks import RANK_EFFICIENCY
 from mettle.wording import duration
 
-RANK_EFFICIENCY = 0.9
-"""Share of the ideal speed-up that further trainer ranks bring."""
 SKIPPED_STEPS = 1
 """The first step's times are those of a process that warms up."""
 MIN_STEPS = 3

@@ -267,8 +267,23 @@ class TrainerConfig(BaseModel):
     num_replicas: int = Field(default=1, ge=1)
     """Copies of the sharded weights among the ranks (HSDP): with 2 replicas of 8 ranks the weights are cut in 4, and
     only gradients cross from copy to copy. 1 cuts them among all ranks."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each sequence, for those that are too long for one: each computes some of their tokens, and only
+    keys and values cross. For models of full attention; micro_batch.max_tokens is for each of them."""
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks that share a mixture's experts: each has some and computes them for the tokens of all, so that tokens cross
+    instead of experts. Must divide the number of experts."""
+    cpu_offload: bool = False
+    """Keep a GPU rank's part of weights, gradients and moments in the host's memory; a layer is copied in while it
+    computes, and the optimiser steps on the CPU. For several ranks on GPUs: slower, and room for a larger model."""
     num_threads: int = Field(default=1, ge=1)
     """Threads of torch on a CPU. More than one beside other busy processes is slower, not faster."""
+
+    def alone(self) -> TrainerConfig:
+        """The config for one process, which computes the same as the ranks do together."""
+        return self.model_copy(
+            update={"num_replicas": 1, "context_parallel": 1, "expert_parallel": 1, "cpu_offload": False}
+        )
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainerConfig:
@@ -284,6 +299,11 @@ class TrainerConfig(BaseModel):
             )
         if self.compile and self.lora is not None:
             raise ValueError("compile is for full fine-tuning: set it to false, or leave lora out")
+        if self.cpu_offload and self.device == "cpu":
+            raise ValueError("cpu_offload is for GPUs: with device 'cpu' all is in the host's memory; leave it out")
+        for name in ("context_parallel", "expert_parallel"):
+            if self.compile and getattr(self, name) > 1:
+                raise ValueError(f"compile is for ranks that compute by themselves: set it to false, or {name} to 1")
         return self
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mettle.records.tokens import Batch, FloatArray
@@ -80,6 +82,9 @@ class Learner:
         self.base_digest = base_digest
         self.switch(tenant or Tenant.of_base(policy, recipe.optim))
         self._traits = Traits.of(policy)
+        grid = policy.grid
+        self._context, self._num_shares, self._share = grid.context, grid.num_shares, grid.share
+        self._is_speaker = grid.context_rank == 0  # each rank of a context group knows all of a pass
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
@@ -110,9 +115,10 @@ class Learner:
                 output = loss(scored.logprobs_K, scored.entropies_K, targets, scored.divergences_K)
                 if not is_forward_only:
                     (output.loss * scale).backward()  # type: ignore[no-untyped-call]
-                sums += output.sums
+                if self._is_speaker:
+                    sums += output.sums
+                    logprobs[torch.from_numpy(layout.order).to(self.world.device)] = scored.logprobs_K.detach()
                 max_mismatch = torch.maximum(max_mismatch, output.max_mismatch_kl)
-                logprobs[torch.from_numpy(layout.order).to(self.world.device)] = scored.logprobs_K.detach()
                 self._on_progress()
         figures = dict(zip(loss.sum_names, self.world.total(sums).tolist(), strict=True))
         largest = float(self.world.largest(max_mismatch).item())
@@ -168,8 +174,10 @@ class Learner:
 
     def plan(self, sequences: Sequences) -> list[Layout]:
         """This rank's forward passes; the ranks have equally many, for their collectives go in step."""
-        is_packed = self._traits.can_pack and self.world.device.type == "cuda"
+        is_packed = self._traits.can_pack and self.world.device.type == "cuda" and self._context == 1
         config = self.recipe.micro_batch
+        if self._context > 1:  # the limit is a rank's
+            config = config.model_copy(update={"max_tokens": config.max_tokens * self._context})
         if not self._traits.can_share:
             config = config.model_copy(update={"share_prompts": False})
         traits = self._traits
@@ -178,11 +186,11 @@ class Learner:
             config,
             attention_cost=traits.attention_cost,
             price=traits.pass_cost,
-            num_ranks=self.world.size,
+            num_ranks=self._num_shares,
             is_packed=is_packed,
         )
         most = max(1, *map(len, ranks))
-        layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[self.world.rank]]
+        layouts = [lay_out(sequences, each.form, each.rows) for each in ranks[self._share]]
         return layouts + [empty_layout()] * (most - len(layouts))
 
     def _loss_at(self, rate: float) -> PolicyLoss:
@@ -244,9 +252,24 @@ def set_params(optimizer: torch.optim.Optimizer, params: OptimParams) -> None:
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> float:
-    """Scale all gradients to a common norm of at most `max_norm`; returns the norm before, which may not be finite."""
-    norm: Tensor = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    """Scale all gradients to a common norm of at most `max_norm`; returns the norm before, which may not be finite.
+
+    Parameters may be cut in several ways; each gradient counts once, however many ranks have a part of it.
+    """
+    limit = math.inf if max_norm is None else max_norm
+    groups: defaultdict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
+    if len(groups) == 1:
+        norm = _whole(nn.utils.clip_grad_norm_(parameters, limit))
+    else:
+        grads = [[p.grad for p in group if p.grad is not None] for group in groups.values()]
+        norm = torch.linalg.vector_norm(torch.stack([_whole(nn.utils.get_total_norm(each)) for each in grads]))
+        for group in groups.values():
+            nn.utils.clip_grads_with_norm_(group, limit, norm)
     value: float = norm.item()
     return value
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -31,6 +31,7 @@ from mettle.trainer.adapter import Adapter
 from mettle.trainer.checkpoint import load_learner, newest_complete
 from mettle.trainer.config import TrainerConfig
 from mettle.trainer.distillation import Distiller
+from mettle.trainer.grid import Grid
 from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.learner import Learner, Recipe
@@ -294,6 +295,7 @@ def make_learner(
 
     Raises: UserError when the model cannot be loaded, or the adapters that are asked for do not fit it.
     """
+    grid_of(config, world)  # what cannot be is refused before any weight is read
     policy = load_base(config, model, world)
     digest = "" if config.lora is None else world.share(model_digest(model) if world.is_main else None)
     return learner_on(policy, config, world, base_digest=digest, on_progress=on_progress)
@@ -311,6 +313,7 @@ def learner_on(
     policy: Policy, config: TrainerConfig, world: World, *, base_digest: str, on_progress: Callable[[], None]
 ) -> Learner:
     """A learner at its start, on a network that is whole still. Any number of learners of adapters may share one."""
+    grid = grid_of(config, world)
     lora = config.lora
     tenant = None
     if lora is not None:
@@ -319,7 +322,7 @@ def learner_on(
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    shard_policy(policy, world, num_replicas=config.num_replicas)
+    shard_policy(policy, world, grid, is_offloaded=config.cpu_offload)
     return Learner(
         policy,
         recipe,
@@ -328,6 +331,22 @@ def learner_on(
         distiller=Distiller(config.distillation, load_teacher(config, policy, world)),
         base_digest=base_digest,
         on_progress=on_progress,
+    )
+
+
+def grid_of(config: TrainerConfig, world: World) -> Grid:
+    """How a trainer's config places its ranks.
+
+    Raises: UserError when these ranks cannot stand so, or have nothing to offload.
+    """
+    if config.cpu_offload and (world.device.type != "cuda" or world.size == 1):
+        what = "one rank" if world.size == 1 else "CPUs, where all is in the host's memory"
+        raise UserError(f"trainer.cpu_offload is for several ranks on GPUs, and this is {what}: leave it out")
+    return Grid.of(
+        world,
+        num_replicas=config.num_replicas,
+        context_parallel=config.context_parallel,
+        expert_parallel=config.expert_parallel,
     )
 
 

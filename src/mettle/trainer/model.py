@@ -17,13 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from mettle.errors import UserError
 from mettle.trainer.adapter import AdapterSlots
+from mettle.trainer.context import ContextGroup, refuse_attention
+from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacked_experts
+from mettle.trainer.grid import Grid
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
 from mettle.trainer.passes import pass_price
@@ -33,7 +37,7 @@ from mettle.trainer.world import World
 
 LOGITS_AT_ONCE = 2**26
 """Logits held at a time (256 MiB in float32); more are computed in chunks and again in the backward pass."""
-ATTENTION_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+ATTENTION_MODELS = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 """Models of attention alone whose config may not list its layers' kinds."""
 PAIR_PRICE = 2.0
 """Attention runs at about half the speed of matrix products on a CPU (docs/explanation/training.md has the figures)."""
@@ -68,6 +72,10 @@ class Policy(nn.Module):
         self.vocab_size: int = network.config.vocab_size  # type: ignore[union-attr, assignment]
         self.adapters = AdapterSlots(network)
         self.routers = Routers.of(network)
+        self.grid = Grid()
+        """How the ranks stand to each other that this is one of."""
+        self.context: ContextGroup | None = None
+        """The ranks that have the other tokens of this one's sequences."""
         self.is_checkpointing = False
         self.computes_short = not is_widened and next(network.parameters()).dtype != torch.float32
 
@@ -94,8 +102,46 @@ class Policy(nn.Module):
         comparison: TeacherComparison | None = None,
     ) -> ScoredTargets:
         """Log-probabilities and more of the K targets; `is_exact` computes in float32 whatever the config says."""
+        if self.context is not None:
+            return self._forward_own(
+                self.context, layout, labels_K, temperatures_K, is_exact, has_entropy_gradient, comparison
+            )
+        mask = _mask(layout, labels_K.device)
+        return self._forward(layout, mask, labels_K, temperatures_K, is_exact, has_entropy_gradient, comparison)
+
+    def _forward_own(
+        self,
+        context: ContextGroup,
+        layout: Layout,
+        labels_K: Tensor,
+        temperatures_K: Tensor,
+        is_exact: bool,
+        has_entropy_gradient: bool,
+        comparison: TeacherComparison | None,
+    ) -> ScoredTargets:
+        """This rank's columns alone, and the numbers of all targets."""
+        own = context.cut(layout)
+        places = torch.from_numpy(own.places).to(labels_K.device)
+        if comparison is not None:
+            comparison = replace(comparison, rows=tuple(row[places] for row in comparison.rows))
+        scored = self._forward(
+            own.layout, context.mask(own, labels_K.device), labels_K[places], temperatures_K[places], is_exact,
+            has_entropy_gradient, comparison,
+        )  # fmt: skip
+        return ScoredTargets(*(None if column is None else context.whole(column, own) for column in scored))  # type: ignore[arg-type]
+
+    def _forward(
+        self,
+        layout: Layout,
+        mask: Tensor | None,
+        labels_K: Tensor,
+        temperatures_K: Tensor,
+        is_exact: bool,
+        has_entropy_gradient: bool,
+        comparison: TeacherComparison | None,
+    ) -> ScoredTargets:
         with self._precision(labels_K.device, is_exact):
-            hidden_BTH = self._hidden(layout, labels_K.device)
+            hidden_BTH = self._hidden(layout, mask, labels_K.device)
             sources_K = torch.from_numpy(layout.sources).to(labels_K.device)
             hidden_BTH = hidden_BTH.flatten(0, 1)
             if layout.num_labels > 1:
@@ -108,20 +154,20 @@ class Policy(nn.Module):
     def hidden_at(self, layout: Layout, device: torch.device) -> Tensor:
         """[K, H] the last hidden states that the layout's targets are predicted from."""
         with self._precision(device, False):
-            hidden_BTH = self._hidden(unrouted(layout), device)
+            hidden_BTH = self._hidden(unrouted(layout), _mask(layout, device), device)
             return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
 
     def routing(self, sources: Any, experts: Any, num_labels: int = 1) -> AbstractContextManager[None]:
         """See `Routers.told`; nothing for a dense network."""
         return nullcontext() if self.routers is None else self.routers.told(sources, experts, num_labels)
 
-    def _hidden(self, layout: Layout, device: torch.device) -> Tensor:
+    def _hidden(self, layout: Layout, mask: Tensor | None, device: torch.device) -> Tensor:
         token_ids_BT = torch.from_numpy(layout.token_ids).to(device)
         arguments: dict[str, Tensor] = {}
-        if layout.form != "padded":
+        if layout.form != "padded" or self.context is not None:
             arguments["position_ids"] = torch.from_numpy(layout.positions).to(device)
-        if layout.segments is not None:
-            arguments["attention_mask"] = shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
+        if mask is not None:
+            arguments["attention_mask"] = mask
         body: Any = self.network.base_model
         with self.routing(layout.sources, layout.targets.experts, layout.num_labels):
             hidden_BTH: Tensor = body(input_ids=token_ids_BT, use_cache=False, **arguments).last_hidden_state
@@ -209,6 +255,11 @@ def unrouted(layout: Layout) -> Layout:
     return replace(layout, targets=replace(layout.targets, experts=none))
 
 
+def _mask(layout: Layout, device: torch.device) -> Tensor | None:
+    """The mask of a pass that is computed whole; None where the model's own says it all."""
+    return None if layout.segments is None else shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
+
+
 def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
     """[B, 1, T, T], True where a query may look: back, at the common prompt (segment 0) or its own segment."""
     queries, keys = segments_BT[:, :, None], segments_BT[:, None, :]
@@ -244,23 +295,43 @@ def load_policy(
     return policy
 
 
-def shard_policy(policy: Policy, world: World, *, num_replicas: int = 1) -> None:
-    """Divide the weights among the ranks; one rank keeps them all. Done once, before there is an optimiser.
+def shard_policy(policy: Policy, world: World, grid: Grid | None = None, *, is_offloaded: bool = False) -> None:
+    """Divide the weights, and what is computed, among the ranks as `grid` says; one rank keeps all. Done once, before
+    there is an optimiser. Without a grid the weights are cut among all ranks.
 
     Several replicas (HSDP) are groups of ranks with all weights each: neighbours by rank, so that those of a host share
-    a copy, and only sums of gradients cross between hosts.
+    a copy, and only sums of gradients cross between hosts. `is_offloaded` keeps each rank's part in the host's memory.
+    Raises: UserError when the model cannot be computed so.
     """
+    grid = policy.grid = grid or Grid.of(world)
     if world.size == 1:
         return
+    if grid.context > 1:
+        refuse_attention(layer_kinds(policy))
+        policy.context = ContextGroup(grid.context_mesh(world.device.type))
+        policy.context.join(policy.network)
     dtype = policy.dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     options: dict[str, Any] = {} if precision is None else {"mp_policy": precision}
-    if num_replicas > 1:
-        shape = (num_replicas, world.size // num_replicas)
-        options["mesh"] = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+    if is_offloaded:
+        options["offload_policy"] = CPUOffloadPolicy()
+    if grid.expert > 1:
+        _share_experts(policy, grid, world.device.type, options)
+    options["mesh"] = grid.weights_mesh(world.device.type)
     for layer in _blocks(policy):
         fully_shard(layer, **options)
     fully_shard(policy, **options)
+
+
+def _share_experts(policy: Policy, grid: Grid, device_type: str, options: dict[str, Any]) -> None:
+    """Give each rank of an expert group its experts, and cut these among the groups."""
+    check_experts(_blocks(policy), num_ranks=grid.expert, num_cuts=grid.shard * grid.context)
+    mesh = grid.experts_mesh(device_type)
+    cut = mesh["replicate", "shard"] if grid.replicate > 1 else mesh["shard"]
+    for layer in _blocks(policy):
+        for experts in stacked_experts(layer):
+            parallelize_module(experts, mesh["expert"], ExpertParallel())
+            fully_shard(experts, mesh=cut, shard_placement_fn=lambda _: Shard(INSIDE), **options)
 
 
 def full_state(policy: Policy) -> dict[str, Tensor]:
@@ -300,14 +371,20 @@ class Traits:
 
     @classmethod
     def of(cls, policy: Policy) -> Traits:
-        config: Any = policy.network.config
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if not kinds and config.model_type in ATTENTION_MODELS:
-            kinds = {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
+        kinds = layer_kinds(policy)
         can_pack = bool(kinds) and kinds <= {"full_attention", "sliding_attention"}
         pair = _pair_price(policy) if can_pack else 1.0
         num_weights = sum(parameter.numel() for parameter in policy.parameters())
         return cls(kinds == {"full_attention"}, can_pack, pair, pass_price(len(_blocks(policy)), num_weights))
+
+
+def layer_kinds(policy: Policy) -> set[str]:
+    """What the model's layers are, in transformers' words; nothing where its config doesn't tell."""
+    config: Any = policy.network.config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not kinds and config.model_type in ATTENTION_MODELS:
+        kinds = {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
+    return kinds
 
 
 def _pair_price(policy: Policy) -> float:

@@ -33,13 +33,16 @@ from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import ProbeConfig, TrainerConfig, read_config
 from mettle.trainer.initial import ensure_initial_policy
 from mettle.trainer.learner import Learner
-from mettle.trainer.loop import make_learner
+from mettle.trainer.loop import grid_of, make_learner
 from mettle.trainer.memory import activation_bytes_per_token
 from mettle.trainer.probe import EngineTransport, EnvironmentProbe
 from mettle.trainer.process import guarded, setup_torch
 from mettle.trainer.publish import canary_sequences, publish_version
+from mettle.trainer.ranks import RANK_EFFICIENCY
 from mettle.trainer.world import World, join_world
 
+STATES_OF_A_WEIGHT = 4
+"""Itself, its gradient and two moments, in float32."""
 SHORT = 2
 """Tokens that the run's sequences are decoded for; a token's price is what `MORE` of them take beyond that."""
 MORE = (4, 16, 64, 256)
@@ -78,6 +81,12 @@ class Measured:
     """Calls of the model in a rollout."""
     other_bytes: int = ORCHESTRATION_BYTES
     """The run's other processes."""
+    num_ranks: int = 1
+    """Of the trainer in the run; what is measured is one that does all."""
+    num_at_once: int = 1
+    """Of these, what has a core each."""
+    rank_bytes: int = 0
+    """What all further ranks hold beside what one would hold, or all of them while each reads the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +108,24 @@ def predict(seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: b
     waves = batch_size / seen.num_sequences
     sample_s = waves * (seen.prefill_s + seen.completion_tokens * seen.decode_token_s)
     sample_s += batch_size * seen.calls * CALL_S
-    train_s = seen.micro_step_s * batch_size / seen.micro_rollouts
+    train_s = seen.micro_step_s * batch_size / seen.micro_rollouts / (1 + RANK_EFFICIENCY * (seen.num_at_once - 1))
     trainer_s, engine_s = train_s + seen.publish_s, sample_s + seen.update_s
     step_s = max(trainer_s, engine_s) if is_overlapped else trainer_s + engine_s
-    memory = seen.trainer_bytes + seen.engine_bytes + seen.other_bytes
+    memory = seen.trainer_bytes + seen.rank_bytes + seen.engine_bytes + seen.other_bytes
     return Plan(sample_s, train_s, seen.publish_s, seen.update_s, step_s, step_s * max_steps, memory, seen)
 
 
 def plan_run(run_dir: RunDir) -> None:
     """Measure and write RUN/plan.json."""
     config = read_config(run_dir.config("trainer"), TrainerConfig)
+    num_ranks = int(json.loads(run_dir.config("run").read_text())["deployment"]["num_trainer_ranks"])
+    cores = len(os.sched_getaffinity(0))
     engine = InferenceConfig.model_validate_json(run_dir.config("inference").read_bytes())
     settings = json.loads(run_dir.config("orchestrator").read_text())
     setup_torch(config.num_threads, config.seed)
     ensure_initial_policy(run_dir)
     with join_world(config.device) as world:
+        grid_of(config, World(0, num_ranks, world.device))  # refuses ranks that could not be
         before = _memory()
         transport, reading = _roll_out(run_dir, settings, engine, world)
         per_rollout = len(transport.answered) / 2
@@ -122,7 +134,7 @@ def plan_run(run_dir: RunDir) -> None:
         clock = (time.perf_counter(), time.process_time())
         prefill_s, token_s = _decode(transport, number, engine)
         engine_bytes = _memory() - before
-        learner = make_learner(config, run_dir.model, world)
+        learner = make_learner(config.alone(), run_dir.model, world)
         largest = learner.recipe.micro_batch.max_tokens
         # With a teacher in the trainer each step has a forward pass of it too.
         batch = _batch(transport, settings["batch_size"], largest, has_teacher=learner.distiller.teacher is not None)
@@ -131,7 +143,12 @@ def plan_run(run_dir: RunDir) -> None:
         if micro_s < WARM_S:  # a process's first step is slower than its others
             micro_s = learner.train(batch, 2)["time/step_s"]
         per_token = activation_bytes_per_token(learner.policy, world)
-        trainer_bytes = _memory() - engine_bytes + int(per_token * min(len(batch.token_ids), largest))
+        activations = int(per_token * min(len(batch.token_ids), largest))
+        trainer_bytes = _memory() - engine_bytes + activations
+        rank_bytes = further_bytes(
+            sum(parameter.nbytes for parameter in learner.policy.parameters()), before, activations, trainer_bytes,
+            num_ranks=num_ranks, num_replicas=config.num_replicas, is_base=learner.tenant.is_base,
+        )  # fmt: skip
         publish_s, update_s = _hand_over(run_dir, learner, batch, engine, transport.scheduler.decoder)
         cpu_share = min(1.0, (time.process_time() - clock[1]) / max(1e-9, time.perf_counter() - clock[0]))
         # An adapter is added to its rows; whole weights stand beside those in use until they are proven.
@@ -140,10 +157,26 @@ def plan_run(run_dir: RunDir) -> None:
             prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
             largest, publish_s, update_s, trainer_bytes, before + copies * engine_bytes,
             os.getloadavg()[0], cpu_share, per_rollout, _other_bytes(run_dir, settings),
+            num_ranks, max(1, min(num_ranks, (cores - engine.threads) // config.num_threads)), rank_bytes,
         )  # fmt: skip
-    is_overlapped = config.num_threads + engine.threads <= len(os.sched_getaffinity(0))
+    is_overlapped = config.num_threads + engine.threads <= cores
     plan = predict(seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped)
     write_json(run_dir.path / "plan.json", asdict(plan))
+
+
+def further_bytes(
+    weights: int, process: int, activations: int, alone: int, *, num_ranks: int, num_replicas: int, is_base: bool
+) -> int:
+    """Memory of all ranks over that of one that does all (`alone`, of which `process` is there without a model).
+
+    Weights, gradients and moments are cut among the ranks, so they count once for each replica; but every rank reads
+    all weights before it keeps its part, and then holds them whole.
+    """
+    if num_ranks == 1:
+        return 0
+    state = weights * (STATES_OF_A_WEIGHT if is_base else 1)
+    training = (num_ranks - 1) * (process + activations) + (num_replicas - 1) * state
+    return max(training, num_ranks * (process + weights) - alone)
 
 
 def _roll_out(

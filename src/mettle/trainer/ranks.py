@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+RANK_EFFICIENCY: Final = 0.9
+"""Share of the ideal speed-up that further ranks bring, where a plan or a simulation has to say. An assumption."""
 LAUNCHER: Final = "torch.distributed.run"
 ENVIRONMENT: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Else the agent opens a store on a port of every interface, and does not recover a rank that SIGKILL has ended."""

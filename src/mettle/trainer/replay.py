@@ -88,7 +88,7 @@ def replay_step(
     """Take the steps after `start` again up to `step`. `recorded` says which digest a step's weights had in the run."""
     setup_torch(config.num_threads, config.seed)
     with join_world(config.device) as world:
-        learner = make_learner(config, config.model or model, world)
+        learner = make_learner(config.alone(), config.model or model, world)
         if start.folder is not None:
             load_learner(start.folder, learner)
         differing = []
@@ -125,7 +125,7 @@ def _take(learner: Learner, batch: Batch, step: int, before: dict[str, Tensor]) 
 
 def _with_settings(config: TrainerConfig, model: Path, saved: SavedState, world: World) -> Learner:
     """A learner of other settings in a saved state. The optimiser keeps its moments and takes the new numbers."""
-    learner = make_learner(config, config.model or model, world)
+    learner = make_learner(config.alone(), config.model or model, world)
     own = learner.tenant.parameters
     if {name: p.shape for name, p in own.items()} != {name: p.shape for name, p in saved.parameters.items()}:
         raise UserError("a step is repeated with what the run trains: leave lora as it is")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mettle.errors import UserError
 from mettle.trainer.adapter import Adapter
@@ -99,9 +100,12 @@ def build_optimizers(
         {"params": [p for p in rest if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    meshes = {parameter.device_mesh for parameter in rest if isinstance(parameter, DTensor)}
     adamw = torch.optim.AdamW(
-        [group for group in groups if group["params"]] or groups[:1], lr=config.lr, betas=config.betas, eps=config.eps
-    )
+        [group for group in groups if group["params"]] or groups[:1], lr=config.lr, betas=config.betas, eps=config.eps,
+        # torch's products over many parameters at once are of one mesh; experts may be on one of their own.
+        foreach=False if len(meshes) > 1 else None,
+    )  # fmt: skip
     if not muons:
         return adamw, None
     return adamw, Muon(muons, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)

@@ -79,7 +79,8 @@ def join_world(device: str) -> Iterator[World]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     place = _meeting_place(size)
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    # Both, since what is offloaded or saved is in the host's memory.
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=place, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
     try:
         yield World(rank, size, chosen)

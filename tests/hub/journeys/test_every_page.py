@@ -42,7 +42,7 @@ PAGES = {
     "/evaluations/{name}/rollouts/{index}": ["/evaluations/{first}/rollouts/0"],
     "/hosted-evaluations": ["/hosted-evaluations"],
     "/hosted-evaluations/{result_id:result}": ["/hosted-evaluations/{waiting}"],
-    "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"],
+    "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/usage": ["/usage"],
     "/dashboard/tokens/challenge": ["/dashboard/tokens/challenge?code={code}"],
     "/runs/{name}": ["/runs/done"], "/runs/{name}/rollouts": ["/runs/done/rollouts"],
     "/runs/{name}/rollouts/{rollout_id:path}": ["{rollout}"],

@@ -35,7 +35,7 @@ def submitted(**changes):
 
 def test_the_fields_body_and_its_toml_say_the_same(tmp_path):
     configs = [
-        run_config(asked, offered_models(tmp_path))
+        run_config(asked, offered_models(tmp_path))[0]
         for asked in (submitted(), Submission.model_validate(tomllib.loads(TOML)))
     ]
     assert configs[0] == configs[1]
@@ -48,6 +48,7 @@ def test_the_fields_body_and_its_toml_say_the_same(tmp_path):
     [
         {"trainer": {"optim": {"lr": 1}}}, {"run_config": {"x": 1}}, {"sampling": {"extra": 1}}, {"eval": {"odd": 1}},
         {"checkpoint_id": "x"}, {"deployment": {"hub": True}}, {"loss": "opd"},
+        {"wandb": {"mode": "offline"}}, {"monitoring": {"other": {"x": 1}}}, {"compute_size": "H100"}, {"buffer": {"x": 1}},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
@@ -74,12 +75,31 @@ def test_what_cannot_run_is_refused_before_it_is_queued(tmp_path, changes, words
     assert refused.value.status == 422
 
 
+def test_tracking_elsewhere_is_refused_where_its_package_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("mettle.runs.tracking.find_spec", lambda name: None)
+    with pytest.raises(HttpError, match="is not installed on the Hub's machine") as refused:
+        run_config(submitted(monitoring={"wandb": {"project": "x"}}), offered_models(tmp_path))
+    assert refused.value.param == "wandb"
+
+
+def test_tracking_elsewhere_needs_its_key_among_the_secrets(hub, monkeypatch):
+    monkeypatch.setattr("mettle.runs.tracking.find_spec", lambda name: object())
+    bob, body = hub.with_token("bob"), {**BODY, "wandb": {"project": "x", "entity": "us"}}
+    refused = bob.post("/api/v1/rft/runs", json=body)
+    assert (refused.status_code, refused.json()["param"]) == (422, "wandb")
+    assert (
+        hub.signed_in("bob").form("/secrets/bob", action="secret", name="WANDB_API_KEY", value="x").status_code == 303
+    )
+    run = bob.post("/api/v1/rft/runs", json=body).json()["run"]
+    assert run["runConfig"]["tracking"] == {"wandb": {"project": "x", "entity": "us"}}
+
+
 def test_models_are_the_directories_that_hold_one(tmp_path):
     (tmp_path / "big").mkdir()
     (tmp_path / "big" / "config.json").write_text("{}")
     (tmp_path / "notes").mkdir()
     assert [each.name for each in offered_models(tmp_path)] == ["tiny", "big"]
-    config = run_config(submitted(model="big", lora_alpha=16), offered_models(tmp_path))
+    config = run_config(submitted(model="big", lora_alpha=16), offered_models(tmp_path))[0]
     assert config["model"] == {"path": str(tmp_path / "big"), "lora": {"alpha": 16}}
     assert "warm_up" not in config
 

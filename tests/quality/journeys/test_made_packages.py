@@ -35,6 +35,12 @@ def mettle():
 
 
 READY = [name for name in TEMPLATES if name != "judge" or hasattr(vf, "JudgeRubric")]
+BY_DAY = {"single-turn", "tool", "gsm8k", "multiple-choice", "date", "json"}
+"""A card costs a second or two; what each format's recipe pays is in `test_data.py` and `rewards`, for all of them."""
+
+
+def by_day(names):
+    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 def problems(card) -> list[str]:
@@ -42,7 +48,7 @@ def problems(card) -> list[str]:
     return [f"{c.name}: {c.detail}" for c in card.checks if c.status not in ("pass", "skip") and c.name not in sizes]
 
 
-@pytest.mark.parametrize("template", READY)
+@pytest.mark.parametrize("template", by_day(READY))
 def test_a_template_passes_everything_but_the_size_of_its_data(here, template):
     name = f"made-{template}"
     folder = create_environment(name, here / "environments", template)
@@ -53,7 +59,7 @@ def test_a_template_passes_everything_but_the_size_of_its_data(here, template):
     assert folder == here / "environments" / name.replace("-", "_")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", by_day(FORMATS))
 def test_an_environment_made_of_data_passes_everything(here, name):
     report = inspect_data(Dataset("rows.jsonl", "file", {"train": SAMPLES[name]}))
     made = create_from_data(f"of-{name}", here / "environments", report)

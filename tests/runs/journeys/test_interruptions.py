@@ -72,7 +72,7 @@ class Continued:
 
 
 @pytest.fixture(scope="module")
-def continued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Continued]:
+def continued(tmp_path_factory: pytest.TempPathFactory, forked: None) -> Iterator[Continued]:
     folder = tmp_path_factory.mktemp("continued")
     raises = ("--orchestrator.envs.0.id", "raises", "--orchestrator.envs.0.args.every", "5")
     run = Run(folder, "--trainer.checkpoint.interval", "2", *raises)
@@ -134,7 +134,7 @@ class Halted:
 
 
 @pytest.fixture(scope="module")
-def halted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Halted]:
+def halted(tmp_path_factory: pytest.TempPathFactory, forked: None) -> Iterator[Halted]:
     folder = tmp_path_factory.mktemp("halted")
     run = Run(folder, "--trainer.checkpoint.interval", "2", steps=ENDLESS)
     try:

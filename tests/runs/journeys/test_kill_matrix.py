@@ -16,7 +16,7 @@ from stories import STEPS, Run, check_accounts, published, rolling_out, shipped
 
 from mettle.storage.ledger import Ledger
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.usefixtures("forked")]
 
 
 @dataclass(frozen=True)

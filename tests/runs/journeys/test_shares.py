@@ -23,7 +23,7 @@ from mettle.storage.share_dir import ShareDir
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import preset
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.usefixtures("forked")]
 
 TEXT = """
 max_steps = {steps}

@@ -57,7 +57,7 @@ def certify(authority: Path) -> Certify:
 
 
 async def _connected(machine: Machine, port: int) -> bool:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while True:
             try:
                 (await machine.connect(port)).close()

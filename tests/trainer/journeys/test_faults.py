@@ -5,10 +5,12 @@ import signal
 
 import pytest
 import torch
+from tests.trainer.conftest import new_run, train
 
 from mettle.storage import checkpoints as storage_checkpoints
 from mettle.storage import weights as storage_weights
 from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
 from mettle.storage.weights import read_version
 from mettle.trainer import handover, keeper, loop
 
@@ -65,10 +67,10 @@ def train_and_die(train_here, run_dir, owner, name, when, at_call):
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
 
 
-@pytest.fixture
-def reference(make_run, train_here):
-    run_dir = make_run("reference", shipped=STEPS, max_steps=STEPS)
-    train_here(run_dir)
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, mini_model):
+    run_dir = new_run(RunDir(tmp_path_factory.mktemp("reference") / "run"), mini_model, shipped=STEPS, max_steps=STEPS)
+    train(run_dir)
     return [read_version(run_dir.version(version)).digest for version in range(STEPS + 1)]
 
 

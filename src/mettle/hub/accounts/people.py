@@ -69,6 +69,16 @@ def find_person(c: Connection, slug: str) -> Person | None:
     return None if row is None else _person(row)
 
 
+def owner_slug(c: Connection, owner_id: str) -> str:
+    """What a person or team is called."""
+    return str(c.scalar(select(tables.owners.c.slug).where(tables.owners.c.id == owner_id)) or owner_id)
+
+
+def owner_id_of(c: Connection, slug: str) -> str | None:
+    """Who has a name, person or team."""
+    return c.scalar(select(tables.owners.c.id).where(tables.owners.c.slug == slug))
+
+
 def person_by_id(c: Connection, person_id: str) -> Person | None:
     row = c.execute(_people().where(tables.owners.c.id == person_id)).first()
     return None if row is None else _person(row)

@@ -12,6 +12,7 @@ from mettle.hub.results import pushed
 from mettle.hub.results.pushed import Described
 from mettle.hub.training import jobs
 from mettle.hub.training.jobs import TrainingJob
+from mettle.hub.training.usage import must_have_room
 from mettle.web.problems import HttpError
 
 
@@ -33,6 +34,7 @@ def accept_evaluation(lab: Lab, caller: Caller, asked: HostedEvaluation) -> Trai
         if not said:
             raise HttpError(422, "say which environment, with environment_ids or environment", param="environment")
         must_have_passed(c, caller, [said], is_overridden=asked.override_card)
+        must_have_room(c, owner_id, 0)
         order = order_for(c, lab, caller, owner_id, asked, said)
         name = asked.name or f"{said} {asked.inference_model}"
         told = Described(

@@ -24,7 +24,7 @@ from mettle.hub.evaluating.program import ORDER
 from mettle.hub.lab import Lab
 from mettle.hub.logs import hide
 from mettle.hub.results import pushed
-from mettle.hub.training import jobs
+from mettle.hub.training import jobs, usage
 from mettle.hub.training.jobs import TrainingJob
 from mettle.hub.training.told import environment_for, hidden_of
 from mettle.hub.training.worker import last_words
@@ -117,6 +117,7 @@ class EvaluationWorker:
                 self._ask_to_end()
             return
         self._kill()
+        self._count(job)
         if job.is_stop_wanted:
             self._end(job, jobs.STOPPED, pushed.CANCELLED)
         elif code:
@@ -146,6 +147,16 @@ class EvaluationWorker:
 
     def _last_words(self, job: TrainingJob) -> str:
         return hide(last_words(evaluation_folder(self._lab.folder, job.id) / LOG), hidden_of(self._lab, job))
+
+    def _count(self, job: TrainingJob) -> None:
+        """Add what it has taken, where this machine has served its model."""
+        settings = job.config.get("settings") or {}
+        if settings.get("api_base_url") or settings.get("provider"):
+            return
+        found = evaluation_folder(self._lab.folder, job.id).glob("results/*/*/run.db")
+        total = sum(usage.played_tokens(each) for each in found)
+        with self._lab.database.write() as c:
+            usage.settle(c, jobs.job_of(c, job.id), total)
 
     def _end(self, job: TrainingJob, status: str, shown: str, error: str = "") -> None:
         with self._lab.database.write() as c:

@@ -25,9 +25,11 @@ def include_routes(app: FastAPI) -> None:
         team_pages,
         training_api,
         training_pages,
+        usage_api,
+        usage_pages,
     )
 
-    api = (account_api, registry_api, actions_api, results_api, hosted_evals_api, secrets_api, training_api)
+    api = (account_api, registry_api, actions_api, results_api, hosted_evals_api, secrets_api, training_api, usage_api)
     pages = (
         account_pages,
         team_pages,
@@ -36,6 +38,7 @@ def include_routes(app: FastAPI) -> None:
         hosted_evals_pages,
         secrets_pages,
         training_pages,
+        usage_pages,
         package_index,
     )
     app.state.open_pushed = results_pages.open_pushed

@@ -23,7 +23,7 @@ from mettle.hub.metrics import align
 from mettle.hub.reader import RunReader
 from mettle.hub.routes.addresses import iso, root_of
 from mettle.hub.routes.json_bodies import body_of
-from mettle.hub.training import jobs
+from mettle.hub.training import jobs, usage
 from mettle.hub.training.acceptance import accept
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import Submission, offered_models
@@ -34,14 +34,18 @@ from mettle.web.problems import HttpError
 
 router = APIRouter(prefix="/api/v1/rft", tags=["training"])
 
+_PRICES = ("trainingPricePerMtok", "inferenceInputPricePerMtok", "inferenceOutputPricePerMtok")
+
 
 @router.get("/models")
 def models(lab: LabHere, caller: TrainingReader) -> dict[str, Any]:
     """What runs can start from."""
     with lab.database.read() as c:
         is_busy = bool(jobs.with_status(c, jobs.RUNNING))
-    prices = dict.fromkeys(("trainingPricePerMtok", "inferenceInputPricePerMtok", "inferenceOutputPricePerMtok"), 0.0)
-    return {"models": [{"name": each.name, "atCapacity": is_busy, **prices} for each in offered_models(lab.models)]}
+        prices = {each.name: usage.price_of(c, each.name) for each in offered_models(lab.models)}
+    return {
+        "models": [{"name": name, "atCapacity": is_busy, **dict.fromkeys(_PRICES, usd)} for name, usd in prices.items()]
+    }
 
 
 @router.post("/runs", status_code=201)
@@ -176,6 +180,8 @@ def change_job(c: Connection, caller: Caller, job: TrainingJob, action: str) -> 
     if action == "stop":
         jobs.want_stop(c, job)
     elif action == "restart":
+        planned = int((job.planned or {}).get("num_tokens", 0))
+        usage.must_have_room(c, job.owner_id, max(0, planned - job.num_tokens))
         jobs.queue_again(c, job)
     else:
         raise HttpError(400, f"there is no action {action[:40]!r}")
@@ -220,16 +226,19 @@ def _tar(folder: Path) -> Iterator[bytes]:
 
 def _shown(c: Connection, job: TrainingJob) -> dict[str, Any]:
     ahead = jobs.num_ahead(c, job)
+    planned = job.planned or {}
     config, loop = job.config, job.config["orchestrator"]
     optim, lora = (config.get("trainer") or {"optim": {}})["optim"], config["model"].get("lora") or {}
     return {
         "id": job.id, "name": job.name, "userId": job.submitted_by, "teamId": None, "rftClusterId": "this-machine",
         "status": job.status, "kind": "SHARED_RFT_HOSTED", "baseModel": job.model,
-        "rolloutsPerExample": loop["group_size"], "seqLen": 0, "maxSteps": config["max_steps"],
+        "rolloutsPerExample": loop["group_size"], "seqLen": planned.get("seq_len", 0), "maxSteps": config["max_steps"],
         "batchSize": loop["batch_size"], "maxTokens": (loop.get("sampling") or {}).get("max_tokens"),
         "environments": [{"id": each} for each in job.environments], "runConfig": config,
         "learningRate": optim.get("lr"), "loraAlpha": lora.get("alpha"), "runsAhead": ahead,
         "queueReason": f"{ahead} runs are before it" if ahead else None, "errorMessage": job.error or None,
         "createdAt": iso(job.created_at), "updatedAt": iso(job.updated_at), "startedAt": iso(job.started_at),
-        "completedAt": iso(job.ended_at),
+        "completedAt": iso(job.ended_at), "numTokens": job.num_tokens, "plannedTokens": planned.get("num_tokens"),
+        "plannedSeconds": planned.get("seconds"), "plannedMemoryBytes": planned.get("memory_bytes"),
+        "plannedUsd": planned.get("usd"), "planBasis": planned.get("basis"),
     }  # fmt: skip

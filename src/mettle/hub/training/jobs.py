@@ -87,6 +87,11 @@ def find_job(c: Connection, caller: Caller, job_id: str) -> TrainingJob:
     return TrainingJob(**row._mapping)
 
 
+def job_of(c: Connection, job_id: str) -> TrainingJob:
+    """A job that is known to be there, as it is now."""
+    return TrainingJob(**c.execute(select(tables.jobs).where(tables.jobs.c.id == job_id)).one()._mapping)
+
+
 def find_by_result(c: Connection, caller: Caller, result_id: str) -> TrainingJob | None:
     """The job of a hosted evaluation; None for one that is not there, or not the caller's."""
     row = c.execute(select(tables.jobs).where(tables.jobs.c.result_id == result_id, _own(caller))).first()
@@ -130,7 +135,8 @@ def queue_again(c: Connection, job: TrainingJob) -> None:
     """Let one that is over go on from its last checkpoint."""
     if job.status not in (STOPPED, FAILED):
         raise HttpError(409, f"this run is {job.status.lower()}; one that was stopped or has failed can go on")
-    set_values(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None)
+    planned = None if job.planned is None else {**job.planned, "is_resumed": True}
+    set_values(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None, planned=planned)
 
 
 def delete_job(c: Connection, job: TrainingJob) -> None:
@@ -151,6 +157,11 @@ def with_status(c: Connection, status: str, kind: str = TRAIN) -> list[TrainingJ
     j = tables.jobs.c
     rows = c.execute(select(tables.jobs).where(j.status == status, j.kind == kind).order_by(j.updated_at))
     return [TrainingJob(**row._mapping) for row in rows]
+
+
+def set_tokens(c: Connection, job_id: str, num_tokens: int) -> None:
+    """What it has taken in all. The place in the queue, which is its time of change, stays."""
+    c.execute(update(tables.jobs).where(tables.jobs.c.id == job_id).values(num_tokens=num_tokens))
 
 
 def set_values(c: Connection, job_id: str, **values: Any) -> None:

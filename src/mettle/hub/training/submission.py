@@ -11,18 +11,22 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
+from mettle.config import Loaded
 from mettle.errors import MettleError, UserError
 from mettle.hub.routes.json_bodies import HubRequest
 from mettle.web.problems import HttpError
 
+if TYPE_CHECKING:
+    from mettle.runs.config import RunConfig
+
 BUILT_IN: Final = "tiny"
 """A small policy that is made on the spot and warmed up by imitation: there on every Hub."""
-_NO_EFFECT: Final = frozenset({"name", "team_id", "wandb", "monitoring", "cluster_name", "compute_size", "tailscale"})
 _SAMPLING: Final = frozenset({"max_tokens", "temperature", "top_p", "top_k", "min_p"})
+_WANDB: Final = frozenset({"entity", "project"})
 _EVAL: Final = frozenset({"interval", "num_examples", "rollouts_per_example"})
 
 
@@ -46,6 +50,7 @@ class Submission(HubRequest):
     seed: int = 0
     sampling: dict[str, Any] = Field(default_factory=dict)
     eval: dict[str, Any] = Field(default_factory=dict)
+    wandb: dict[str, Any] = Field(default_factory=dict)
     team_id: str | None = None
     override_card: bool = False
     others: list[str] = Field(default_factory=list)
@@ -63,13 +68,16 @@ class Submission(HubRequest):
             tree["model"] = tree["model"].get("name") or tree["model"].get("path") or ""
         sampling = dict(tree.pop("sampling", None) or {})
         sampling |= {key: tree.pop(key) for key in _SAMPLING & tree.keys()}
+        monitoring = dict(tree.pop("monitoring", None) or {})
+        wandb = dict(tree.pop("wandb", None) or monitoring.pop("wandb", None) or {})
         validation = dict(tree.pop("val", None) or tree.pop("eval", None) or {})
         empty = {key for key, value in tree.items() if value in ([], {})}
-        known = cls.model_fields.keys() | _NO_EFFECT | empty
+        known = cls.model_fields.keys() | empty
         unknown = [key for key in tree if key not in known]
         unknown += [f"sampling.{key}" for key in sampling.keys() - _SAMPLING]
         unknown += [f"eval.{key}" for key in validation.keys() - _EVAL]
-        return {**tree, "sampling": sampling, "eval": validation, "others": sorted(unknown)}
+        unknown += [f"wandb.{key}" for key in wandb.keys() - _WANDB] + [f"monitoring.{key}" for key in monitoring]
+        return {**tree, "sampling": sampling, "eval": validation, "wandb": wandb, "others": sorted(unknown)}
 
     @field_validator("others")
     @classmethod
@@ -93,8 +101,11 @@ def offered_models(folder: Path) -> list[OfferedModel]:
     return [OfferedModel(BUILT_IN, None), *(OfferedModel(path.name, path.resolve()) for path in found)]
 
 
-def run_config(asked: Submission, models: list[OfferedModel]) -> dict[str, Any]:
-    """The config of the run. Raises: HttpError 422 for a model or environment that is not offered, or a bad value."""
+def run_config(asked: Submission, models: list[OfferedModel]) -> tuple[dict[str, Any], Loaded[RunConfig]]:
+    """The config of the run, as it is written and as it was read.
+
+    Raises: HttpError 422 for a model or environment that is not offered, or a bad value.
+    """
     model = next((each for each in models if each.name == asked.model), None)
     if model is None:
         names = ", ".join(each.name for each in models)
@@ -107,14 +118,15 @@ def run_config(asked: Submission, models: list[OfferedModel]) -> dict[str, Any]:
     }  # fmt: skip
     if asked.learning_rate is not None:
         config["trainer"] = {"optim": {"lr": asked.learning_rate}}
+    if asked.wandb:
+        config["tracking"] = {"wandb": asked.wandb}
     lora = {"rank": asked.lora_rank, "alpha": asked.lora_alpha}
     told = {name: value for name, value in lora.items() if value is not None}
     config["model"] = {"preset": BUILT_IN} if model.path is None else {"path": str(model.path)}
     config["model"] |= {"lora": told} if told else {}
     if model.path is None:
         config["warm_up"] = {"enabled": True}
-    _check(config)
-    return config
+    return config, _checked(config)
 
 
 def local_name(name: str) -> str:
@@ -134,7 +146,7 @@ def local_name(name: str) -> str:
     return entry.name
 
 
-def _check(config: dict[str, Any]) -> None:
+def _checked(config: dict[str, Any]) -> Loaded[RunConfig]:
     """As `mettle rl run` would. Raises: HttpError 422 with its words."""
     from mettle.runs.launch import load_run_config
 
@@ -142,9 +154,15 @@ def _check(config: dict[str, Any]) -> None:
         path = Path(folder) / "run.toml"
         path.write_text(as_toml(config), encoding="utf-8")
         try:
-            load_run_config([path])
+            loaded = load_run_config([path])
         except MettleError as error:
             raise HttpError(422, str(error).replace(f"{path}:", "").replace(str(path), "the config")) from error
+    try:
+        loaded.config.tracking.check()
+    except UserError as error:
+        said = "[wandb] is not offered: its package is not installed on the Hub's machine"
+        raise HttpError(422, said, param="wandb") from error
+    return loaded
 
 
 def as_toml(config: dict[str, Any]) -> str:

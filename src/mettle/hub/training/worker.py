@@ -11,12 +11,13 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from mettle.errors import MettleError, UserError
 from mettle.hub.lab import Lab
 from mettle.hub.logs import hide
-from mettle.hub.training import jobs
+from mettle.hub.training import jobs, usage
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import as_toml
 from mettle.hub.training.told import environment_for, hidden_of
@@ -27,6 +28,8 @@ from mettle.storage.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 TICK_S = 1.0
+COUNT_EVERY_S = 5.0
+"""Between two looks at what a run has taken."""
 
 
 class QueueWorker:
@@ -36,6 +39,7 @@ class QueueWorker:
         self._lab, self._tick_s = lab, tick_s
         self._over = threading.Event()
         self._claim: FolderClaim | None = None
+        self._counted_at: dict[str, float] = {}
         self._child: tuple[str, subprocess.Popen[bytes]] | None = None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
 
@@ -66,6 +70,7 @@ class QueueWorker:
         with self._lab.database.read() as c:
             running, waiting = jobs.with_status(c, jobs.RUNNING), jobs.with_status(c, jobs.QUEUED)
         for job in running:
+            self._count(job)
             self._look_after(job)
         if not running and waiting:
             self._begin(waiting[0])
@@ -75,6 +80,20 @@ class QueueWorker:
             with contextlib.suppress(UserError):
                 self._claim = FolderClaim(self._lab.folder / "runs")
         return self._claim is not None
+
+    def _count(self, job: TrainingJob, *, is_last: bool = False) -> None:
+        """Add what a run has taken since the last look; one that is over its owner's quota is stopped."""
+        now = time.monotonic()
+        if not is_last and now - self._counted_at.get(job.id, -COUNT_EVERY_S) < COUNT_EVERY_S:
+            return
+        self._counted_at[job.id] = now
+        total = usage.trained_tokens(run_folder(self._lab.folder, job.id) / "run.db")
+        if total <= job.num_tokens:
+            return
+        with self._lab.database.write() as c:
+            usage.settle(c, jobs.job_of(c, job.id), total)
+            if not is_last and not job.is_stop_wanted and usage.is_over(c, job.owner_id):
+                jobs.set_values(c, job.id, is_stop_wanted=True, error="stopped: the month's quota is used up")
 
     def _begin(self, job: TrainingJob) -> None:
         with self._lab.database.write() as c:
@@ -107,10 +126,12 @@ class QueueWorker:
         elif is_made and supervisor_pid(RunDir.existing(folder)) is not None:
             return  # started by a Hub that has ended since
         self._child = None
+        self._count(job, is_last=True)
+        self._counted_at.pop(job.id, None)
         is_done = is_made and is_finished(folder)
         status = jobs.COMPLETED if is_done else jobs.STOPPED if job.is_stop_wanted else jobs.FAILED
         error = (
-            ""
+            job.error  # why it was asked to stop, where a rule has asked
             if status != jobs.FAILED
             else hide(last_words(folder.parent / f"{job.id}.out"), hidden_of(self._lab, job))
         )

@@ -1,8 +1,8 @@
 """Rows that are there twice, and rows of one split that are in the other.
 
 Parts: `Overlap`, `find_overlap`. Two rows are the same when their questions differ by nothing but case and space.
-Invariant: where every row asks the same (a game whose state is hidden), sameness says nothing, and `is_one_prompt`
-is set.
+Invariant: where rows ask the same, or one of a few things (a game whose state is hidden), sameness says nothing, and
+`is_one_prompt` is set.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Overlap:
     num_conflicts: int
     num_leaked: int
     is_one_prompt: bool
+    num_distinct: int = 0
+    """Different questions, over all splits."""
     examples: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,6 +56,7 @@ def find_overlap(
         num_conflicts=len(conflicts),
         num_leaked=len(leaked),
         is_one_prompt=is_one_prompt,
+        num_distinct=len(distinct),
         examples=() if is_one_prompt else tuple(examples),
     )
 

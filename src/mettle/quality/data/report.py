@@ -121,7 +121,10 @@ def overlap_checks(overlap: Overlap) -> list[Check]:
         check("enough rows", total >= MIN_ROWS, sizes, f"have at least {MIN_ROWS}, better hundreds", otherwise="warn")
     ]
     if overlap.is_one_prompt:
-        detail = "every row asks the same; what differs is hidden, so sameness says nothing"
+        asked = "every row asks the same"
+        if overlap.num_distinct > 1:
+            asked = f"{overlap.num_distinct} different questions in {total} rows"
+        detail = f"{asked}; what differs is hidden, so sameness says nothing"
         return [*checks, Check("no duplicates", "skip", detail), Check("no leakage", "skip", detail)]
     num = sum(overlap.num_duplicates.values())
     doubled = f"{num} of {total} rows repeat a question; {overlap.num_conflicts} questions have several answers"

@@ -21,6 +21,7 @@ async def start(spec: dict[str, Any], *, has_streams: bool) -> asyncio.subproces
     pipe = asyncio.subprocess.PIPE if has_streams else asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
         sys.executable,
+        "-S",  # what is installed beside this Mettle isn't wanted, and looking for it takes longer than all else
         str(JAIL),
         json.dumps(spec),
         stdin=pipe,

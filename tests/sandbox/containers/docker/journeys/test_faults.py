@@ -276,7 +276,7 @@ async def test_an_owner_that_is_killed_leaves_nothing_that_runs_and_the_next_one
     assert await owner.stdout.readline() == b"ready\n"
     owner.kill()
     await owner.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while daemon.running:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert daemon.containers
