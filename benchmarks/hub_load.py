@@ -91,9 +91,11 @@ def write_runs(root: Path, num_runs: int, num_steps: int) -> None:
     for index in range(num_runs):
         ledger = Ledger(RunDir(root / f"run-{index:05d}").ledger)
         ledger.journal.record_metrics(1, {"loss/mean": 0.5})
+        ledger.journal.set_fact("state", "finished")
         ledger.close()
     ledger = Ledger(RunDir(root / "long").ledger)
     rows = ((name, step, math.sin(step / 1000)) for name in METRICS for step in range(1, num_steps + 1))
+    ledger.journal.set_fact("state", "finished")
     with ledger.database.transaction() as c:
         c.executemany("INSERT INTO metrics (name, step, value, at) VALUES (?, ?, ?, 0)", rows)
     ledger.close()

@@ -161,7 +161,10 @@ def metrics_page(run: Run) -> HTMLResponse:
     with run.lock:
         run.refresh()
         names = run.metrics.names
-        steps, columns = thin(*align((name, run.metrics.after(name, -(2**60))) for name in names))
+        table = run.metrics
+        steps, columns = run.kept(
+            "metrics", lambda: thin(*align((name, table.after(name, -(2**60))) for name in names))
+        )
         newest = {name: run.metrics.newest((name,)) for name in names}
     return page(
         "metrics.html", tab="metrics", run_name=run.run_dir.name, run_title=run.title, names=names, newest=newest,
@@ -226,7 +229,11 @@ def overview(run: RunReader) -> dict[str, Any]:
 
 def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str, Any]:
     """The part of the overview that scripts draw."""
-    steps, columns = thin(*columns_after(run.steps, run.metrics, after))
+
+    def drawn() -> tuple[list[int], dict[str, list[float | None]]]:
+        return thin(*columns_after(run.steps, run.metrics, after))
+
+    steps, columns = run.kept("overview", drawn) if after < 0 else drawn()
     warm_steps, warm_columns = thin(*warm_up_columns(run.metrics))
     evals = [e for e in evaluations_of(run) if e.mean is not None and math.isfinite(e.mean)]
     return {
