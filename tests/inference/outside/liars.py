@@ -184,7 +184,12 @@ def group_request(seed: int, number: int) -> GenerationRequest:
 
 
 def found_in(
-    trusted: Scheduler, request: GenerationRequest, choices: Sequence[Choice], share: float, rng: random.Random
+    trusted: Scheduler,
+    request: GenerationRequest,
+    choices: Sequence[Choice],
+    share: float,
+    rng: random.Random,
+    bounds: AuditBounds = BOUNDS,
 ) -> WorkFault | None:
     """What the checks of a run say of an answer."""
     fault = form_fault(
@@ -194,7 +199,7 @@ def found_in(
         return fault
     chosen = [choices[place] for place in chosen_for_audit(len(choices), share, rng)]
     again = run_requests(trusted, [audit_request(f"a{c.index}", request, c) for c in chosen])
-    faults = [audit_fault(c, g.redrawn or [], BOUNDS) for c, g in zip(chosen, again, strict=True)]
+    faults = [audit_fault(c, g.redrawn or [], bounds) for c, g in zip(chosen, again, strict=True)]
     return next((one for one in faults if one is not None), None)
 
 

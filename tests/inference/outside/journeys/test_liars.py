@@ -3,14 +3,25 @@
 import random
 
 import pytest
-from liars import GROUP, KINDS, answers_before_found, found_in, group_request, liar_of, sharpened
+import torch
+from liars import GROUP, KINDS, answers_before_found, found_in, group_request, liar_of, sampled, sharpened
 from policies import END
 from schedulers import make_scheduler
 from transformers import PreTrainedModel
 
+from mettle.inference.outside.checks import AUDIT_TOLERANCES, AuditBounds
+
 
 def test_an_honest_worker_is_not_refused(model: PreTrainedModel) -> None:
     assert answers_before_found(model, "honest_answer", 0, 1.0, most=3) == 4
+
+
+def test_an_honest_worker_in_bfloat16_is_within_its_bound(model: PreTrainedModel) -> None:
+    there, here = (make_scheduler(model, eos_token_ids=(END,), dtype=torch.bfloat16) for _ in range(2))
+    for number in range(4):
+        request = group_request(0, number)
+        choices, rng = sampled(there, request), random.Random(number)
+        assert found_in(here, request, choices, 1.0, rng, AuditBounds(AUDIT_TOLERANCES["bfloat16"])) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
