@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from mettle.hub.pages import templates
+from mettle.inference.outside.checks import WorkFault
+from mettle.inference.outside.roster import Roster, invite
 from mettle.processes.beats import Beat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
@@ -69,6 +71,23 @@ async def test_a_process_that_stands_still_is_named_on_the_page(browse, tmp_path
         "inference": "paused", "orchestrator": None, "trainer": None,
     }  # fmt: skip
     writer.ledger.close()
+
+
+async def test_workers_from_outside_are_shown_where_there_are_any(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=4, groups=2)
+    writer.train_step(1)
+    client, folder = browse(tmp_path), tmp_path / "run" / "outside"
+    assert "Worker from outside" not in await text(client, "/runs/run")
+    roster = Roster(folder)
+    ann = roster.join("k" * 64, roster.invitation(invite(folder, "ann <b>")))
+    ann.sampled = 1234
+    roster.ban(ann, WorkFault("tokens", "2 of 9"))
+    html = await text(client, "/runs/run")
+    assert "ann &lt;b&gt;" in html
+    assert "1,234" in html
+    assert "tokens: 2 of 9" in html
+    (folder / "roster.json").write_text("[")
+    assert "Worker from outside" not in await text(client, "/runs/run")
 
 
 async def test_a_wait_past_its_budget_is_told(browse, tmp_path, run_writer):

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 os.environ["TEXTUAL_ANIMATIONS"] = "none"  # a tenth of the time goes into scrolling smoothly; read on import
-from textual._compositor import Compositor
-from textual._context import visible_screen_stack
 from textual.pilot import Pilot
 from textual.widgets import Input
 from textual.worker import WorkerCancelled
@@ -147,14 +145,8 @@ class Browsing:
 Browse = Callable[..., Any]
 
 
-def draw_nothing(compositor: Compositor, *_: object, screen_stack: list[Any] | None = None, **__: object) -> None:
-    """What a browser without a terminal draws is thrown away, and half of its time; `Browsing.text` draws for itself."""
-    visible_screen_stack.set(screen_stack or [])
-    compositor._dirty_regions.clear()
-
-
 @pytest.fixture
-def browse(root: Path, monkeypatch: pytest.MonkeyPatch) -> Browse:
+def browse(root: Path) -> Browse:
     """Open a browser: `async with browse(size=(100, 30)) as at:`."""
 
     @asynccontextmanager
@@ -162,7 +154,6 @@ def browse(root: Path, monkeypatch: pytest.MonkeyPatch) -> Browse:
         path: Path | None = None, size: tuple[int, int] = (120, 40), rollout: int | None = None
     ) -> AsyncIterator[Browsing]:
         app = EvaluationBrowser(root, path, rollout)
-        monkeypatch.setattr(Compositor, "render_update", draw_nothing)
         sent: list[str] = []
         app.copy_to_clipboard = sent.append  # type: ignore[method-assign]
         async with app.run_test(size=size, notifications=True) as pilot:

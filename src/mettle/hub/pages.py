@@ -20,6 +20,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.responses import Response
 
+from mettle.errors import StorageError
 from mettle.hub import filters
 from mettle.hub.api import Run, catalog_of
 from mettle.hub.conversation import shown_messages
@@ -43,11 +44,12 @@ from mettle.hub.rollouts import (
 from mettle.hub.series import REWARD, WARM_UP_LARGE, charts_of, columns_after, warm_up_columns, warm_up_now
 from mettle.hub.summary import evaluations_of, processes_of, summarise, vitals_of, waits_of
 from mettle.hub.viewer import viewer
+from mettle.inference.outside.roster import OutsideWorker, read_roster
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 FOLDER = Path(__file__).parent
-FRAGMENTS = ("header", "headline", "tiles", "pipeline", "accounts", "events")
+FRAGMENTS = ("header", "headline", "tiles", "pipeline", "outside", "accounts", "events")
 SHOWN_EVENTS = 12
 RUNS_A_PAGE = 50
 
@@ -222,9 +224,17 @@ def overview(run: RunReader) -> dict[str, Any]:
         "s": summary,
         "pairs": [(b, next((f for f in summary.finals if f.env_id == b.env_id), None)) for b in summary.baselines],
         "pipeline": pipeline_of(summary, processes, waits, vitals),
+        "outside": _workers_of(run),
         "warm_up": warm_up_now(run.metrics),
         "events": list(reversed(events)),
     }
+
+
+def _workers_of(run: RunReader) -> list[OutsideWorker]:
+    try:
+        return read_roster(run.run_dir.outside)
+    except StorageError:  # the events tell what became of them
+        return []
 
 
 def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str, Any]:

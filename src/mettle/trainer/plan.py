@@ -33,7 +33,7 @@ from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import ProbeConfig, TrainerConfig, read_config
 from mettle.trainer.initial import ensure_initial_policy
 from mettle.trainer.learner import Learner
-from mettle.trainer.loop import make_learner
+from mettle.trainer.loop import grid_of, make_learner
 from mettle.trainer.memory import activation_bytes_per_token
 from mettle.trainer.probe import EngineTransport, EnvironmentProbe
 from mettle.trainer.process import guarded, setup_torch
@@ -125,6 +125,7 @@ def plan_run(run_dir: RunDir) -> None:
     setup_torch(config.num_threads, config.seed)
     ensure_initial_policy(run_dir)
     with join_world(config.device) as world:
+        grid_of(config, World(0, num_ranks, world.device))  # refuses ranks that could not be
         before = _memory()
         transport, reading = _roll_out(run_dir, settings, engine, world)
         per_rollout = len(transport.answered) / 2
