@@ -1,5 +1,6 @@
 """The pages: each is there without scripts, and a damaged run gives a sentence instead of a trace."""
 
+import os
 import re
 import shutil
 import sqlite3
@@ -342,3 +343,18 @@ async def test_what_scrolls_can_be_focused(browse, runs):
         html = await text(client, f"/runs/done{path}")
         found = re.findall(rf'<\w+ [^>]*class="[^"]*{place}[^"]*"[^>]*>', html)
         assert all('tabindex="0"' in tag and "aria-label" in tag for tag in found), found
+
+
+async def test_a_long_list_of_runs_comes_in_pages_and_opens_those_of_its_page(tmp_path, browse):
+    for index in range(120):
+        (tmp_path / f"run-{index:03d}").mkdir()
+        (tmp_path / f"run-{index:03d}" / "run.toml").write_text("")
+        os.utime(tmp_path / f"run-{index:03d}", (1e9 + index, 1e9 + index))
+        os.utime(tmp_path / f"run-{index:03d}" / "run.toml", (1e9 + index, 1e9 + index))
+    async with browse(tmp_path) as client:
+        shown = [re.findall(r'href="/runs/(run-\d+)"', (await client.get(f"/?page={n}")).text) for n in (1, 2, 3)]
+        beyond = (await client.get("/?page=4")).text
+    assert [len(names) for names in shown] == [50, 50, 20]
+    assert {name for names in shown for name in names} == {f"run-{index:03d}" for index in range(120)}
+    assert min(shown[0]) == "run-070"
+    assert "No runs on page 4" in beyond
