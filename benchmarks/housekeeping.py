@@ -36,7 +36,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import ShardWriter
 from mettle.storage.weights import publish_weights
-from mettle.trainer.config import TrainerConfig
+from mettle.trainer.config import CheckpointConfig, TrainerConfig
 from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.loop import StopFlag, Trainer
 from mettle.trainer.world import World
@@ -118,11 +118,11 @@ def one_group(draw: TaskDraw) -> tuple[GroupRecord, ReadyGroup]:
     return GroupRecord(draw, 0, rollouts), ReadyGroup.of(draw.draw_id, [sample])
 
 
-def play(folder: Path, steps: int) -> dict[int, dict[str, float]]:
+def play(folder: Path, steps: int, checkpoint: CheckpointConfig | None = None) -> dict[int, dict[str, float]]:
     """A run of `steps`; median milliseconds of each part over the window before each mark."""
     run_dir = RunDir(folder)
     ledger, shards, watch = Ledger(run_dir.ledger), ShardWriter(run_dir.rollouts), Stopwatch()
-    trainer = Housekeeper(run_dir, TrainerConfig(max_steps=steps), ledger)
+    trainer = Housekeeper(run_dir, TrainerConfig(max_steps=steps, checkpoint=checkpoint or CheckpointConfig()), ledger)
     found, rewards = {}, list[tuple[int, float]]()
     for step in range(1, steps + 1):
         with watch.time("draw, score"):

@@ -1,5 +1,6 @@
 """The pages: each is there without scripts, and a damaged run gives a sentence instead of a trace."""
 
+import os
 import re
 import shutil
 import sqlite3
@@ -10,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from mettle.hub.pages import templates
+from mettle.inference.outside.checks import WorkFault
+from mettle.inference.outside.roster import Roster, invite
 from mettle.processes.beats import Beat
 from mettle.records.versions import WeightVersion
 from mettle.storage.ledger import Ledger
@@ -68,6 +71,23 @@ async def test_a_process_that_stands_still_is_named_on_the_page(browse, tmp_path
         "inference": "paused", "orchestrator": None, "trainer": None,
     }  # fmt: skip
     writer.ledger.close()
+
+
+async def test_workers_from_outside_are_shown_where_there_are_any(browse, tmp_path, run_writer):
+    writer = run_writer(tmp_path / "run", steps=4, groups=2)
+    writer.train_step(1)
+    client, folder = browse(tmp_path), tmp_path / "run" / "outside"
+    assert "Worker from outside" not in await text(client, "/runs/run")
+    roster = Roster(folder)
+    ann = roster.join("k" * 64, roster.invitation(invite(folder, "ann <b>")))
+    ann.sampled = 1234
+    roster.ban(ann, WorkFault("tokens", "2 of 9"))
+    html = await text(client, "/runs/run")
+    assert "ann &lt;b&gt;" in html
+    assert "1,234" in html
+    assert "tokens: 2 of 9" in html
+    (folder / "roster.json").write_text("[")
+    assert "Worker from outside" not in await text(client, "/runs/run")
 
 
 async def test_a_wait_past_its_budget_is_told(browse, tmp_path, run_writer):
@@ -323,3 +343,18 @@ async def test_what_scrolls_can_be_focused(browse, runs):
         html = await text(client, f"/runs/done{path}")
         found = re.findall(rf'<\w+ [^>]*class="[^"]*{place}[^"]*"[^>]*>', html)
         assert all('tabindex="0"' in tag and "aria-label" in tag for tag in found), found
+
+
+async def test_a_long_list_of_runs_comes_in_pages_and_opens_those_of_its_page(tmp_path, browse):
+    for index in range(120):
+        (tmp_path / f"run-{index:03d}").mkdir()
+        (tmp_path / f"run-{index:03d}" / "run.toml").write_text("")
+        os.utime(tmp_path / f"run-{index:03d}", (1e9 + index, 1e9 + index))
+        os.utime(tmp_path / f"run-{index:03d}" / "run.toml", (1e9 + index, 1e9 + index))
+    async with browse(tmp_path) as client:
+        shown = [re.findall(r'href="/runs/(run-\d+)"', (await client.get(f"/?page={n}")).text) for n in (1, 2, 3)]
+        beyond = (await client.get("/?page=4")).text
+    assert [len(names) for names in shown] == [50, 50, 20]
+    assert {name for names in shown for name in names} == {f"run-{index:03d}" for index in range(120)}
+    assert min(shown[0]) == "run-070"
+    assert "No runs on page 4" in beyond

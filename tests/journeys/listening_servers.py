@@ -28,6 +28,14 @@ from mettle.hub.app import create_app
 from mettle.inference import server as inference
 from mettle.inference.bridge import Bridge
 from mettle.inference.engine.mock import MockEngine
+from mettle.inference.outside import door as outside
+from mettle.inference.outside.auditor import Auditor
+from mettle.inference.outside.checks import AuditBounds
+from mettle.inference.outside.config import OutsideConfig
+from mettle.inference.outside.engine import OutsideEngine
+from mettle.inference.outside.files import PieceStore
+from mettle.inference.outside.roster import Roster, invite
+from mettle.inference.replicated import Serving
 from mettle.inference.service import ModelService
 from mettle.sandbox.service import app as sandbox
 from mettle.sandbox.service.config import ServiceConfig
@@ -226,7 +234,31 @@ async def training_routes(tmp_path: Path) -> AsyncIterator[list[Target]]:
         yield [replace(target, header="X-API-Key") for target in targets]
 
 
+@contextlib.asynccontextmanager
+async def outside_routes(tmp_path: Path) -> AsyncIterator[list[Target]]:
+    """The door for workers from outside, and what a worker hands on. What is said there must be signed, too."""
+    config, nobody = OutsideConfig(folder=tmp_path), MockEngine()
+    engine = OutsideEngine(
+        MockEngine(), Auditor(lambda _: nobody), config, Roster(tmp_path), Serving(None, 0), bounds=AuditBounds(1e-4)
+    )
+    running = outside.OutsideDoor(engine, tmp_path, tmp_path, "run", "float32")
+    await running.start(bind("127.0.0.1", 0))
+    token = invite(tmp_path, "ann")
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    relay = await outside.open_relay(PieceStore(), f"http://127.0.0.1:{port}")
+    yield [
+        *targets_of(running.routes(), int(running.base_url.rpartition(":")[2]), lambda row: token, {"version": "0"}),
+        Target(port, "/pieces/x", frozenset({"GET"})),
+    ]
+    await relay.stop()
+    await running.stop()
+    await asyncio.to_thread(engine.close)
+    nobody.close()
+
+
 SERVERS = {
+    "inference/outside/door.py": outside_routes,
     "inference/server.py": inference_routes,
     "sandbox/service/server.py": sandbox_routes,
     "hub/server.py": hub_routes,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mettle.cli.groups import NounGroup
+from mettle.cli.outside import invite, work, workers
 from mettle.cli.replay import replay
 from mettle.cli.rl_hosted import submit_hosted
 from mettle.cli.rollouts import rollouts
@@ -298,6 +299,8 @@ def export(run: str, folder: Path, version: int | None) -> None:
 rl.add_command(replay)
 rl.add_command(rollouts)
 rl.add_command(share)
+for command in (invite, work, workers):
+    rl.add_command(command)
 
 
 @rl.command()

@@ -137,7 +137,10 @@ class TokenClient(Client):
                 f"distribution at the run's temperature ({self.trains_at:g}), or the importance ratio is biased: "
                 "leave that out of its sampling arguments"
             )
-        raw = await self.transport.post(PATH, {"prompt_ids": list(prompt_ids), "n": n, "model": model, **fields})
+        # The age of what is trained is counted by the versions of its tokens; an evaluation is of one version.
+        lag = {"may_lag": True} if self.trains_at is not None else {}
+        body = {"prompt_ids": list(prompt_ids), "n": n, "model": model, **fields, **lag}
+        raw = await self.transport.post(PATH, body)
         url = self.transport.base_url + PATH
         choices = raw.get("choices")
         if not isinstance(choices, list) or len(choices) != n:

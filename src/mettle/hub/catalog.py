@@ -65,7 +65,16 @@ class RunCatalog:
     def cards(self) -> list[RunCard]:
         """What the list of runs shows, newest first; a run that cannot be read says why."""
         cards = [self._card(name) for name in self.names() if not self.is_evaluation(self._path(name))]
-        return sorted(cards, key=lambda card: (card.state in LIVE_STATES, card.started_at or 0.0), reverse=True)
+        return _by_state_and_start(cards)
+
+    def page_of_cards(self, number: int, size: int) -> tuple[list[RunCard], int]:
+        """A page of that list, those written last on the first, and how many runs there are in all.
+
+        Only the runs of the page are opened; what goes on is written to, and stands on the first.
+        """
+        names = [name for name in self.names() if not self.is_evaluation(self._path(name))]
+        cards = [self._card(name) for name in names[(number - 1) * size : number * size]]
+        return _by_state_and_start(cards), len(names)
 
     def _card(self, name: str) -> RunCard:
         ledger = RunDir(self._path(name)).ledger
@@ -105,6 +114,10 @@ class RunCatalog:
     @staticmethod
     def _written_at(path: Path) -> float:
         return max(modified_at(path / "run.db"), modified_at(path / "run.db-wal"), modified_at(path))
+
+
+def _by_state_and_start(cards: list[RunCard]) -> list[RunCard]:
+    return sorted(cards, key=lambda card: (card.state in LIVE_STATES, card.started_at or 0.0), reverse=True)
 
 
 def unreadable(name: str, state: str, problem: str) -> RunCard:

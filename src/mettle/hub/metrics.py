@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from mettle.storage.database import Database
 
@@ -20,6 +21,10 @@ WITH RECURSIVE names(name) AS (
 SELECT name FROM names WHERE name IS NOT NULL
 """
 
+MAX_VALUES = 3600
+"""In all columns of a page together: at six significant digits less than 50 kB of JSON."""
+LEAST_STEPS = 120
+"""A chart with fewer than these shows no shape, however many charts there are."""
 OVERLAP_STEPS = 2
 """Steps read again at each refresh: a replay or a second writer may have changed the newest values."""
 
@@ -78,6 +83,38 @@ def align(
         values = dict(points)
         columns[name] = [short(values.get(step)) for step in steps]
     return steps, columns
+
+
+def thin(
+    steps: list[int], columns: dict[str, list[float | None]], *, most_values: int = MAX_VALUES
+) -> tuple[list[int], dict[str, list[float | None]]]:
+    """Columns that a chart can show as well: `most_values` values with the steps in all, but `LEAST_STEPS` steps.
+
+    The newest quarter of the steps stays as it is. What is older goes into buckets of steps, and of each bucket a
+    column keeps its least and its greatest value, in their order, at the bucket's first and last step: a spike of a
+    single step is still seen, and stands at most one bucket beside its place.
+    """
+    most = max(LEAST_STEPS, most_values // (len(columns) + 1))
+    if len(steps) <= most:
+        return steps, columns
+    newest = most // 4
+    num_old, num_buckets = len(steps) - newest, (most - newest) // 2
+    edges = [num_old * i // num_buckets for i in range(num_buckets + 1)]
+    spans = list(pairwise(edges))
+    thinned = {
+        name: [value for low, high in spans for value in _extremes(column[low:high])] + column[num_old:]
+        for name, column in columns.items()
+    }
+    return [step for low, high in spans for step in (steps[low], steps[high - 1])] + steps[num_old:], thinned
+
+
+def _extremes(values: list[float | None]) -> tuple[float | None, float | None]:
+    """The least and the greatest, in the order in which they stand."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None, None
+    least, greatest = min(known), max(known)
+    return (least, greatest) if known.index(least) <= known.index(greatest) else (greatest, least)
 
 
 def short(value: float | None) -> float | None:

@@ -20,12 +20,13 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from starlette.responses import Response
 
+from mettle.errors import StorageError
 from mettle.hub import filters
 from mettle.hub.api import Run, catalog_of
 from mettle.hub.conversation import shown_messages
 from mettle.hub.evaluations import card_of
 from mettle.hub.logs import log_names, read_tail
-from mettle.hub.metrics import align
+from mettle.hub.metrics import align, thin
 from mettle.hub.models import RolloutDetail, RunSummary
 from mettle.hub.pipeline import pipeline_of
 from mettle.hub.provenance import read_settings
@@ -43,21 +44,28 @@ from mettle.hub.rollouts import (
 from mettle.hub.series import REWARD, WARM_UP_LARGE, charts_of, columns_after, warm_up_columns, warm_up_now
 from mettle.hub.summary import evaluations_of, processes_of, summarise, vitals_of, waits_of
 from mettle.hub.viewer import viewer
+from mettle.inference.outside.roster import OutsideWorker, read_roster
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 FOLDER = Path(__file__).parent
-FRAGMENTS = ("header", "headline", "tiles", "pipeline", "accounts", "events")
+FRAGMENTS = ("header", "headline", "tiles", "pipeline", "outside", "accounts", "events")
 SHOWN_EVENTS = 12
+RUNS_A_PAGE = 50
 
 
 @router.get("/")
-def runs_page(request: Request) -> HTMLResponse:
-    """The list of runs."""
+def runs_page(request: Request, number: Annotated[int, Query(alias="page", ge=1, le=100_000)] = 1) -> HTMLResponse:
+    """The list of runs, a page of it."""
     catalog = catalog_of(request)
     own = catalog.evaluations.own()
     cards = [card_of(name, entry) for name, entry in own.items()]
-    return page("runs.html", runs=catalog.cards(), evaluations=cards, base="/evaluations", root=str(catalog.root))
+    runs, total = catalog.page_of_cards(number, RUNS_A_PAGE)
+    return page(
+        "runs.html", runs=runs, total=total, number=number, num_pages=max(1, -(-total // RUNS_A_PAGE)),
+        evaluations=cards[:RUNS_A_PAGE] if number == 1 else [], num_evaluations=len(cards), base="/evaluations",
+        root=str(catalog.root),
+    )  # fmt: skip
 
 
 @router.get("/runs/{name}")
@@ -155,7 +163,10 @@ def metrics_page(run: Run) -> HTMLResponse:
     with run.lock:
         run.refresh()
         names = run.metrics.names
-        steps, columns = align((name, run.metrics.after(name, -(2**60))) for name in names)
+        table = run.metrics
+        steps, columns = run.kept(
+            "metrics", lambda: thin(*align((name, table.after(name, -(2**60))) for name in names))
+        )
         newest = {name: run.metrics.newest((name,)) for name in names}
     return page(
         "metrics.html", tab="metrics", run_name=run.run_dir.name, run_title=run.title, names=names, newest=newest,
@@ -213,15 +224,27 @@ def overview(run: RunReader) -> dict[str, Any]:
         "s": summary,
         "pairs": [(b, next((f for f in summary.finals if f.env_id == b.env_id), None)) for b in summary.baselines],
         "pipeline": pipeline_of(summary, processes, waits, vitals),
+        "outside": _workers_of(run),
         "warm_up": warm_up_now(run.metrics),
         "events": list(reversed(events)),
     }
 
 
+def _workers_of(run: RunReader) -> list[OutsideWorker]:
+    try:
+        return read_roster(run.run_dir.outside)
+    except StorageError:  # the events tell what became of them
+        return []
+
+
 def live_state(run: RunReader, context: dict[str, Any], after: int) -> dict[str, Any]:
     """The part of the overview that scripts draw."""
-    steps, columns = columns_after(run.steps, run.metrics, after)
-    warm_steps, warm_columns = warm_up_columns(run.metrics)
+
+    def drawn() -> tuple[list[int], dict[str, list[float | None]]]:
+        return thin(*columns_after(run.steps, run.metrics, after))
+
+    steps, columns = run.kept("overview", drawn) if after < 0 else drawn()
+    warm_steps, warm_columns = thin(*warm_up_columns(run.metrics))
     evals = [e for e in evaluations_of(run) if e.mean is not None and math.isfinite(e.mean)]
     return {
         "change": run.change,

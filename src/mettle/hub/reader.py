@@ -43,6 +43,8 @@ class RunReader:
         """What its logs are shown without, and what stands there instead."""
         self.title = run_dir.name
         """What people call it: its folder, unless somebody has given it a name."""
+        self.drawn: dict[str, tuple[int, Any]] = {}
+        """What pages draw of the whole run, and the change that it is of."""
         self.revision = -1
         self.change = 0
         self._data_version: int | None = None
@@ -71,6 +73,13 @@ class RunReader:
                 self._data_version = data_version
                 self.change += 1
             return self.change
+
+    def kept(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made anew when something was written since; for what takes long of a long run."""
+        known = self.drawn.get(name)
+        if known is None or known[0] != self.change:
+            known = self.drawn[name] = self.change, make()
+        return known[1]
 
     def _follow(self) -> None:
         restarts = int(self.database.value("SELECT coalesce(sum(restarts), 0) FROM processes"))

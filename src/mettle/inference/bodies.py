@@ -183,6 +183,7 @@ class GenerateBody(SamplingBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     request_id: str | None = Field(default=None, min_length=8, max_length=64)
     seeds: list[Annotated[int, Field(ge=0, lt=2**64)]] | None = None
+    may_lag: bool | None = None
 
 
 def _with_roles(messages: JsonObjects) -> JsonObjects:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from mettle.config.options import Option
+from mettle.inference.outside.config import OutsideConfig
 from mettle.processes.host import usable_cores
 from mettle.records.versions import CANARY_TOLERANCES
 
@@ -96,6 +97,9 @@ class InferenceConfig(BaseModel):
     vllm: VllmSettings | None = None
     """How engine `vllm` is started."""
 
+    outside: OutsideConfig | None = None
+    """A door for workers from outside, who sample too and are not trusted; none by default."""
+
     host: str = "127.0.0.1"
     """Address to listen on."""
 
@@ -179,6 +183,12 @@ class InferenceConfig(BaseModel):
             raise ValueError("engine 'vllm' and the table 'vllm' (with python) go together: give both or neither")
         if self.engine == "vllm":
             self._vllm_honours_all()
+        if self.outside is not None and self.engine == "vllm":
+            raise ValueError(
+                "inference.outside needs engine 'embedded': what workers say is drawn again with that engine's noise"
+            )
+        if self.outside is not None and self.record_experts:
+            raise ValueError("record_experts and outside do not go together: nobody checks what workers say of experts")
         if self.engine == "remote" and self.replicas > 1:
             raise ValueError("replicas is for engines that this server starts; name every remote server in remote.urls")
         return self

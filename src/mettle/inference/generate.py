@@ -42,6 +42,7 @@ async def generate(request: Request) -> Response:
         seeds=tuple(body.seeds or ()),
         adapter=chosen.adapter,
         adapter_version=chosen.version,
+        may_lag=bool(body.may_lag),
     )
     if body.stream:
         items = service.stream(wanted, "prompt_ids")

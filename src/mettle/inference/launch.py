@@ -18,6 +18,11 @@ from mettle.errors import MettleError, ProviderError, ServiceError, UserError
 from mettle.inference.config import InferenceConfig, RemoteServers
 from mettle.inference.engine.protocol import SamplingEngine
 from mettle.inference.engine.sequences import DecodeText
+from mettle.inference.outside.auditor import Auditor
+from mettle.inference.outside.checks import AUDIT_TOLERANCES, AuditBounds
+from mettle.inference.outside.config import OutsideConfig
+from mettle.inference.outside.engine import OutsideEngine
+from mettle.inference.outside.roster import Roster
 from mettle.inference.remote import RemoteEngine
 from mettle.inference.replicated import ReplicaAwaited, ReplicatedEngine, Serving, StartReplica
 from mettle.processes.child import THREAD_ENVIRONMENT
@@ -42,6 +47,51 @@ def open_engine(
 
     Raises: UserError, ServiceError.
     """
+    own = _open_own(config, eos_token_ids, decode_text, on_death, logs)
+    if config.outside is None:
+        return own
+    return _with_outside(config, config.outside, own, eos_token_ids, decode_text)
+
+
+def _with_outside(
+    config: InferenceConfig,
+    outside: OutsideConfig,
+    own: SamplingEngine,
+    eos_token_ids: tuple[int, ...],
+    decode_text: DecodeText | None,
+) -> SamplingEngine:
+    if outside.folder is None:
+        raise UserError("inference.outside.folder is not set: invitations and the list of workers are kept there")
+
+    def open_auditor(serving: Serving) -> SamplingEngine:
+        from mettle.inference.engine.embedded import start_engine
+
+        settings: dict[str, object] = {
+            "engine": "embedded", "replicas": 1, "remote": None, "outside": None, "weights": serving.weights,
+            "version": serving.version, "kv_cache_share": config.kv_cache_share / 4,
+            "max_model_len": own.status().max_model_len,
+        }  # fmt: skip
+        return start_engine(config.model_copy(update=settings), eos_token_ids=eos_token_ids)
+
+    return OutsideEngine(
+        own,
+        Auditor(open_auditor),
+        outside,
+        Roster(outside.folder),
+        Serving(config.weights, config.version),
+        bounds=AuditBounds(outside.tolerance or AUDIT_TOLERANCES[config.dtype]),
+        eos_token_ids=eos_token_ids,
+        decode_text=decode_text,
+    )
+
+
+def _open_own(
+    config: InferenceConfig,
+    eos_token_ids: tuple[int, ...],
+    decode_text: DecodeText | None,
+    on_death: OnDeath | None,
+    logs: Path | None,
+) -> SamplingEngine:
     serving = Serving(config.weights, config.version)
     if config.engine == "remote":
         assert config.remote is not None, "the config was checked"
@@ -106,6 +156,7 @@ def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: 
         "host": "127.0.0.1",
         "weights": serving.weights,
         "version": serving.version,
+        "outside": None,
     }
     if config.engine == "embedded":  # they share what one engine would have taken
         settings["num_threads"] = max(1, config.threads // config.replicas)

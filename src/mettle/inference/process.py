@@ -22,8 +22,10 @@ from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, UserError
 from mettle.inference.bridge import Bridge
 from mettle.inference.config import InferenceConfig
-from mettle.inference.engine.protocol import EngineStatus
+from mettle.inference.engine.protocol import EngineStatus, SamplingEngine
 from mettle.inference.launch import open_engine
+from mettle.inference.outside.door import OutsideDoor, bind_door
+from mettle.inference.outside.engine import OutsideEngine
 from mettle.inference.server import InferenceServer
 from mettle.inference.service import ModelService
 from mettle.log import setup_logging
@@ -92,6 +94,7 @@ async def serve(
     def die(error: MettleError) -> None:
         loop.call_soon_threadsafe(stop, error)
 
+    workers = None if config.outside is None else bind_door(config.outside)
     with on_signals(stop):
         # torch comes in here, so that a wrong config is told at once and nothing else of this process needs it.
         engine = await asyncio.to_thread(
@@ -105,6 +108,7 @@ async def serve(
         service = ModelService(Bridge(engine), renderer, config.served_model_name)
         server = InferenceServer(service, listener, config.allowed_hosts, keys)
         await server.start()
+        door = None if workers is None else await _open_door(config, engine, workers)
         heart.gauge = lambda: _gauge(engine.status())
         heart.tick_with(loop)
         about = {"model": config.served_model_name, "version": config.version, "url": server.base_url}
@@ -112,12 +116,25 @@ async def serve(
         if ready_file is not None:
             _write_ready_file(ready_file, server)
         error = await stopped
+        if door is not None:
+            await door.stop()
         await server.stop(config.drain_s)
     if ready_file is not None:
         _remove_ready_file(ready_file)
     if error is not None:
         raise error
     return 0
+
+
+async def _open_door(config: InferenceConfig, engine: SamplingEngine, listener: socket.socket) -> OutsideDoor:
+    assert isinstance(engine, OutsideEngine), "the engine has workers from outside"
+    assert config.outside is not None, "there is a door to open"
+    assert config.outside.folder is not None, "the engine was opened with it"
+    folder = config.outside.folder
+    door = OutsideDoor(engine, folder, config.model, folder.parent.name, config.dtype)
+    await door.start(listener)
+    logger.info("open to workers from outside", extra={"url": door.base_url})
+    return door
 
 
 def _gauge(status: EngineStatus) -> Gauge:

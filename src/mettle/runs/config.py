@@ -190,6 +190,27 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _may_be_open(self) -> RunConfig:
+        if self.inference.outside is None:
+            return self
+        if self.deployment.share is not None:
+            raise ValueError(
+                "inference.outside is of a run with an engine of its own; a share's runs have one together"
+            )
+        if self.deployment.engine != "local":
+            raise ValueError(
+                "inference.outside goes with deployment.engine 'local': a Ray cluster places its own engines"
+            )
+        if (lag := self.inference.outside.max_lag) > (oldest := self.orchestrator.max_staleness):
+            raise ValueError(
+                f"inference.outside.max_lag {lag} is more than orchestrator.max_staleness {oldest}: what is sampled so"
+                " far behind would be thrown away"
+            )
+        if self.inference.outside.folder is not None:
+            raise ValueError("inference.outside.folder is the run's own; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _placeable(self) -> RunConfig:
         if self.deployment.engine == "local":
             return self

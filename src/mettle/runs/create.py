@@ -118,6 +118,8 @@ def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     write_json(run_dir.config("trainer"), {**dump["trainer"], "model": model})
     write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model})
     inference = {**dump["inference"], "model": model}
+    if inference["outside"] is not None:
+        inference["outside"] = {**inference["outside"], "folder": str(run_dir.outside)}
     if config.deployment.engine == "ray":  # in front of engines that the cluster places
         write_json(run_dir.config(REPLICA), {**inference, "replicas": 1})
         names = [replica_name(number) for number in range(config.inference.replicas)]

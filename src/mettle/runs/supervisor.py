@@ -30,6 +30,7 @@ from mettle.processes.managed import ProcessSpec
 from mettle.runs.costs import LifeCosts
 from mettle.runs.host import HostWatch
 from mettle.runs.launcher import Launcher, LocalLauncher, SupervisedProcess
+from mettle.runs.outside import BANNED, JOINED, LEFT, OutsideWatch
 from mettle.runs.recorder import JournalThread
 from mettle.runs.watchdog import Report, Watchdog
 from mettle.storage.database import BUSY_TIMEOUT_S
@@ -49,7 +50,11 @@ RESTART_WINDOW_S = 1800.0
 """Restarts longer ago than this do not count against `max_restarts`."""
 RESERVE_BYTES = 512 * 2**10
 """Set aside on the run's disk, so that a run that fills it can still say so."""
-NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low", "clock_jump", "gap", "place"})
+NOTED = frozenset({"restart", "stall", "recovery", "recovered", "disk_low", "clock_jump", "gap", "place"}) | {
+    JOINED,
+    LEFT,
+    BANNED,
+}
 """Events that a person at the terminal is told of."""
 
 
@@ -91,6 +96,7 @@ class Supervisor:
             slot.restarts = restarts.get(name, 0)
         self._watchdog = Watchdog()
         self._host = HostWatch(run_dir.path)
+        self._workers = OutsideWatch(run_dir.outside)
         self._heart = Heartbeat(run_dir.beats / "supervisor.beat", unit="ticks")
         self._recorder = JournalThread(self._tell_of_itself)
         self._last_tick = float("inf")
@@ -223,7 +229,7 @@ class Supervisor:
         here = [s.process for s in self._slots.values() if s.process.exit_code() is None and not s.process.host]
         pids = [process.pid for process in here if process.pid is not None]
         self.costs.measure(pids, [beat for beat in beats.values() if not beat.host])
-        for news in [*self._host.look(), *self._launcher.news()]:
+        for news in [*self._host.look(), *self._launcher.news(), *self._workers.look()]:
             self._event(news.kind, news.text, **news.data)
 
     def _age_of(self, name: str) -> float:

@@ -23,6 +23,7 @@ class RunDir:
     batches/{digest}.npz                           batches, content-addressed
     rollouts/shard-{k}.bin                         rollouts with tokens
     checkpoints/step-{n}/                          trainer/, orchestrator.json, manifest.json (last)
+    outside/                                       invitations and list of the workers from outside, where they may come
     beats/{name}.beat                              signs of life of the processes that run now
     endpoints/{name}.json                          address and pid of each serving process, written when it is ready
     logs/{name}.log                                JSON lines; logs/{name}.out is what the process printed
@@ -65,6 +66,10 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def outside(self) -> Path:
+        return self.path / "outside"
 
     @property
     def beats(self) -> Path:

@@ -239,7 +239,12 @@ def exact_weights(network: nn.Module) -> Iterator[None]:
             parameter.data = kept.pop(parameter)
 
     own = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
-    hooks = [hook for m in own for hook in (m.register_forward_pre_hook(widen), m.register_forward_hook(narrow))]
+    # Narrowed before FSDP2 takes gathered weights away again, for a module that it gathers by itself.
+    hooks = [
+        hook
+        for m in own
+        for hook in (m.register_forward_pre_hook(widen), m.register_forward_hook(narrow, prepend=True))
+    ]
     try:
         yield
     finally:

@@ -122,3 +122,33 @@ def test_pages_say_what_they_hold_without_scripts(browser, live_hub):
     opened.get_by_role("link", name="step 1").click()
     playwright.expect(opened.get_by_text("of step 1")).to_be_visible()
     context.close()
+
+
+WRITTEN_ON_CHARTS = """
+window.written = [];
+const plain = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  window.written.push([[...document.querySelectorAll("canvas")].indexOf(this.canvas), String(text), y]);
+  return plain.apply(this, arguments);
+};
+"""
+
+
+def test_axes_have_whole_steps(page):
+    page.add_init_script(WRITTEN_ON_CHARTS)
+    page.goto("/runs/followed")
+    playwright.expect(page.locator("canvas").first).to_be_visible()
+    charts: dict[int, dict[int, list[str]]] = {}
+    for chart, text, height in page.evaluate("window.written"):
+        charts.setdefault(chart, {}).setdefault(round(height), []).append(text)
+    assert charts
+    for rows in charts.values():
+        steps = rows[max(height for height, texts in rows.items() if texts[0][0].isdigit())]
+        assert [step for step in steps if not step.isdigit()] == []
+
+
+def test_two_marks_of_an_axis_never_read_the_same(page):
+    page.goto("/runs/followed/metrics")
+    assert page.evaluate("axisMarks([null, 0.25, 0.5])") == [None, "0.25", "0.5"]
+    assert page.evaluate("axisMarks([2.28e-7, 2.3e-7, 2.32e-7])") == ["2.28e-7", "2.3e-7", "2.32e-7"]
+    assert page.evaluate("axisMarks([12010, 12020])") == ["12.01k", "12.02k"]

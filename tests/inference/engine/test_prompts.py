@@ -13,7 +13,7 @@ from schedulers import CPU, Heard, ask, make_scheduler, sampled
 
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import run_requests
-from mettle.inference.engine.protocol import GenerationRequest
+from mettle.inference.engine.protocol import GenerationRequest, Redraw, RequestRefused
 from mettle.inference.engine.weights import fuse
 from mettle.records.sampling import SamplingParams
 
@@ -151,3 +151,42 @@ def test_a_prompt_under_way_while_the_weights_change_is_nobody_elses_prefix(long
     while scheduler.step():
         pass
     assert len(scheduler.memory.prefixes) == 0
+
+
+def redraw_of(request_id: str, prompt: list[int], said: list[int], seed: int, temperature: float) -> GenerationRequest:
+    redraw = Redraw(seed, 0, len(prompt), temperature)
+    params = SamplingParams(max_tokens=0)
+    return GenerationRequest(request_id, [*prompt, *said], params, prompt_logprobs=True, redraw=redraw)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_was_drawn_is_drawn_again_however_its_prompt_is_cut(long_model: Any, temperature: float) -> None:
+    prompt = tokens(1, 40)
+    request = ask("a", prompt, seed=7, max_tokens=60, ignore_eos=True, temperature=temperature)
+    (found,) = run_requests(make_scheduler(long_model), [request])
+    (choice,) = found.choices
+    other = [*choice.token_ids[:30], (choice.token_ids[30] + 1) % 200, *choice.token_ids[31:]]
+    for size in (16, 8192):
+        scheduler = make_scheduler(long_model, max_prefill_tokens=size)
+        asked = [
+            redraw_of("right", prompt, choice.token_ids, 7, temperature),
+            redraw_of("other seed", prompt, choice.token_ids, 8, temperature),  # the same prompt, computed once
+            redraw_of("other token", prompt, other, 7, temperature),
+        ]
+        right, seed, token = (one.redrawn or [] for one in run_requests(scheduler, asked))
+        assert [len(one) for one in (right, seed, token)] == [60, 60, 60]
+        assert max(one.shortfall for one in right) < 1e-4
+        apart = [abs(one.logprob - said) for one, said in zip(right, choice.logprobs, strict=True)]
+        assert max(apart) < 1e-4
+        assert sum(one.shortfall > 0.01 for one in seed) > 20
+        assert max(one.shortfall for one in token[:30]) < 1e-4
+        assert token[30].shortfall > 1e-3
+
+
+def test_only_scored_tokens_after_the_first_are_drawn_again(model: Any) -> None:
+    scheduler = make_scheduler(model)
+    params = SamplingParams(max_tokens=0)
+    for redraw, is_scored in ((Redraw(1, 0, 2), False), (Redraw(1, 0, 0), True), (Redraw(1, 0, 9), True)):
+        request = GenerationRequest("a", [1, 2, 3], params, prompt_logprobs=is_scored, redraw=redraw)
+        with pytest.raises(RequestRefused, match="a redraw is of scored tokens"):
+            scheduler.check(request)

@@ -30,6 +30,21 @@
     return String(Number(value.toPrecision(3)));
   }
 
+  // What stands at the marks of an axis: as short as elsewhere, with more digits where two would read the same.
+  function axisMarks(values, unit) {
+    const shown = values.map((value) => (value === null ? null : figure(value, unit)));
+    const seen = shown.filter((text) => text !== null);
+    if (unit === "bytes" || new Set(seen).size === seen.length) return shown;
+    return values.map((value) => {
+      if (value === null) return null;
+      const digits = Number(value.toPrecision(6));
+      return Math.abs(digits) >= 10000 && Math.abs(digits) < 1e15 ? `${digits / 1000}k` : String(digits);
+    });
+  }
+
+  // Steps are whole, however few there are.
+  const WHOLE = [...Array(15).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
   const sync = uPlot.sync("steps");
 
   // Average over `reach` values on either side, those that there are; it does not lag behind what it averages.
@@ -134,8 +149,8 @@
           y: spec.is_log ? { distr: 3, range: (_, low, high) => (low === null ? [1e-6, 1] : [low * 0.7, high * 1.4]) } : { range: (_, low, high) => this.yRange(low, high) },
         },
         axes: [
-          { ...axis, size: 24, gap: 4, space: 60, grid: { show: false }, label: spec.x || "step", labelSize: 14, labelGap: 0, labelFont: `11px ${tone("sans")}` },
-          { ...axis, size: spec.unit === "bytes" ? 64 : 50, gap: 6, space: 34, filter: spec.is_log ? (_, splits) => splits : undefined, splits: spec.is_log ? (_, index, low, high) => decades(low, high) : undefined, values: (_, ticks) => ticks.map((t) => (t === null ? null : figure(t, spec.unit))) },
+          { ...axis, size: 24, gap: 4, space: 60, incrs: WHOLE, grid: { show: false }, label: spec.x || "step", labelSize: 14, labelGap: 0, labelFont: `11px ${tone("sans")}` },
+          { ...axis, size: spec.unit === "bytes" ? 64 : 50, gap: 6, space: 34, filter: spec.is_log ? (_, splits) => splits : undefined, splits: spec.is_log ? (_, index, low, high) => decades(low, high) : undefined, values: (_, ticks) => axisMarks(ticks, spec.unit) },
         ],
         series: [{}, ...this.lines()],
         bands: this.bands(),
@@ -229,5 +244,6 @@
   }
 
   window.MettleChart = MettleChart;
+  window.axisMarks = axisMarks;
   window.readData = (id) => JSON.parse(document.getElementById(id).textContent);
 })();

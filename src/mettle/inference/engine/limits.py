@@ -27,8 +27,15 @@ class Limits:
     is_recording_experts: bool = False
 
 
-def check_request(request: GenerationRequest, limits: Limits, vocab_size: int, *, keeps_grammars: bool = False) -> None:
-    """The rules that every engine has for a request; one that does not keep to grammars refuses them.
+def check_request(
+    request: GenerationRequest,
+    limits: Limits,
+    vocab_size: int,
+    *,
+    keeps_grammars: bool = False,
+    draws_again: bool = False,
+) -> None:
+    """The rules that every engine has for a request; one that keeps to no grammars, or cannot draw again, refuses that.
 
     Raises: RequestRefused.
     """
@@ -52,5 +59,10 @@ def check_request(request: GenerationRequest, limits: Limits, vocab_size: int, *
         raise RequestRefused(f"logit_bias may name token ids from 0 to {vocab_size - 1}", "logit_bias")
     if params.constraint is not None and not keeps_grammars:
         raise RequestRefused("this engine keeps to no grammar", params.constraint.field)
+    if (redraw := request.redraw) is not None:
+        if not draws_again:
+            raise RequestRefused("this engine does not draw again what was drawn", "redraw")
+        if not (request.prompt_logprobs and 1 <= redraw.start <= len(prompt_ids) and redraw.temperature > 0):
+            raise RequestRefused("a redraw is of scored tokens after the first, at a temperature above 0", "redraw")
     if params.top_k > MAX_TOP_K:
         raise RequestRefused(f"top_k must be from -1 to {MAX_TOP_K}", "top_k")

@@ -19,6 +19,7 @@ from mettle.inference.engine.attention import BLOCK
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.prefixes import Unit, as_prompt
 from mettle.inference.engine.protocol import TokenLogprob
+from mettle.inference.engine.sampler import Redrawing
 from mettle.inference.engine.sequences import RunningRequest, RunningSequence
 from mettle.inference.engine.served_adapters import ChosenAdapter
 
@@ -39,6 +40,7 @@ class AdmittedPrompt:
     sequences: list[RunningSequence] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     alternatives: list[list[TokenLogprob]] = field(default_factory=list)
+    redrawn: dict[str, Redrawing] = field(default_factory=dict)
     promised: int = 0
 
     @property
@@ -50,6 +52,12 @@ class AdmittedPrompt:
     def num_alternatives(self) -> int:
         """Most that someone wants to know at each of its tokens."""
         return max(o.request.top_logprobs if o.request.prompt_logprobs else 0 for o in self.owners)
+
+    def redrawn_of(self, owner: RunningRequest) -> Redrawing:
+        """What is drawn again for one of those who sent it."""
+        redraw = owner.request.redraw
+        assert redraw is not None, "it was asked for"
+        return self.redrawn.setdefault(owner.request.request_id, Redrawing(redraw))
 
     @property
     def is_wanted(self) -> bool:
@@ -133,6 +141,9 @@ class PromptBatch:
                 else:
                     scores = score_tokens(decoder, targets, before).tolist()
                 prompt.scores += scores
+                for owner in prompt.owners:
+                    if owner.request.redraw is not None:
+                        redraw_tokens(decoder, prompt.redrawn_of(owner), targets, before, self._at + 1)
         if end == self._longest:
             ends = torch.tensor([len(prompt.token_ids) - 1 - self._at for prompt in self.prompts])
             self.last_ND = hidden_NPD[torch.arange(num_prompts), ends]
@@ -169,6 +180,13 @@ def likeliest_tokens(
         values, ids = logprobs.topk(min(number, logprobs.shape[1]))
         tops += [list(map(TokenLogprob, *row)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
     return scores, tops
+
+
+def redraw_tokens(decoder: Decoder, again: Redrawing, targets_P: Tensor, hidden_PD: Tensor, first: int) -> None:
+    """Draw again those of the targets, the first of which is token `first` of the prompt, that were drawn."""
+    for start in range(max(0, again.start - first), len(targets_P), _LOGIT_ROWS):
+        targets = targets_P[start : start + _LOGIT_ROWS]
+        again.take(decoder.logits(hidden_PD[start : start + len(targets)]), targets)
 
 
 def _scores(decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -53,6 +53,27 @@ class WeightsRejected(MettleError):
 
 
 @dataclass(frozen=True, slots=True)
+class Redraw:
+    """The tokens of a prompt from `start` on are said to be choice `index` of a request with `seed`, at `temperature`.
+
+    The engine draws again, with the noise that this choice has, and says how far each token is from what it draws.
+    """
+
+    seed: int
+    index: int
+    start: int
+    temperature: float = 1.0
+
+
+class RedrawnToken(NamedTuple):
+    """`logprob` of the token at the temperature of the draw, and by how much its noisy score falls short of the best
+    one: 0 for the token that is drawn, and no more than rounding does where two are as good as equal."""
+
+    logprob: float
+    shortfall: float
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """`n` choices for one prompt, which is computed once. `top_logprobs` asks for that many alternatives a token.
 
@@ -60,7 +81,8 @@ class GenerationRequest:
     temperature 1, with `top_logprobs` alternatives each. `max_tokens` 0 scores the prompt and samples nothing. `seeds`,
     one a choice, take the place of `params.seed`: choices that came together are then sampled as they would be one by
     one. `adapter` names the adapter that samples, none being the base; always its newest version, unless
-    `adapter_version` pins one.
+    `adapter_version` pins one. `redraw` goes with `prompt_logprobs`. `may_lag`: whoever asks counts the age of tokens
+    by their versions, so that an engine may sample it with weights that are a little older than the newest.
     """
 
     request_id: str
@@ -73,6 +95,8 @@ class GenerationRequest:
     seeds: tuple[int, ...] = ()
     adapter: str = ""
     adapter_version: int | None = None
+    redraw: Redraw | None = None
+    may_lag: bool = False
 
 
 class TokenLogprob(NamedTuple):
@@ -104,13 +128,15 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What came of a request. `prompt_logprobs[0]` is None and `prompt_top_logprobs[0]` is empty, for nothing precedes
-    the first token. Alternatives are there if they were asked for, likeliest first."""
+    the first token. Alternatives are there if they were asked for, likeliest first; `redrawn` has the tokens from the
+    start of the `redraw` on."""
 
     request_id: str
     num_prompt_tokens: int
     choices: tuple[Choice, ...]
     prompt_logprobs: list[float | None] | None = None
     prompt_top_logprobs: list[list[TokenLogprob]] | None = None
+    redrawn: list[RedrawnToken] | None = None
 
 
 class TokenEvent(NamedTuple):

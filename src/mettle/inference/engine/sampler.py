@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mettle.inference.engine.grammars import TokenConstraint
 from mettle.inference.engine.penalties import LogitShifts, PenalisedRow
-from mettle.inference.engine.protocol import TokenLogprob
+from mettle.inference.engine.protocol import Redraw, RedrawnToken, TokenLogprob
 from mettle.records.sampling import SamplingParams
 
 _TINIEST = 1e-37
@@ -47,6 +47,25 @@ class SampledTokens(NamedTuple):
 def choice_noise(seed: int, index: int) -> np.random.Generator:
     """The noise of choice `index` of a request with a seed."""
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence((seed & _SEED_MASK, index))))
+
+
+class Redrawing:
+    """Draws again, in their order, the tokens of a choice that was drawn elsewhere; see `Redraw`."""
+
+    def __init__(self, redraw: Redraw) -> None:
+        self._noise = choice_noise(redraw.seed, redraw.index)
+        self._temperature = redraw.temperature
+        self.start = redraw.start
+        self.found: list[RedrawnToken] = []
+
+    def take(self, logits_PV: Tensor, targets_P: Tensor) -> None:
+        """The next P tokens, and the logits that they were drawn from."""
+        logprobs_PV = torch.log_softmax(logits_PV / self._temperature, -1)
+        noise_PV = torch.from_numpy(self._noise.standard_exponential(tuple(logits_PV.shape), dtype=np.float32))
+        scores_PV = logprobs_PV - noise_PV.clamp_min_(_TINIEST).log_().to(logprobs_PV.device)
+        own = logprobs_PV.gather(1, targets_P[:, None])[:, 0]
+        short = scores_PV.amax(-1) - scores_PV.gather(1, targets_P[:, None])[:, 0]
+        self.found += map(RedrawnToken, own.tolist(), short.tolist())
 
 
 class SamplingPlan:

@@ -32,7 +32,7 @@ from mettle.inference.engine.prefixes import Unit
 from mettle.inference.engine.prompts import PromptBatch
 from mettle.inference.engine.protocol import GenerationRequest, RequestRefused, TokenListener, TokenLogprob
 from mettle.inference.engine.sampler import BatchSampler, SampledTokens, SamplingPlan, choice_noise
-from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence
+from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence, ends_of
 from mettle.inference.engine.served_adapters import ServedAdapters
 from mettle.inference.engine.slots import KvSizes
 
@@ -111,7 +111,8 @@ class Scheduler:
         Raises: RequestRefused.
         """
         has_grammars = self._grammars is not None
-        check_request(request, self.limits, self._decoder.shape.vocab_size, keeps_grammars=has_grammars)
+        vocab_size = self._decoder.shape.vocab_size
+        check_request(request, self.limits, vocab_size, keeps_grammars=has_grammars, draws_again=True)
         self.adapters.check(request)
         self._constraint(request)
         if request.params.stop and self._decode_text is None:
@@ -206,12 +207,10 @@ class Scheduler:
         return had_prompts or self.has_begun or (is_admitting and bool(self._admission.waiting))
 
     def _sequences(self, under_way: RunningRequest) -> list[RunningSequence]:
-        request, params = under_way.request, under_way.request.params
+        request = under_way.request
         if under_way.is_scoring:
             return []
-        room = self.limits.max_model_len - len(request.prompt_ids)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        max_tokens, stop_ids = ends_of(request, self.limits.max_model_len, self._eos)
         return [
             RunningSequence(
                 under_way, choice, max_tokens, stop_ids, _noise(request, choice.index), self._decode_text,
@@ -280,6 +279,8 @@ class Scheduler:
                     owner.prompt_logprobs = [None, *prompt.scores]
                     if (top := owner.request.top_logprobs) > 0:
                         owner.prompt_top_logprobs = [[], *(found[:top] for found in prompt.alternatives)]
+                    if owner.request.redraw is not None:
+                        owner.redrawn = prompt.redrawn_of(owner).found
                 if not owner.is_counted:
                     owner.is_counted = True
                     self.totals.prompt_tokens += len(prompt.token_ids)

@@ -17,6 +17,7 @@ from mettle.inference.engine.protocol import (
     FinishReason,
     Generation,
     GenerationRequest,
+    RedrawnToken,
     TokenEvent,
     TokenListener,
     TokenLogprob,
@@ -49,6 +50,7 @@ class RunningRequest:
         self.listener = listener
         self.prompt_logprobs: list[float | None] | None = None
         self.prompt_top_logprobs: list[list[TokenLogprob]] | None = None
+        self.redrawn: list[RedrawnToken] | None = None
         self.choices = tuple(Choice(i) for i in range(request.n))
         self.num_open = request.n
         self.is_settled = False
@@ -79,6 +81,7 @@ class RunningRequest:
                     self.choices,
                     self.prompt_logprobs,
                     self.prompt_top_logprobs,
+                    self.redrawn,
                 )
             )
 
@@ -96,6 +99,16 @@ class RunningRequest:
                 if self.request.has_token_events:
                     self.listener.on_token(TokenEvent(choice.index, None, 0.0, -1, [], "abort", None))
         self.finish()
+
+
+def ends_of(
+    request: GenerationRequest, max_model_len: int, eos_token_ids: frozenset[int]
+) -> tuple[int, frozenset[int]]:
+    """How many tokens a choice of a request may have, and which of them end it."""
+    params = request.params
+    room = max_model_len - len(request.prompt_ids)
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    return max_tokens, frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
 
 
 class CountedListener:

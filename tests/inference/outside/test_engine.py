@@ -1,0 +1,44 @@
+"""An honest worker's work is used, and is what the run's own engine would have sampled."""
+
+import asyncio
+from pathlib import Path
+
+from houses import PROMPT, OpenHouse
+
+from mettle.inference.engine.protocol import GenerationRequest
+from mettle.records.sampling import SamplingParams
+
+
+async def test_what_a_worker_samples_is_what_the_own_engine_samples(house: OpenHouse, tmp_path: Path) -> None:
+    alone = await house.ask()
+    working = house.worker(tmp_path / "ann")
+    await house.served(working)
+    house.num_requests = 0
+    outside = await house.ask()
+    assert [choice.token_ids for choice in outside.choices] == [choice.token_ids for choice in alone.choices]
+    (ann,) = house.named()
+    assert (ann.taken, ann.sampled, ann.checked, ann.refused) == (2, 2, 2, 0)
+
+
+async def test_a_new_version_is_fetched_before_anything_is_sampled_under_it(
+    house: OpenHouse, versions: Path, tmp_path: Path
+) -> None:
+    working = house.worker(tmp_path / "ann")
+    await house.served(working)
+    await asyncio.to_thread(house.engine.update_weights, versions / "v2", 2)
+    house.named()[0].room = 0
+    await house.served(working)
+    found = await house.ask()
+    assert all(set(choice.versions) == {2} for choice in found.choices)
+    assert house.named()[0].sampled == 2
+    assert (tmp_path / "ann" / "weights" / "v2" / "manifest.json").exists()
+
+
+async def test_what_needs_the_own_engine_stays_there(house: OpenHouse, tmp_path: Path) -> None:
+    working = house.worker(tmp_path / "ann")
+    await house.served(working)
+    await house.ask(temperature=0.0)
+    await house.ask(top_p=0.5)
+    scored = GenerationRequest("s", PROMPT, SamplingParams(max_tokens=0), prompt_logprobs=True)
+    await house.bridge.generate(scored)
+    assert house.named()[0].taken == 0
