@@ -97,7 +97,7 @@ def test_a_real_terminal_is_left_as_it_was_found(evaluation, tmp_path):
     assert b"Traceback" not in drawn + left
 
 
-def _read_until(terminal: int, wanted: bytes, limit_s: float = 30.0) -> bytes:
+def _read_until(terminal: int, wanted: bytes, limit_s: float = 300.0) -> bytes:
     seen, end = b"", time.monotonic() + limit_s
     while wanted not in seen and time.monotonic() < end:
         if select.select([terminal], [], [], 0.2)[0]:

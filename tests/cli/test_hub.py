@@ -54,7 +54,7 @@ def test_a_port_in_use_is_refused(run_dir, port, tmp_path):
         taken.listen()
         done = subprocess.run(
             [sys.executable, "-m", "mettle.cli", "hub", "serve", "--runs", str(run_dir.parent), "--port", str(port), *own],
-            capture_output=True, text=True, check=False, timeout=30,
+            capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
     assert done.returncode == 2
     assert f"error: port {port} on 127.0.0.1 is in use" in done.stderr.splitlines()[-1]

@@ -26,7 +26,7 @@ def test_one_question_as_json(mettle, endpoint):
 def test_a_conversation_goes_on_until_the_input_ends(endpoint):
     done = subprocess.run(
         [sys.executable, "-m", "mettle.cli", "inference", "chat", "-b", endpoint],
-        input="say abc\nsay def\n", capture_output=True, text=True, check=False, timeout=30,
+        input="say abc\nsay def\n", capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["cba", "fed"]

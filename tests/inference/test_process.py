@@ -32,6 +32,9 @@ def _logging_as_it_was() -> Iterator[None]:
     logger.setLevel(level)
 
 
+pytestmark = pytest.mark.usefixtures("forked")
+
+
 @contextmanager
 def running(folder: Path, **config: Any) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     config_path, ready_path = folder / "inference.json", folder / "endpoints" / "inference.json"
@@ -56,7 +59,7 @@ def running(folder: Path, **config: Any) -> Iterator[tuple[subprocess.Popen[str]
 
 def call(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         return json.load(response)
 
 

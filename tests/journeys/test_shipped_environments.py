@@ -37,7 +37,7 @@ class Nonsense(vf.Client):
 
 @cache
 def loaded(package: str) -> vf.Environment:
-    """The environment, for tests that only look at it; some take seconds to make their rows."""
+    """The environment, for the test that plays in it and those that look at it; some take seconds to make their rows."""
     return vf.load_environment(package.replace("_", "-"))
 
 
@@ -49,8 +49,8 @@ def test_there_are_environments():
 async def test_what_is_demonstrated_is_rewarded_and_nonsense_is_not(package):
     if package in ISOLATED and not CAN_ISOLATE:
         pytest.skip("this host cannot isolate code")
-    env = vf.load_environment(package.replace("_", "-"))
-    for row in list(env.get_eval_dataset(n=6 if package in MACHINES else 20)):
+    env = loaded(package)
+    for row in list(env.get_eval_dataset(n=3 if package in MACHINES else 10)):
         gold = await env.run_rollout(row, Demonstrator(env), "gold")
         nonsense = await env.run_rollout(row, Nonsense(), "nonsense")
         assert gold["error"] is None

@@ -17,7 +17,7 @@ def program(tmp_path, monkeypatch):
     started = []
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def start(source: str, ready_timeout_s: float = 10.0) -> ManagedProcess:
+    def start(source: str, ready_timeout_s: float = 100.0) -> ManagedProcess:
         (tmp_path / "program_of_a_test.py").write_text(source)
         ready = tmp_path / "ready.json"
         spec = ProcessSpec("the program", "program_of_a_test", (str(ready),), ready, ready_timeout_s)

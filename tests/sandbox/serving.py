@@ -83,7 +83,7 @@ class ApiCaller:
         return str(made["id"])
 
 
-async def wait_until(is_so: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def wait_until(is_so: Callable[[], Awaitable[bool]], timeout_s: float = 100.0) -> None:
     """Look until it is so."""
     async with asyncio.timeout(timeout_s):
         while not await is_so():  # noqa: ASYNC110

@@ -252,7 +252,7 @@ if sys.argv[1:] == ["abruptly"]:
 def test_a_process_that_ends_takes_its_sandboxes_along(how):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])}
     done = subprocess.run(
-        [sys.executable, "-c", LEAVING, how], capture_output=True, text=True, timeout=30, env=env, check=False
+        [sys.executable, "-c", LEAVING, how], capture_output=True, text=True, timeout=300, env=env, check=False
     )
     assert done.stderr == ""
     template = int(done.stdout)

@@ -33,7 +33,7 @@ def is_alive(pid):
     return True
 
 
-async def until(is_so, limit_s=10.0):
+async def until(is_so, limit_s=100.0):
     """What other processes do can only be looked at again."""
     async with asyncio.timeout(limit_s):
         while not is_so():  # noqa: ASYNC110

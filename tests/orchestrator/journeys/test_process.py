@@ -34,7 +34,7 @@ def start(run_dir):
         process.communicate()
 
 
-def until(condition, trainer=None, timeout_s=40.0):
+def until(condition, trainer=None, timeout_s=400.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

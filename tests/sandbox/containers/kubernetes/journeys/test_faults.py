@@ -28,6 +28,7 @@ from mettle.sandbox.containers.errors import (
     NodeLost,
 )
 from mettle.sandbox.containers.grading import Surroundings, examine
+from mettle.sandbox.containers.kubernetes import pod as pod_module
 from mettle.sandbox.containers.kubernetes.access import Access
 from mettle.sandbox.containers.kubernetes.bodies import STATE, TAKEN, WARM, identity_of
 from mettle.sandbox.containers.kubernetes.client import KubernetesClient
@@ -139,7 +140,8 @@ async def test_a_watch_that_has_expired_begins_anew_and_one_that_was_cut_off_goe
         assert (await (await machines.create()).exec("echo anew")).stdout == "anew\n"
 
 
-async def test_what_became_of_a_pod_has_a_type(cluster: FakeKubernetes) -> None:
+async def test_what_became_of_a_pod_has_a_type(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_module, "_OUTCOME_S", 100.0)  # of a busy host's cluster
     async with open_machines(config_for(cluster)) as machines:
         ends: list[tuple[Any, type[MachineLost], str]] = [
             (cluster.node.end_for_memory, MachineOutOfMemory, "lack of memory"),
