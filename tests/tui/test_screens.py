@@ -37,7 +37,13 @@ def two_runs(write, make_row):
         os.utime(folder / "metadata.json", (1_700_000_000 - age,) * 2)
 
 
-@pytest.mark.parametrize("name", JOURNEYS)
+BY_DAY = ("environments", "run-narrow", "filter", "rollout")
+"""The others, which are drawn by the same parts, are looked at by night."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in JOURNEYS]
+)
 async def test_a_screen_looks_like_this(browse, two_runs, root, name):
     size, keys = JOURNEYS[name]
     async with browse(size=size) as at:

@@ -119,6 +119,7 @@ async def test_the_next_rollout_is_the_next_of_the_list(browse, run_path):
         assert at.app.screen.index() == 1, "the list stands where the reader was"
 
 
+@pytest.mark.nightly
 async def test_markdown_json_wrap_and_info_are_turned_on_and_off(browse, run_path):
     async with browse(run_path, rollout=0) as at:
         assert "The answer is <answer>1</answer>" in at.text
@@ -130,6 +131,7 @@ async def test_markdown_json_wrap_and_info_are_turned_on_and_off(browse, run_pat
         assert "stopped by" not in await at.press("i")
 
 
+@pytest.mark.nightly
 async def test_reasoning_is_folded_until_it_is_asked_for(browse, run_path):
     async with browse(run_path, rollout=0) as at:
         folded = at.line("reasoning")
@@ -142,6 +144,7 @@ async def test_reasoning_is_folded_until_it_is_asked_for(browse, run_path):
         assert "19 characters" in at.line("reasoning"), "a click on the head folds it"
 
 
+@pytest.mark.nightly
 async def test_copying_gives_what_was_saved(browse, run_path):
     async with browse(run_path, rollout=0) as at:
         await at.press("right_square_bracket", "y", "c", "Y")
@@ -152,6 +155,7 @@ async def test_copying_gives_what_was_saved(browse, run_path):
         assert "copied the conversation" in at.text
 
 
+@pytest.mark.nightly
 async def test_a_text_too_long_for_a_clipboard_is_written_to_a_file(browse, write, make_row, root):
     long = write([make_row(0, 1.0, completion=[{"role": "assistant", "content": "x\ud83d" * 600_000}])], "long")
     async with browse(long, rollout=0) as at:
@@ -194,6 +198,7 @@ async def test_two_runs_are_compared(browse, write, make_row, root):
         assert at.text.splitlines()[0].endswith("run00002 \u203a task 2")
 
 
+@pytest.mark.nightly
 async def test_runs_that_share_no_task_say_so(browse, write, make_row):
     write([make_row(7, 1.0)], "run00002")
     async with browse() as at:
@@ -209,6 +214,7 @@ async def test_help_explains_the_keys_of_the_screen_and_the_filters(browse, run_
         assert "Filters" not in await at.press("escape")
 
 
+@pytest.mark.nightly
 async def test_names_are_found_in_long_lists(browse, write, make_row):
     for name in ("zebra", "yak"):
         write([make_row(1, 1.0)], f"{name}01", env_id=name)
@@ -221,6 +227,7 @@ async def test_names_are_found_in_long_lists(browse, write, make_row):
         assert at.text.splitlines()[0].endswith("\u203a zebra")
 
 
+@pytest.mark.nightly
 async def test_light_and_dark_are_one_key_apart(browse, run_path, monkeypatch):
     async with browse(run_path, rollout=0) as at:
         dark = at.app.theme
@@ -231,7 +238,7 @@ async def test_light_and_dark_are_one_key_apart(browse, run_path, monkeypatch):
         assert at.app.theme == "mettle-light"
 
 
-@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("width", [60, pytest.param(80, marks=pytest.mark.nightly)])
 async def test_a_narrow_terminal_shows_one_pane_at_a_time(browse, run_path, width):
     async with browse(run_path, (width, 24)) as at:
         assert "pass@1" not in at.text
@@ -254,6 +261,7 @@ async def test_an_empty_folder_says_how_to_begin(browse, run_path):
         assert not at.app._exit
 
 
+@pytest.mark.nightly
 async def test_the_mouse_opens_what_it_points_at_twice(browse, run_path):
     async with browse(run_path) as at:
         await at.pilot.click("#main", offset=(10, 3))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from mettle.tui.filters import FIGURES, NAMES, WORDS, parse_filter
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "how-to" / "browse-evaluations.md").read_text()
@@ -25,6 +27,7 @@ def test_the_guide_names_every_word_and_every_figure():
     assert [name for name in (*WORDS, *FIGURES, *NAMES) if not re.search(rf"`{name}[`:<]", GUIDE)] == []
 
 
+@pytest.mark.nightly
 async def test_every_key_in_the_guide_is_a_key(browse, run_path):
     told = set(re.findall(r"`([A-Za-z?/\[\]]|ctrl\+t)`", GUIDE))
     bound: set[str] = set()

@@ -33,6 +33,7 @@ def hostile(write, make_row):
     return write([row, scored], "hostile1", **about)
 
 
+@pytest.mark.nightly
 async def test_no_screen_shows_a_character_that_drives_the_terminal(browse, hostile):
     keys = (
         "end",
@@ -68,6 +69,7 @@ async def test_markup_of_a_model_stays_text(browse, hostile):
         assert "\N{SYMBOL FOR ESCAPE}[2J" in at.text
 
 
+@pytest.mark.nightly
 async def test_a_text_of_ten_megabytes_is_shown_in_part_and_opened_further(browse, write, make_row):
     text = "".join(f"word{i % 7} " for i in range(1_700_000))
     path = write([make_row(0, 1.0, completion=[{"role": "assistant", "content": text}])], "huge")

@@ -126,6 +126,7 @@ def own_garbage():
     gc.unfreeze()
 
 
+@pytest.mark.nightly
 async def test_ten_thousand_rollouts_open_within_a_second_of_work(browse, many, own_garbage):
     began = time.process_time()
     async with browse(many) as at:
@@ -140,6 +141,7 @@ async def test_ten_thousand_rollouts_open_within_a_second_of_work(browse, many, 
         assert "10,000" in at.text
 
 
+@pytest.mark.nightly
 async def test_a_search_through_ten_thousand_rollouts_ends_the_one_before_and_answers_keys_meanwhile(browse, many):
     async with browse(many) as at:
         screen = at.app.screen
