@@ -95,3 +95,13 @@ def test_beside_a_supervisor_none_is_started(made, becomes):
         if "trainer.lock" in os.path.realpath(f"/proc/self/fd/{number}")
     ]
     assert [fcntl.fcntl(int(number), fcntl.F_GETFD) & fcntl.FD_CLOEXEC for number in held] == [0]
+
+
+def test_of_a_finished_run_nothing_is_started(made, becomes):
+    run_dir = made()
+    ledger = Ledger(run_dir.ledger)
+    ledger.journal.set_fact("state", "finished")
+    ledger.close()
+    with pytest.raises(UserError, match=r"run run is finished; `mettle rl metrics \S+/run` shows its figures"):
+        alone.start_alone(run_dir, "trainer")
+    assert becomes == []

@@ -19,7 +19,7 @@ from mettle.processes.child import THREAD_ENVIRONMENT, import_path, python_modul
 from mettle.processes.managed import ProcessSpec
 from mettle.processes.ready_file import ReadyFile
 from mettle.runs.create import read_run_config
-from mettle.runs.launch import process_specs
+from mettle.runs.launch import is_finished, process_specs
 from mettle.runs.lock import supervisor_pid
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
@@ -28,8 +28,10 @@ from mettle.storage.run_dir import RunDir
 def processes_of(run_dir: RunDir) -> dict[str, ProcessSpec]:
     """The processes that a run needs from where it is now, by name, those first that others wait for.
 
-    Raises: UserError for a run that a cluster places.
+    Raises: UserError for a run that is finished, or that a cluster places.
     """
+    if is_finished(run_dir.path):
+        raise UserError(f"run {run_dir.name} is finished; `mettle rl metrics {run_dir.path}` shows its figures")
     config = read_run_config(run_dir)
     if config.deployment.engine != "local":
         raise UserError(f"the processes of run {run_dir.name} are placed by a cluster; `mettle rl resume` starts them")
