@@ -48,7 +48,7 @@ def words_of(said: str, most: int = MAX_PART_WORDS) -> list[str]:
     for _ in range(2):  # what is taken apart may have a case of its own
         plain = unicodedata.normalize("NFKD", plain).casefold()
     plain = "".join(each for each in plain if not unicodedata.category(each).startswith("M")).replace(END, " ")
-    found = []
+    found: list[str] = []
     for match in _WORD.finditer(plain):
         if len(found) == most:
             break
