@@ -76,7 +76,8 @@ def inspect_row(sample: Mapping[str, Any], scorer: str, model: str) -> dict[str,
     sample = _attached(sample)
     messages = [_message(each) for each in _list(sample.get("messages")) if isinstance(each, dict)]
     prompt, completion = _parted(messages) if messages else (_asked(sample.get("input")), [])
-    scores, metrics = _scores(sample), {}
+    scores = _scores(sample)
+    metrics: dict[str, float] = {}
     for name, score in scores.items():
         metrics.update(_numbers(name, _table(score).get("value", score)))
     error = _error(sample.get("error"))
