@@ -391,8 +391,9 @@ class _Published:
         return row
 
     def may_hold(self, wanted: str) -> Iterable[int]:
-        # A plain word stands in the line as it stands in the text, unless JSON has written some of it in numbers.
-        is_plain = wanted.isascii() and wanted.isalpha()
+        # A plain word stands in the line as it stands in the text, unless JSON has written some of it in numbers; a
+        # number alone may be written in another way.
+        is_plain = wanted.isascii() and wanted.isalnum() and not wanted.isdigit()
         if not is_plain:
             yield from range(len(self.facts))
             return
