@@ -14,7 +14,7 @@ from tests.forking import forked_command
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "from-data-to-training.md"
 SHORTER = (
-    " --max-steps 2 --warm_up.sft.target_reward 0.01 --warm_up.sft.probe.first_step 10 --warm_up.sft.probe.num_prompts 32"
+    " --max-steps 2 --warm_up.sft.target_reward 0 --warm_up.sft.probe.first_step 3 --warm_up.sft.probe.num_prompts 8"
     " --orchestrator.batch_size 32 --orchestrator.group_size 8 --orchestrator.eval.num_examples 4"
 )
 
