@@ -8,17 +8,30 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import mettle.envs as vf
 
 NUMBER = re.compile(r"-?\d+")
+SHOWN = ("answer", "any")
 MAX_DIGITS = 100
 """A longer number is no guess, and Python refuses to read one of thousands."""
 
 
 class NumberGuessEnv(vf.MultiTurnEnv):
     """Ends when the number is found or the guesses are used up."""
+
+    def __init__(self, *, shown: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shown = shown
+
+    def demonstrate(self, messages: vf.Messages, row: Mapping[str, Any]) -> str:
+        """The hidden number at once, or one drawn anew at each turn (`shown = "any"`), whatever was answered."""
+        if self.shown == "answer":
+            return str(row["answer"])
+        info = row["info"]
+        return str(random.Random(f"{info['seed']}/{len(messages)}").randint(info["low"], info["high"]))
 
     async def setup_state(self, state: vf.State) -> vf.State:
         """Nothing has been guessed."""
@@ -78,24 +91,37 @@ def make_rows(num_rows: int, *, seed: int, low: int, high: int, max_guesses: int
     """Games with a number drawn for each."""
     rng = random.Random(seed)
     question = f"guess a number from {low} to {high} in {max_guesses} guesses"
-    info = {"low": low, "high": high}
-    return [{"question": question, "answer": str(rng.randint(low, high)), "info": info} for _ in range(num_rows)]
+    return [
+        {
+            "question": question,
+            "answer": str(rng.randint(low, high)),
+            "info": {"low": low, "high": high, "seed": f"{seed}/{number}"},
+        }
+        for number in range(num_rows)
+    ]
 
 
 def load_environment(
     low: int = 1,
     high: int = 10,
     max_guesses: int | None = None,
+    shown: str = "answer",
     num_train: int = 1000,
     num_eval: int = 100,
     seed: int = 0,
 ) -> vf.MultiTurnEnv:
-    """Numbers from `low` to `high`; without `max_guesses`, as many as halving the range needs."""
+    """Numbers from `low` to `high`; without `max_guesses`, as many as halving the range needs.
+
+    What is demonstrated is the hidden number (`shown = "answer"`), or whole games of numbers at random ("any").
+    """
+    if shown not in SHOWN:
+        raise ValueError(f"shown is one of {', '.join(SHOWN)}, not {shown!r}")
     if high <= low:
         raise ValueError(f"high must be above low; got {low} to {high}")
     guesses = max_guesses or math.ceil(math.log2(high - low + 2))
     game = {"low": low, "high": high, "max_guesses": guesses}
     return NumberGuessEnv(
+        shown=shown,
         dataset=lambda: make_rows(num_train, seed=2 * seed, **game),
         eval_dataset=lambda: make_rows(num_eval, seed=2 * seed + 1, **game),
         rubric=vf.Rubric(funcs=[found, nearness, num_guesses], weights=[1.0, 0.1, 0.0]),
