@@ -19,11 +19,7 @@ MAX_HOPS = 4
 
 
 def ask(who: str, friends: dict[str, str]) -> str:
-    """Ask somebody for the name of their friend.
-
-    Args:
-        who: A name.
-    """
+    """The name of a friend."""
     return friends.get(who) or f"nobody is called {who}"
 
 

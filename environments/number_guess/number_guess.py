@@ -22,9 +22,9 @@ MAX_DIGITS = 100
 class NumberGuessEnv(vf.MultiTurnEnv):
     """Ends when the number is found or the guesses are used up."""
 
-    def __init__(self, *, shown: str, **kwargs: Any) -> None:
+    def __init__(self, *, shown: str, turn_rewards: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.shown = shown
+        self.shown, self.turn_rewards = shown, turn_rewards
 
     def demonstrate(self, messages: vf.Messages, row: Mapping[str, Any]) -> str:
         """The hidden number at once, or one drawn anew at each turn (`shown = "any"`), whatever was answered."""
@@ -41,31 +41,48 @@ class NumberGuessEnv(vf.MultiTurnEnv):
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> vf.Messages:
         """Say where the number is; the last word is `correct`."""
-        guess = last_number(messages[-1])
+        guess = last_guess(state)
         if guess is None:
+            if self.turn_rewards:
+                state.add_step_reward(0.0)
             return [vf.UserMessage(content="say a number")]
-        state["guesses"].append(guess)
-        secret = int(state["answer"])
-        if guess == secret:
-            state["is_found"] = True
+        if self._take(guess, state):
             state["final_env_response"] = [vf.UserMessage(content="correct")]
             return state["final_env_response"]
-        return [vf.UserMessage(content="higher" if guess < secret else "lower")]
+        return [vf.UserMessage(content="higher" if guess < int(state["answer"]) else "lower")]
 
     @vf.cleanup
     async def look_at_last_guess(self, state: vf.State) -> None:
         """The last guess allowed gets no answer, but it counts."""
-        trajectory = state["trajectory"]
-        if trajectory and not state["is_found"] and state["stop_condition"] == "max_turns_reached":
-            guess = last_number(trajectory[-1]["completion"][-1])
+        if state["trajectory"] and not state["is_found"] and state["stop_condition"] == "max_turns_reached":
+            guess = last_guess(state)
             if guess is not None:
-                state["guesses"].append(guess)
-                state["is_found"] = guess == int(state["answer"])
+                self._take(guess, state)
+            elif self.turn_rewards:
+                state.add_step_reward(0.0)
+
+    def _take(self, guess: int, state: vf.State) -> bool:
+        """Note a guess, and whether it was right; with `turn_rewards` one that could have been earns its turn 1."""
+        secret, before = int(state["answer"]), state["guesses"]
+        lowest = max((said + 1 for said in before if said < secret), default=state["info"]["low"])
+        highest = min((said - 1 for said in before if said > secret), default=state["info"]["high"])
+        if self.turn_rewards:
+            state.add_step_reward(float(lowest <= guess <= highest))
+        state["guesses"].append(guess)
+        state["is_found"] = guess == secret
+        return bool(state["is_found"])
 
 
-def last_number(message: Any) -> int | None:
-    """The last number in a message."""
-    numbers = NUMBER.findall(vf.Parser().parse_answer([message]) or "")
+def last_guess(state: vf.State) -> int | None:
+    """The last number of what the model said last; None when that was cut off.
+
+    What was cut off may have meant something else, and whatever followed the number would be free of charge: a policy
+    that is paid for entropy fills it with nonsense, and then forgets the game.
+    """
+    step = state["trajectory"][-1]
+    if step["is_truncated"]:
+        return None
+    numbers = NUMBER.findall(vf.Parser().parse_answer(step["completion"][-1:]) or "")
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= MAX_DIGITS else None
 
 
@@ -106,13 +123,15 @@ def load_environment(
     high: int = 10,
     max_guesses: int | None = None,
     shown: str = "answer",
+    turn_rewards: bool = False,
     num_train: int = 1000,
     num_eval: int = 100,
     seed: int = 0,
 ) -> vf.MultiTurnEnv:
     """Numbers from `low` to `high`; without `max_guesses`, as many as halving the range needs.
 
-    What is demonstrated is the hidden number (`shown = "answer"`), or whole games of numbers at random ("any").
+    What is demonstrated is the hidden number (`shown = "answer"`), or whole games of numbers at random ("any"). With
+    `turn_rewards` each turn has a reward of its own, for algorithms that look at turns.
     """
     if shown not in SHOWN:
         raise ValueError(f"shown is one of {', '.join(SHOWN)}, not {shown!r}")
@@ -122,6 +141,7 @@ def load_environment(
     game = {"low": low, "high": high, "max_guesses": guesses}
     return NumberGuessEnv(
         shown=shown,
+        turn_rewards=turn_rewards,
         dataset=lambda: make_rows(num_train, seed=2 * seed, **game),
         eval_dataset=lambda: make_rows(num_eval, seed=2 * seed + 1, **game),
         rubric=vf.Rubric(funcs=[found, nearness, num_guesses], weights=[1.0, 0.1, 0.0]),

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
-from mettle.envs.state import State
+from mettle.envs.state import OWN_REWARD, State
 from mettle.errors import RolloutError
 from mettle.processes.clock import steady_time
 
@@ -75,4 +75,4 @@ def set_advantages(states: Sequence[MutableMapping[str, Any]]) -> None:
             if step.get("advantage") is None:
                 step["advantage"] = state["advantage"]
             if step.get("reward") is None:
-                step["reward"] = reward
+                step["reward"], step[OWN_REWARD] = reward, False
