@@ -21,7 +21,7 @@ from typing import Any
 from example_curves import by_version
 from line_charts import Line, Panel, charts_svg
 
-from mettle.runs.launch import read_run_config
+from mettle.runs.create import read_run_config
 from mettle.runs.summary import summarise
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger

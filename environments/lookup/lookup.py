@@ -72,7 +72,7 @@ def make_rows(num_rows: int, *, seed: str, max_hops: int) -> list[dict[str, Any]
 
 
 def load_environment(
-    max_hops: int = 2, shown: str = "right", num_train: int = 1000, num_eval: int = 200, seed: int = 0
+    max_hops: int = 2, shown: str = "right", num_train: int = 5000, num_eval: int = 200, seed: int = 0
 ) -> vf.ToolEnv:
     """Questions of 1 to `max_hops` friends; demonstrated are as many calls as it takes ("right") or "any" number."""
     if shown not in SHOWN:

@@ -74,5 +74,5 @@ def set_advantages(states: Sequence[MutableMapping[str, Any]]) -> None:
         for step in state.get("trajectory") or []:
             if step.get("advantage") is None:
                 step["advantage"] = state["advantage"]
-            if step.get("reward") is None:
+            if step.get("reward") is None and reward is not None:
                 step["reward"], step[OWN_REWARD] = reward, False
