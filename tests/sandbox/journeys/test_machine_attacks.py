@@ -22,6 +22,7 @@ from mettle.sandbox import MachineConfig, MachinePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+
 def processes_named(name: str) -> list[int]:
     """Processes of this host, of whatever namespace, that call themselves so."""
     found = []
