@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 import mettle
+from mettle.processes.fork_server import AdoptedProcess, ForkServer
 from mettle.processes.orphans import WATCHED_FD, tie_to_thread
-from mettle.processes.template import AdoptedProcess, Template
 
 THREAD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -84,17 +84,17 @@ class ChildProcess:
 
     @classmethod
     def forked(
-        cls, template: Template, module: str, *arguments: str, output: Path, environment: Mapping[str, str]
+        cls, server: ForkServer, module: str, *arguments: str, output: Path, environment: Mapping[str, str]
     ) -> ChildProcess:
-        """One that runs a module of ours, tied to this process and begun with what `template` has imported.
+        """One that runs a module of ours, tied to this process and begun with what `server` has imported.
 
-        Raises: OSError when the template can fork no more.
+        Raises: OSError when the fork server can fork no more.
         """
         child = cls.__new__(cls)
         child._output, child._held = output, -1
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("ab") as file:
-            child._popen = template.fork(module, arguments, {**os.environ, **environment}, file.fileno())
+            child._popen = server.fork(module, arguments, {**os.environ, **environment}, file.fileno())
         return child
 
     @property

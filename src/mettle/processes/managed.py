@@ -22,8 +22,8 @@ from mettle.processes.child import (
     process_memory_bytes,
     python_module,
 )
+from mettle.processes.fork_server import ForkServer
 from mettle.processes.ready_file import ReadyFile
-from mettle.processes.template import Template
 
 ENVIRONMENT = {**THREAD_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
 """Of every process that is managed, and of what it is forked from."""
@@ -50,15 +50,15 @@ class ProcessSpec:
 class ManagedProcess:
     """A `ProcessSpec` and the process that it is now. Start it from a thread that lives as long as the process.
 
-    Where there is a `template` that can fork, the process begins as a fork of it.
+    Where there is a `server` that can fork, the process begins as a fork of it.
     """
 
     host = ""
     """A child is always of this machine."""
 
-    def __init__(self, spec: ProcessSpec, output: Path, template: Template | None = None) -> None:
+    def __init__(self, spec: ProcessSpec, output: Path, server: ForkServer | None = None) -> None:
         self.spec = spec
-        self._template = template
+        self._fork_server = server
         self._ready = ReadyFile(spec.ready_file)
         self._output = output
         self._child: ChildProcess | None = None
@@ -80,14 +80,14 @@ class ManagedProcess:
         self.started_at = time.monotonic()
 
     def _forked(self) -> ChildProcess | None:
-        if self._template is None or not self._template.is_ready:
+        if self._fork_server is None or not self._fork_server.is_ready:
             return None
         environment = {**ENVIRONMENT, **self.spec.environment}
         try:
             return ChildProcess.forked(
-                self._template, self.spec.module, *self.spec.arguments, output=self._output, environment=environment
+                self._fork_server, self.spec.module, *self.spec.arguments, output=self._output, environment=environment
             )
-        except OSError:  # the template is gone: that costs seconds, and nothing else
+        except OSError:  # the fork server is gone: that costs seconds, and nothing else
             return None
 
     def exit_code(self) -> int | None:

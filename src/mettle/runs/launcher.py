@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mettle.processes import template
+from mettle.processes import fork_server
 from mettle.processes.child import ChildProcess, python_module
+from mettle.processes.fork_server import ForkServer
 from mettle.processes.managed import ENVIRONMENT, ManagedProcess, ProcessSpec
-from mettle.processes.template import Template
 from mettle.runs.host import HostNews
 
 FORKED = frozenset({"mettle.trainer", "mettle.trainer.sft", "mettle.trainer.initial", "mettle.inference"})
@@ -90,26 +90,26 @@ class LocalLauncher:
 
     def __init__(self, logs: Path, imports: Sequence[str] = ()) -> None:
         self._logs = logs
-        self._template: Template | None = None
+        self._fork_server: ForkServer | None = None
         self._importer: ChildProcess | None = None
-        if imports and template.IS_POSSIBLE:
-            self._template = Template()
-            with self._template.theirs as theirs:
+        if imports and fork_server.IS_POSSIBLE:
+            self._fork_server = ForkServer()
+            with self._fork_server.theirs as theirs:
                 self._importer = ChildProcess(
-                    python_module("mettle.processes.template", str(theirs.fileno()), str(os.getpid()), *imports),
+                    python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()), *imports),
                     tie="thread",
-                    output=logs / "template.out",
+                    output=logs / "fork-server.out",
                     environment=ENVIRONMENT,
                     pass_fds=[theirs.fileno()],
                 )
 
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """A child."""
-        return ManagedProcess(spec, self._logs / f"{spec.name}.out", self._template if _is_forked(spec) else None)
+        return ManagedProcess(spec, self._logs / f"{spec.name}.out", self._fork_server if _is_forked(spec) else None)
 
     def can_start(self, spec: ProcessSpec) -> bool:
         """What is forked waits until all is imported, or it is clear that nothing will be."""
-        return not _is_forked(spec) or self._template is None or not self._template.is_importing
+        return not _is_forked(spec) or self._fork_server is None or not self._fork_server.is_importing
 
     def pids(self) -> list[int]:
         """The one that forks."""
@@ -121,8 +121,8 @@ class LocalLauncher:
 
     def close(self) -> None:
         """The supervisor has ended its children."""
-        if self._template is not None and self._importer is not None:
-            self._template.close()
+        if self._fork_server is not None and self._importer is not None:
+            self._fork_server.close()
             self._importer.end()
 
 

@@ -3,11 +3,11 @@
 Importing torch and transformers takes a process three to seven seconds of a processor. Here one process does it, and
 hands it on; what was imported is in memory once.
 
-Parts: `Template` (for who starts processes), `AdoptedProcess` (a child that it made), `main` (the template itself:
-`python -m mettle.processes.template FD PARENT MODULE...`).
-Invariants: a child belongs to who asked for it, which waits for it, and not to the template; it has streams, session,
-environment and command line of its own, as after an exec. A template forks only while it has one thread and no
-accelerator could have been touched; otherwise it ends, and everyone gets a new interpreter.
+Parts: `ForkServer` (for who starts processes), `AdoptedProcess` (a child that it made), `main` (the server itself:
+`python -m mettle.processes.fork_server FD PARENT MODULE...`).
+Invariants: a child belongs to who asked for it, which waits for it, and not to the server; it has streams, session,
+environment and command line of its own, as after an exec. A server forks only while it has one thread and no accelerator
+could have been touched; otherwise it ends, and everyone gets a new interpreter.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class AdoptedProcess:
         return code
 
 
-class Template:
-    """The other end of a template's socket, of which `theirs` is what the template is given."""
+class ForkServer:
+    """The other end of a fork server's socket, of which `theirs` is what the fork server is given."""
 
     def __init__(self) -> None:
         self._line, self.theirs = socket.socketpair()
@@ -96,7 +96,7 @@ class Template:
     ) -> AdoptedProcess:
         """A child of this process that runs `module` and prints to the descriptor `output`.
 
-        `environment` is all of it. Raises: OSError when the template does not answer; then it is of no more use.
+        `environment` is all of it. Raises: OSError when the fork server does not answer; then it is of no more use.
         """
         told = json.dumps([module, list(arguments), dict(environment)]).encode()
         try:
@@ -106,7 +106,7 @@ class Template:
                 self._line.sendall(told)
                 answer = self._heard(8)
             if len(answer) < 8:
-                raise OSError("the template has ended")
+                raise OSError("the fork server has ended")
             return AdoptedProcess(int.from_bytes(answer, "big"))
         except OSError:
             self._state = "gone"

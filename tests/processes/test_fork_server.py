@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mettle.processes import template
+from mettle.processes import fork_server
 from mettle.processes.child import ChildProcess, process_parent, process_state, python_module
+from mettle.processes.fork_server import ForkServer
 from mettle.processes.managed import ManagedProcess, ProcessSpec
-from mettle.processes.template import Template
 
-pytestmark = pytest.mark.skipif(not template.IS_POSSIBLE, reason="forks are handed on by Linux alone")
+pytestmark = pytest.mark.skipif(not fork_server.IS_POSSIBLE, reason="forks are handed on by Linux alone")
 TELL = """
 import json, os, sys, heavy
 print(json.dumps({"argv": sys.argv[1:], "parent": os.getppid(), "session": os.getsid(0), "pid": os.getpid(),
@@ -40,14 +40,14 @@ def modules(tmp_path, monkeypatch):
 
 @pytest.fixture
 def made(tmp_path):
-    """A template that is to import what it is told, and the process that it is."""
+    """A fork server that is to import what it is told, and the process that it is."""
     found = []
 
     def make(*imports):
-        made = Template()
+        made = ForkServer()
         with made.theirs as theirs:
-            command = python_module("mettle.processes.template", str(theirs.fileno()), str(os.getpid()), *imports)
-            options = {"tie": "thread", "output": tmp_path / "template.out", "pass_fds": [theirs.fileno()]}
+            command = python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()), *imports)
+            options = {"tie": "thread", "output": tmp_path / "fork-server.out", "pass_fds": [theirs.fileno()]}
             importer = ChildProcess(command, **options)
         found.append((made, importer))
         while made.is_importing:
@@ -99,7 +99,7 @@ def test_how_a_fork_ends_is_known_as_of_any_child(modules, made, tmp_path):
     assert stays.exit_code() == -signal.SIGTERM
 
 
-def test_without_its_template_a_process_is_a_new_interpreter(modules, made, tmp_path):
+def test_without_its_fork_server_a_process_is_a_new_interpreter(modules, made, tmp_path):
     made, importer = made("heavy")
     importer.kill()
     process = managed(made, tmp_path, "tell")
@@ -120,7 +120,7 @@ def test_without_its_template_a_process_is_a_new_interpreter(modules, made, tmp_
     ],
     ids=["threads", "an accelerator", "no such library"],
 )
-def test_a_template_that_could_not_fork_well_ends_and_says_why(modules, made, tmp_path, code, why):
+def test_a_fork_server_that_could_not_fork_well_ends_and_says_why(modules, made, tmp_path, code, why):
     modules("unfit", code)
     made, importer = made("unfit")
     assert importer.wait(60) == 1
@@ -128,7 +128,7 @@ def test_a_template_that_could_not_fork_well_ends_and_says_why(modules, made, tm
     assert managed(made, tmp_path, "tell").wait(60) == 0
 
 
-def test_forks_and_template_end_with_the_process_that_asked(modules, tmp_path):
+def test_forks_and_their_server_end_with_the_process_that_asked(modules, tmp_path):
     modules("stay", "import time\nwhile True: time.sleep(1)")
     modules(
         "asker",
@@ -159,7 +159,7 @@ def test_forks_and_template_end_with_the_process_that_asked(modules, tmp_path):
         time.sleep(0.01)
 
 
-def test_a_launcher_takes_its_template_back(modules, tmp_path):
+def test_a_launcher_takes_its_fork_server_back(modules, tmp_path):
     from mettle.runs.launcher import LocalLauncher
 
     launcher = LocalLauncher(Path(tmp_path), ["heavy"])
