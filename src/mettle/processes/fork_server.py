@@ -6,8 +6,8 @@ hands it on; what was imported is in memory once.
 Parts: `ForkServer` (for who starts processes), `AdoptedProcess` (a child that it made), `main` (the server itself:
 `python -m mettle.processes.fork_server FD PARENT MODULE...`).
 Invariants: a child belongs to who asked for it, which waits for it, and not to the server; it has streams, session,
-environment and command line of its own, as after an exec. A server forks only while it has one thread and no accelerator
-could have been touched; otherwise it ends, and everyone gets a new interpreter.
+environment and command line of its own, as after an exec. A server forks only while it has one thread and can't have
+touched an accelerator; otherwise it ends, and everyone gets a new interpreter.
 """
 
 from __future__ import annotations
