@@ -9,9 +9,14 @@ from mettle.envs.rubrics.scoring import set_advantages
 from mettle.envs.state import State
 from mettle.errors import ProviderError, RolloutTimeout
 from mettle.evals.source import GroupRequest, failed_rollouts
+from mettle.orchestrator.batcher import ReadyGroup
 from mettle.orchestrator.samples import rollout_samples
+from mettle.orchestrator.shipping import assemble
 from mettle.records.messages import AssistantMessage, ResponseTokens, UserMessage
 from mettle.records.sampling import SamplingParams
+from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.batches import read_batch, write_batch
+from mettle.storage.shards import decode_group, encode_group
 
 
 def plain(prompt, completion):
@@ -118,6 +123,21 @@ def test_two_turns_become_one_sample():
     (sample,) = rollout_samples(record, draw_id=1, seq_len=10)
     assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert np.flatnonzero(sample.loss_mask).tolist() == [2, 4]
+
+
+def test_the_replica_of_each_call_comes_with_its_tokens_into_the_batch(tmp_path):
+    first = ResponseTokens([1, 2], [3, 4], [-0.5] * 2, [2] * 2, replica="a")
+    second = ResponseTokens([1, 2, 3, 4, 5], [6], [-0.5], [2], previous=first, completion_mask=[1], replica="b")
+    masked = plain([1, 2, 3, 4, 5, 6], [7, 8, 9]) | {"completion_mask": [1, 0, 1], "replica": "c"}
+    turns = turns_of([{"tokens": tokens} for tokens in (first, second, masked)], 1.0)
+    assert [turn.replica for turn in turns] == ["a", "b", "c", "c"]
+    record = RolloutRecord("r", 1.0, {}, [], turns, credit={"advantages": 1.0})
+    block = encode_group(GroupRecord(TaskDraw(1, "e", "u", 0, 3), 0, (record,)))
+    samples = rollout_samples(decode_group(block).rollouts[0], draw_id=1, seq_len=100)
+    batch = assemble(3, [ReadyGroup.of(1, samples), ReadyGroup.of(2, samples)])
+    digest, _ = write_batch(tmp_path, batch)
+    spans = [(2, 4, "a"), (5, 6, "b"), (6, 7, "c"), (8, 9, "c")]
+    assert read_batch(tmp_path, digest).replicas == (*spans, *((s + 9, e + 9, name) for s, e, name in spans))
 
 
 def test_a_finished_state_becomes_a_record():

@@ -174,9 +174,12 @@ def _turns(
     logprobs, versions = _checked(tokens, completion)
     experts = np.asarray(tokens.get("completion_experts") or (), np.int16).reshape(len(completion), -1)
     chosen = experts if experts.size else None
+    replica = str(tokens.get("replica") or "")
     mask = np.asarray(tokens.get("completion_mask") or [1] * len(completion), np.bool_)
     if mask.all():
-        return [Turn(prefix_length, added, completion, logprobs, versions, temperature, reward, advantage, chosen)]
+        return [
+            Turn(prefix_length, added, completion, logprobs, versions, temperature, reward, advantage, chosen, replica)
+        ]
     runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
     if not mask[-1]:
         runs.append([len(completion), len(completion)])  # nothing sampled: what later calls continue
@@ -188,7 +191,18 @@ def _turns(
         due = reward if [start, stop] == runs[-1] else None
         own = None if chosen is None else chosen[run]
         turns.append(
-            Turn(prefix, context, completion[run], logprobs[run], versions[run], temperature, due, advantage, own)
+            Turn(
+                prefix,
+                context,
+                completion[run],
+                logprobs[run],
+                versions[run],
+                temperature,
+                due,
+                advantage,
+                own,
+                replica,
+            )
         )
         before, prefix, context = stop, prefix_length + len(added) + stop, completion[:0]
     return turns

@@ -55,7 +55,7 @@ PAGES = {
 """Addresses of each route; `?anonymous` is looked at without signing in. A log's page is that of all logs."""
 NO_PAGES = {
     "/runs/{name}/live.json", "/dashboard/environments/{owner}/{name}", "/dashboard/evaluations/{result_id:result}",
-    "/dashboard/training/{run_id}",
+    "/dashboard/training/{run_id}", "/compare/file",
 }  # fmt: skip
 """JSON for the overview, and where old addresses lead."""
 
