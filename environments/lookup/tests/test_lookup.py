@@ -67,7 +67,9 @@ async def test_the_model_neither_sees_nor_sets_the_table():
     assert (done["completion"][1]["content"], done["reward"]) == (row["answer"], 0.0)
 
 
-@pytest.mark.parametrize(("args", "told"), [({"shown": "some"}, "shown is one of"), ({"max_hops": 9}, "max_hops is 1 to 4")])
+@pytest.mark.parametrize(
+    ("args", "told"), [({"shown": "some"}, "shown is one of"), ({"max_hops": 9}, "max_hops is 1 to 4")]
+)
 def test_what_is_none_is_refused(args, told):
     with pytest.raises(RuntimeError, match=told):
         vf.load_environment("lookup", **args)

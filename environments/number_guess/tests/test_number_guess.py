@@ -79,7 +79,6 @@ async def test_an_answer_that_was_cut_off_is_no_guess():
     assert {(output["reward"], output["num_guesses"]) for output in outputs} == {(0.0, 0.0)}
 
 
-
 async def test_with_turn_rewards_a_turn_is_worth_1_while_its_number_is_still_possible():
     env = vf.load_environment("number-guess", low=1, high=9, turn_rewards=True)
     row = {**env.get_dataset()[0], "answer": "3"}
