@@ -235,7 +235,7 @@ def list_hub(words: str, *, is_mine: bool, is_json: bool) -> None:
     """The environments of the Hub in use."""
     with hub_client(needs_token=False) as client:
         found = client.get(
-            "/environmentshub/", search=words or None, mine_only=is_mine or None, limit=200, sort_by="updated_at"
+            "/environmentshub/", search=words or None, mine_only=is_mine or None, limit=200, sort_by="relevance"
         )
         address = client.context.url
     if is_json:

@@ -118,7 +118,7 @@ def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], N
 def _places(run_dir: RunDir, config: RunConfig) -> Iterator[Launcher]:
     """This machine, or what the run takes of a cluster. Raises: UserError when the cluster has no room."""
     if config.deployment.engine == "local":
-        yield LocalLauncher(run_dir.logs)
+        yield LocalLauncher(run_dir.logs, shared_imports(config))
         return
     placement = placement_of(config)
     with Cluster(config.deployment.ray, run_dir.logs / "cluster.out") as cluster:
@@ -207,6 +207,14 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
         ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment=keys),
     ]  # fmt: skip
     return specs
+
+
+def shared_imports(config: RunConfig) -> tuple[str, ...]:
+    """What the warm-up, the trainer and the engine import, where each is one process of this host; else nothing."""
+    is_own = config.deployment.share is None and config.deployment.num_trainer_ranks == 1
+    if not is_own or config.inference.engine != "embedded":
+        return ()
+    return ("mettle.trainer.process", "mettle.inference.process", "mettle.inference.engine.embedded")
 
 
 def has_own_page(run_dir: RunDir, config: RunConfig) -> bool:

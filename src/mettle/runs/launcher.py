@@ -6,12 +6,20 @@ Parts: `SupervisedProcess` (what the supervisor needs of a process, wherever it 
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mettle.processes.managed import ManagedProcess, ProcessSpec
+from mettle.processes import fork_server
+from mettle.processes.child import ChildProcess, python_module
+from mettle.processes.fork_server import ForkServer
+from mettle.processes.managed import ENVIRONMENT, ManagedProcess, ProcessSpec
 from mettle.runs.host import HostNews
+
+FORKED = frozenset({"mettle.trainer", "mettle.trainer.sft", "mettle.trainer.initial", "mettle.inference"})
+"""What spends most of its start on importing torch and transformers."""
 
 
 class SupervisedProcess(Protocol):
@@ -57,6 +65,14 @@ class Launcher(Protocol):
         """The process of a spec, not started yet."""
         ...
 
+    def can_start(self, spec: ProcessSpec) -> bool:
+        """False while what the process begins with is still being made."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Processes of this machine that belong to the run and are none of its `specs`."""
+        ...
+
     def news(self) -> list[HostNews]:
         """What happened to the places since the last call."""
         ...
@@ -67,14 +83,37 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Children of this process, on this machine. What they print goes to files in `logs`."""
+    """Children of this process, on this machine. What they print goes to files in `logs`.
 
-    def __init__(self, logs: Path) -> None:
+    With `imports`, those that need them (`FORKED`) are forks of one process that has imported them.
+    """
+
+    def __init__(self, logs: Path, imports: Sequence[str] = ()) -> None:
         self._logs = logs
+        self._fork_server: ForkServer | None = None
+        self._importer: ChildProcess | None = None
+        if imports and fork_server.IS_POSSIBLE:
+            self._fork_server = ForkServer()
+            with self._fork_server.theirs as theirs:
+                self._importer = ChildProcess(
+                    python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()), *imports),
+                    tie="thread",
+                    output=logs / "fork-server.out",
+                    environment=ENVIRONMENT,
+                    pass_fds=[theirs.fileno()],
+                )
 
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """A child."""
-        return ManagedProcess(spec, self._logs / f"{spec.name}.out")
+        return ManagedProcess(spec, self._logs / f"{spec.name}.out", self._fork_server if _is_forked(spec) else None)
+
+    def can_start(self, spec: ProcessSpec) -> bool:
+        """What is forked waits until all is imported, or it is clear that nothing will be."""
+        return not _is_forked(spec) or self._fork_server is None or not self._fork_server.is_importing
+
+    def pids(self) -> list[int]:
+        """The one that forks."""
+        return [self._importer.pid] if self._importer is not None and self._importer.exit_code() is None else []
 
     def news(self) -> list[HostNews]:
         """What happens to this host is told by `HostWatch`."""
@@ -82,3 +121,10 @@ class LocalLauncher:
 
     def close(self) -> None:
         """The supervisor has ended its children."""
+        if self._fork_server is not None and self._importer is not None:
+            self._fork_server.close()
+            self._importer.end()
+
+
+def _is_forked(spec: ProcessSpec) -> bool:
+    return spec.module in FORKED

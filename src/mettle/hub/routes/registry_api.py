@@ -64,10 +64,14 @@ class YankAsked(HubRequest):
 def list_environments(
     lab: LabHere, caller: EnvironmentReader, search: str = "", owner: str = "", visibility: str = "",
     tags: Annotated[list[str] | None, Query()] = None, starred_only: bool = False, mine_only: bool = False,
-    sort_by: Order = "created_at", sort_order: str = "desc",
+    sort_by: Order | None = None, sort_order: str = "desc",
     limit: Annotated[int, Query(ge=1, le=200)] = 20, offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Those that the caller may see. `search` is looked for in names, descriptions and READMEs."""
+    """Those that the caller may see.
+
+    `search` is words and "phrases", looked for in names, descriptions, tags, READMEs and tasks; all must be there. The
+    order is by relevance where something is searched for, else the newest first.
+    """
     wanted = Wanted(
         search[:200],
         owner,
@@ -75,7 +79,7 @@ def list_environments(
         tags or (),
         mine_only,
         starred_only,
-        sort_by,
+        sort_by or ("relevance" if search.strip() else "created_at"),
         sort_order != "asc",
         limit,
         offset,

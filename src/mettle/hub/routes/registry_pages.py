@@ -34,7 +34,7 @@ MAX_SHOWN_BYTES = 200_000
 @router.get("/environments")
 def environments_page(
     lab: LabHere, caller: Anybody, words: Annotated[str, Query(max_length=200)] = "", owner: str = "",
-    tag: str = "", show: Literal["", "mine", "starred"] = "", sort: Order = "updated_at",
+    tag: str = "", show: Literal["", "mine", "starred"] = "", sort: Order = "relevance",
     number: Annotated[int, Query(alias="page", ge=1, le=100_000)] = 1,
 ) -> HTMLResponse:  # fmt: skip
     """The list."""
