@@ -15,6 +15,8 @@ import mettle.envs as vf
 
 NUMBER = re.compile(r"-?\d+")
 SHOWN = ("answer", "any", "possible")
+WASTED = -0.5
+"""What a turn is worth, with `turn_rewards`, that named no number or one that the answers had ruled out."""
 MAX_DIGITS = 100
 """A longer number is no guess, and Python refuses to read one of thousands."""
 
@@ -47,7 +49,7 @@ class NumberGuessEnv(vf.MultiTurnEnv):
         guess = last_guess(state)
         if guess is None:
             if self.turn_rewards:
-                state.add_step_reward(0.0)
+                state.add_step_reward(WASTED)
             return [vf.UserMessage(content="say a number")]
         if self._take(guess, state):
             state["final_env_response"] = [vf.UserMessage(content="correct")]
@@ -62,14 +64,15 @@ class NumberGuessEnv(vf.MultiTurnEnv):
             if guess is not None:
                 self._take(guess, state)
             elif self.turn_rewards:
-                state.add_step_reward(0.0)
+                state.add_step_reward(WASTED)
 
     def _take(self, guess: int, state: vf.State) -> bool:
-        """Note a guess, and whether it was right; with `turn_rewards` one that could have been earns its turn 1."""
+        """Note a guess, and whether it was right."""
         secret = int(state["answer"])
         lowest, highest = still_possible(state["guesses"], secret, state["info"])
         if self.turn_rewards:
-            state.add_step_reward(float(lowest <= guess <= highest))
+            # Nothing for a number that could have been: else a long game would be worth more than a short one.
+            state.add_step_reward(1.0 if guess == secret else 0.0 if lowest <= guess <= highest else WASTED)
         state["guesses"].append(guess)
         state["is_found"] = guess == secret
         return bool(state["is_found"])

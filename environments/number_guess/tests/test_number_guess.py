@@ -82,10 +82,15 @@ async def test_an_answer_that_was_cut_off_is_no_guess():
     assert {(output["reward"], output["num_guesses"]) for output in outputs} == {(0.0, 0.0)}
 
 
-async def test_with_turn_rewards_a_turn_is_worth_1_while_its_number_is_still_possible():
+async def test_with_turn_rewards_a_number_that_was_ruled_out_costs_and_a_longer_game_earns_no_more():
     env = vf.load_environment("number-guess", low=1, high=9, turn_rewards=True)
     row = {**env.get_dataset()[0], "answer": "3"}
-    numbers = iter(["5", "7", "hm", "1"])  # 7 cannot be after "lower"
-    state = await env.run_rollout(row, Player(lambda _: next(numbers)), "player")
-    assert [step["reward"] for step in state["trajectory"]] == [1.0, 0.0, 0.0, 1.0]
-    assert state["reward"] == pytest.approx(0.1 * (1 - 2 / 8))
+    for said, rewards in (
+        (["5", "7", "hm", "1"], [0.0, -0.5, -0.5, 0.0]),
+        (["5", "2", "3"], [0.0, 0.0, 1.0]),
+        (["5", "4", "2", "3"], [0.0, 0.0, 0.0, 1.0]),
+    ):
+        numbers = iter(said)
+        state = await env.run_rollout(row, Player(lambda _, numbers=numbers: next(numbers)), "player")
+        assert [step["reward"] for step in state["trajectory"]] == rewards
+    assert state["reward"] == pytest.approx(1.1)
