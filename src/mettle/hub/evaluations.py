@@ -8,6 +8,7 @@ that are there, never joined to a path; one thread at a time is inside an open e
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -29,7 +30,6 @@ from mettle.hub.models import (
     ShownRollout,
     Sibling,
 )
-from mettle.hub.reader import modified_at
 from mettle.hub.rollouts import detail_of
 from mettle.hub.vocabulary import load_vocabulary
 from mettle.records.tasks import RolloutRecord
@@ -139,12 +139,13 @@ class EvaluationCatalog:
     def own(self) -> dict[str, EvaluationEntry]:
         """The evaluations that were run by themselves, by the name they have in addresses, newest first."""
         found: dict[str, EvaluationEntry] = {}
+        times: dict[str, int] = {}
         for folder in self._own_folders():
-            entries = [entry for entry in self.entries(folder) if entry.eval_id is None or entry.kind == OWN_KIND]
-            for entry in entries:
-                name = f"{folder.parent.name}~{folder.name}"
-                number = 2 + sum(known.startswith(f"{name}~") for known in found)
-                found[name if name not in found else f"{name}~{number}"] = entry
+            name = f"{folder.parent.name}~{folder.name}"
+            for entry in self.entries(folder):
+                if entry.eval_id is None or entry.kind == OWN_KIND:
+                    times[name] = times.get(name, 0) + 1
+                    found[name if times[name] == 1 else f"{name}~{times[name]}"] = entry
         return dict(sorted(found.items(), key=lambda item: (is_live(item[1]), item[1].modified_at), reverse=True))
 
     def is_own(self, folder: Path) -> bool:
@@ -156,7 +157,7 @@ class EvaluationCatalog:
 
     def entries(self, folder: Path) -> list[EvaluationEntry]:
         """The evaluations of a folder as a list shows them, read anew when its files have changed."""
-        stamp = tuple(modified_at(folder / name) for name in ("run.db", "run.db-wal", METADATA, RESULTS))
+        stamp = tuple(_written_at(f"{folder}/{name}") for name in ("run.db", "run.db-wal", METADATA, RESULTS))
         kept = self._entries.get(folder)
         if kept is None or kept[0] != stamp:
             kept = stamp, entries_or_problem(folder)
@@ -183,7 +184,7 @@ class EvaluationCatalog:
         return found
 
     def _own_folders(self) -> list[Path]:
-        runs = self._run_folders()
+        runs = dict.fromkeys(self._run_folders())  # in order, and each found at once
         under = [] if self._root is None else find_evaluations(self._root)
         return [path for path in under if path not in runs] + [path for path in runs if self.is_own(path)]
 
@@ -197,13 +198,19 @@ def state_of(entry: EvaluationEntry, now: float | None = None) -> str:
     """running, finished, interrupted or unreadable; a published one without its end is interrupted."""
     if entry.problem is not None:
         return "unreadable"
-    written = max(modified_at(entry.path / name) for name in ("run.db", "run.db-wal", RESULTS))
-    is_quiet = (time.time() if now is None else now) - written > QUIET_S
-    if entry.state == RUNNING:
-        return "interrupted" if is_quiet else RUNNING
-    if entry.eval_id is None and "stats" not in entry.metadata and "launch" in entry.metadata:
-        return "interrupted" if is_quiet else RUNNING
+    is_published_live = entry.eval_id is None and "stats" not in entry.metadata and "launch" in entry.metadata
+    if entry.state == RUNNING or is_published_live:
+        written = max(_written_at(f"{entry.path}/{name}") for name in ("run.db", "run.db-wal", RESULTS))
+        return "interrupted" if (time.time() if now is None else now) - written > QUIET_S else RUNNING
     return "finished" if entry.is_complete else entry.state
+
+
+def _written_at(path: str) -> float:
+    """When a file was last written; 0 when it is not there. Without a `Path`: a list asks for thousands."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def card_of(name: str, entry: EvaluationEntry) -> EvaluationCard:

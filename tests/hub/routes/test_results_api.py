@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.hub.archives_made import push
+from tests.hub.conftest import write_finished
 from tests.hub.lab_writer import everything, room_for
 
 EVALS = "/api/v1/evaluations"
@@ -91,6 +94,44 @@ def test_models_are_ranked_and_compared_on_the_same_tasks(hub, bob):
     assert "is best" in page
     assert hub.anonymous().get("/compare", params={"e": good["id"]}).status_code == 400
     assert "good" in hub.anonymous().get("/evaluations", params={"environment": "bob/my-task"}).text
+
+
+def test_a_comparison_is_handed_over_as_one_file(hub, bob):
+    pair = [evaluate(bob, *each, is_public=True)["id"] for each in (("<b>good", GOOD), ("bad", BAD))]
+    stranger = hub.anonymous()
+    page = stranger.get("/compare", params={"e": pair}).text
+    (address,) = re.findall(r'href="(/compare/file[?]format=json[^"]*)"', page)
+    answer = stranger.get(address.replace("&amp;", "&"))
+    assert answer.headers["content-disposition"] == 'attachment; filename="comparison.json"'
+    told = answer.json()
+    assert [each["name"] for each in told["evaluations"]] == ["x <b>good", "x bad"]
+    assert told["pairs"][0]["difference"]["mean"] == pytest.approx(-0.8)
+    html = stranger.get("/compare/file", params={"e": pair, "format": "html"}).text
+    assert "&lt;b&gt;good" in html
+    assert "<b>good" not in html
+    assert "| A |" in stranger.get("/compare/file", params={"e": pair, "format": "md"}).text
+    assert str(hub.lab.folder) not in html + answer.text + page
+    assert stranger.get("/compare/file", params={"e": pair, "format": "exe"}).status_code == 422
+    mine = evaluate(bob, "mine", GOOD)["id"]
+    assert stranger.get("/compare/file", params={"e": [*pair, mine]}).status_code == 404
+
+
+def test_evaluations_of_this_machine_are_compared_by_whoever_sees_its_runs(hub, bob):
+    write_finished(hub.lab.folder / "runs" / "done", steps=2, groups=2)
+    page = bob.get("/runs/done/evals").text
+    (query,) = re.findall(r'href="/compare[?]([^"]*)"', page)
+    address = f"/compare?{query.replace('&amp;', '&')}"
+    answer = bob.get(address)
+    assert answer.status_code == 200
+    assert answer.text.count(">this machine<") == 2
+    first = re.search(r"e=(runs/done/evals/[0-9]+)", address)[1]
+    assert bob.get(f"/{first}").status_code == 200
+    hub.lab.are_runs_open = False
+    assert hub.anonymous().get(address).status_code == 404
+    assert bob.get(address).status_code == 200
+    assert hub.with_token("bob", "evals:read").get(address).status_code == 404
+    for wrong in ("runs/none/evals/1", "runs/done/evals/99", "../hub.db", "a~b", f"runs/{'c' + 'a' * 24}/evals/1"):
+        assert bob.get("/compare", params={"e": [first, wrong]}).status_code == 404, wrong
 
 
 def test_a_completed_evaluation_does_not_change_and_a_bad_one_is_refused(bob):

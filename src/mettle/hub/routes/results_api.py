@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy import Connection
 
-from mettle.evals.ranking import rank_evaluations
 from mettle.hub.access import EvalReader, EvalWriter, LabHere
 from mettle.hub.accounts import audit
 from mettle.hub.caller import Caller, owner_of
@@ -17,6 +16,7 @@ from mettle.hub.results import pushed
 from mettle.hub.results.leaderboard import leaderboard
 from mettle.hub.results.pushed import Described, PushedResult
 from mettle.hub.routes.addresses import iso, root_of
+from mettle.hub.routes.chosen import rank_chosen
 from mettle.hub.routes.json_bodies import HubRequest, body_of
 
 MAX_SAMPLES_BYTES = 64 << 20
@@ -114,11 +114,11 @@ def list_evaluations(
 
 
 @router.post("/compare")
-def compare(lab: LabHere, caller: EvalReader, asked: Annotated[CompareAsked, body_of(CompareAsked)]) -> dict[str, Any]:
+def compare(
+    request: Request, lab: LabHere, caller: EvalReader, asked: Annotated[CompareAsked, body_of(CompareAsked)]
+) -> dict[str, Any]:
     """Evaluations on the tasks that all have: means with intervals, and each pair's difference, paired by task."""
-    with lab.database.read() as c:
-        found = [pushed.find_result(c, caller, each) for each in asked.evaluation_ids]
-    return rank_evaluations([pushed.reader_of(lab.folder, each) for each in found]).to_dict()
+    return rank_chosen(request, lab, caller, asked.evaluation_ids)[0].to_dict()
 
 
 @router.get("/leaderboard")
