@@ -1,13 +1,14 @@
 """How much memory the ranks of a trainer take to read a model: `python benchmarks/trainer_start.py [FOLDER]`.
 
-A model of about 100 million parameters (Qwen3's architecture, tied embeddings, random weights in float32) is read by 1,
-2 and 4 gloo ranks in processes of their own, each way in turns: every rank reads the whole model and keeps its part
+A model of about 100 million parameters (Qwen3's architecture, tied embeddings, random weights in files of float32 and of
+bfloat16, which are widened) is read by 1, 2 and 4 gloo ranks in processes of their own, each way in turns: every rank reads the whole model and keeps its part
 (`whole`), or each reads its own part (`parts`). Of each rank the peak of its resident memory is told as the kernel
 counts it, less what it had before it began to read, in MB, and the processor time of reading.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,20 +24,20 @@ from mettle.trainer.model import load_policy, shard_policy
 from mettle.trainer.world import join_world
 
 RANKS = (1, 2, 4)
-ROUNDS = 2
+ROUNDS = 1
 SHAPE = {
     "vocab_size": 32_768, "hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 2048,
     "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
-def write_model(folder: Path) -> int:
+def write_model(folder: Path, stored: str) -> int:
     """Random weights; returns how many numbers they are."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     network = Qwen3ForCausalLM(Qwen3Config(**SHAPE, dtype="float32"))
-    network.save_pretrained(folder)
+    network.to(getattr(torch, stored)).save_pretrained(folder)
     return sum(parameter.numel() for parameter in network.parameters())
 
 
@@ -84,22 +86,21 @@ def measure(folder: Path, way: str, ranks: int) -> list[dict[str, float]]:
 
 def main(folder: Path) -> None:
     """Print the table, and keep it as JSON."""
-    model = folder / "model"
-    number = write_model(model)
-    whole_mb = number * 4 / 1e6
-    print(f"{number / 1e6:.1f} million parameters, {whole_mb:.0f} MB in float32\n")
     rows = []
-    for ranks in RANKS:
+    for stored, ranks in itertools.product(("float32", "bfloat16"), RANKS):
+        model = folder / stored
+        number = write_model(model, stored)
+        whole_mb = number * 4 / 1e6
         tries: dict[str, list[list[dict[str, float]]]] = {"whole": [], "parts": []}
         for _ in range(ROUNDS):
             for way, kept in tries.items():
                 kept.append(measure(model, way, ranks))
-        row: dict[str, float] = {"ranks": ranks, "share_mb": whole_mb / ranks}
+        row: dict[str, Any] = {"stored": stored, "ranks": ranks, "share_mb": round(whole_mb / ranks, 1)}
         for way, kept in tries.items():
-            row[f"{way}_peak_mb"] = max(rank["peak_mb"] for found in kept for rank in found)
-            row[f"{way}_cpu_s"] = min(sum(rank["cpu_s"] for rank in found) for found in kept)
+            row[f"{way}_peak_mb"] = round(max(rank["peak_mb"] for found in kept for rank in found), 1)
+            row[f"{way}_cpu_s"] = round(min(sum(rank["cpu_s"] for rank in found) for found in kept), 2)
         rows.append(row)
-        print(json.dumps({name: round(value, 2) for name, value in row.items()}))
+        print(json.dumps(row), flush=True)
     results = {"parameters": number, "rounds": ROUNDS, "torch": torch.__version__, "rows": rows}
     (Path(__file__).parent / "results" / "trainer-start.json").write_text(json.dumps(results, indent=1) + "\n")
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mettle.trainer.parts import (
     CannotCut,
-    Checkpoint,
+    ModelFiles,
     bare_network,
     fill_part,
     read_parts,
@@ -21,7 +21,7 @@ from mettle.trainer.parts import (
 
 def read_alone(folder):
     """The whole of a network, piece by piece."""
-    network, checkpoint = bare_network(folder, torch.float32), Checkpoint(folder)
+    network, checkpoint = bare_network(folder, torch.float32), ModelFiles(folder)
     sources = sources_of(network, checkpoint)
     restore_buffers(network, torch.device("cpu"))
     network._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
@@ -50,7 +50,7 @@ def test_piece_by_piece_it_is_what_transformers_reads(kind, mini_model, mixture,
 
 
 def test_a_part_of_stacked_experts_is_read_from_those_that_it_has(mixture):
-    checkpoint = Checkpoint(mixture)
+    checkpoint = ModelFiles(mixture)
     name = "model.layers.0.mlp.experts.gate_up_proj"
     pieces = sources_of(bare_network(mixture, torch.float32), checkpoint)[name]
     whole = dict(read_alone(mixture).named_parameters())[name].detach()
@@ -63,7 +63,7 @@ def test_a_part_of_stacked_experts_is_read_from_those_that_it_has(mixture):
 
 def test_what_cannot_be_cut_says_so_before_anything_is_read(mini_model, mixture, tmp_path):
     with pytest.raises(CannotCut, match="No such file"):
-        Checkpoint(tmp_path)
+        ModelFiles(tmp_path)
     weights = load_file(mini_model / "model.safetensors")
     for change, says in (
         (lambda found: found.pop("model.norm.weight"), "no tensor is model.norm.weight"),
@@ -74,13 +74,13 @@ def test_what_cannot_be_cut_says_so_before_anything_is_read(mini_model, mixture,
         change(changed)
         save_file(changed, folder / "model.safetensors")
         with pytest.raises(CannotCut, match=says):
-            sources_of(bare_network(folder, torch.float32), Checkpoint(folder))
+            sources_of(bare_network(folder, torch.float32), ModelFiles(folder))
     folder = shutil.copytree(mixture, tmp_path / "mixture")
     weights = load_file(mixture / "model.safetensors")
     del weights["model.layers.0.mlp.experts.3.up_proj.weight"]
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(CannotCut, match="some is missing"):
-        sources_of(bare_network(folder, torch.float32), Checkpoint(folder))
+        sources_of(bare_network(folder, torch.float32), ModelFiles(folder))
 
 
 @pytest.mark.e2e

@@ -32,7 +32,7 @@ from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacke
 from mettle.trainer.grid import Grid
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
-from mettle.trainer.parts import CannotCut, Checkpoint, bare_network, read_parts, restore_buffers, sources_of
+from mettle.trainer.parts import CannotCut, ModelFiles, bare_network, read_parts, restore_buffers, sources_of
 from mettle.trainer.passes import pass_price
 from mettle.trainer.routers import Routers
 from mettle.trainer.widened import widen
@@ -339,7 +339,7 @@ def _load_parts(
     folder: Path, world: World, dtype: torch.dtype, grid: Grid | None, *, is_frozen: bool, is_offloaded: bool
 ) -> Policy:
     """The same of a model that is cut before it is read. Raises: CannotCut."""
-    checkpoint = Checkpoint(folder)
+    checkpoint = ModelFiles(folder)
     is_as_stored = is_frozen and checkpoint.holds_only(dtype)
     try:
         network = bare_network(folder, dtype if is_as_stored else torch.float32)

@@ -2,7 +2,7 @@
 
     config ──► network without storage ──► cut among the ranks ──► room for the own part ──► slices of the files into it
 
-Parts: `Checkpoint` (the tensors of a Hugging Face folder), `sources_of` (which of them make up each parameter),
+Parts: `ModelFiles` (the tensors of a Hugging Face folder), `sources_of` (which of them make up each parameter),
 `read_parts`, `bare_network`. A mixture's experts lie in the files one by one, and stacked in the network: a rank with
 some of the experts, or some rows of each, reads those. Invariants: every parameter is filled, or `CannotCut` is raised
 before one is; a file is mapped anew after `MAPPED_BYTES` of it were read, so what was copied does not stay mapped too.
@@ -53,7 +53,7 @@ class TensorInFile:
     dtype: str
 
 
-class Checkpoint:
+class ModelFiles:
     """The safetensors of a folder. Raises: CannotCut when there are none."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ def bare_network(folder: Path, dtype: torch.dtype) -> Any:
     return network
 
 
-def sources_of(network: Any, checkpoint: Checkpoint) -> dict[str, list[Piece]]:
+def sources_of(network: Any, files: ModelFiles) -> dict[str, list[Piece]]:
     """Of each of the network's parameters and stored buffers, by name, the tensors of the files that make it up.
 
     Raises: CannotCut when one is missing, of another shape, or converted in another way than by stacking.
@@ -120,7 +120,7 @@ def sources_of(network: Any, checkpoint: Checkpoint) -> dict[str, list[Piece]]:
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     stacked: dict[str, dict[str, list[str]]] = {}
     found: dict[str, list[Piece]] = {}
-    for name in checkpoint.tensors:
+    for name in files.tensors:
         target, pattern = rename_source_key(name, renamings, converters, network.base_model_prefix, wanted)
         if pattern is None:
             found[target] = [Piece(name)]
@@ -131,17 +131,17 @@ def sources_of(network: Any, checkpoint: Checkpoint) -> dict[str, list[Piece]]:
         kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
         if kinds not in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]):
             raise CannotCut(f"{target} is converted by {', '.join(kind.__name__ for kind, _ in kinds)}")
-        found[target] = list(_stacked(checkpoint, [groups.get(each, []) for each in converter.source_patterns]))
+        found[target] = list(_stacked(files, [groups.get(each, []) for each in converter.source_patterns]))
     tied = set(network.all_tied_weights_keys)
     for name, tensor in wanted.items():
         if name not in found and name not in tied:
             raise CannotCut(f"no tensor is {name}")
-        if name in found and (shape := _shape_of(checkpoint, found[name])) != tuple(tensor.shape):
+        if name in found and (shape := _shape_of(files, found[name])) != tuple(tensor.shape):
             raise CannotCut(f"{name} is {shape} in the files and {tuple(tensor.shape)} in the network")
     return {name: pieces for name, pieces in found.items() if name in wanted}
 
 
-def _stacked(checkpoint: Checkpoint, groups: Sequence[Sequence[str]]) -> Iterator[Piece]:
+def _stacked(files: ModelFiles, groups: Sequence[Sequence[str]]) -> Iterator[Piece]:
     """One number after the other, and of each number a piece of every group, row below row."""
     ordered = [sorted(names, key=_natural) for names in groups]
     if len({len(names) for names in ordered}) != 1:
@@ -150,7 +150,7 @@ def _stacked(checkpoint: Checkpoint, groups: Sequence[Sequence[str]]) -> Iterato
         row = 0
         for name in names:
             yield Piece(name, at, row)
-            row += checkpoint.tensors[name].shape[0]
+            row += files.tensors[name].shape[0]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -158,8 +158,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
-def _shape_of(checkpoint: Checkpoint, pieces: Sequence[Piece]) -> tuple[int, ...]:
-    shapes = [checkpoint.tensors[piece.name].shape for piece in pieces]
+def _shape_of(files: ModelFiles, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    shapes = [files.tensors[piece.name].shape for piece in pieces]
     if pieces[0].at is None:
         return shapes[0]
     number = 1 + max(piece.at or 0 for piece in pieces)
@@ -168,29 +168,29 @@ def _shape_of(checkpoint: Checkpoint, pieces: Sequence[Piece]) -> tuple[int, ...
 
 
 @torch.no_grad()
-def read_parts(parameters: Mapping[str, Tensor], sources: Mapping[str, list[Piece]], checkpoint: Checkpoint) -> None:
+def read_parts(parameters: Mapping[str, Tensor], sources: Mapping[str, list[Piece]], files: ModelFiles) -> None:
     """Fill this rank's part of each parameter. What has no source is tied to another one, and left to it."""
     try:
         for name, parameter in parameters.items():
             if name in sources:
-                fill_part(parameter, sources[name], checkpoint)
+                fill_part(parameter, sources[name], files)
     finally:
-        checkpoint.close()
+        files.close()
 
 
-def fill_part(parameter: Tensor, pieces: Sequence[Piece], checkpoint: Checkpoint) -> None:
+def fill_part(parameter: Tensor, pieces: Sequence[Piece], files: ModelFiles) -> None:
     """Read this rank's part of one parameter into the place that it has."""
     local, begins = own_part(parameter)
     if not local.numel():
         return
     for piece in pieces:
-        shape = checkpoint.tensors[piece.name].shape
+        shape = files.tensors[piece.name].shape
         room, at = local, begins
         if piece.at is not None:
             if not begins[0] <= piece.at < begins[0] + len(local):
                 continue
             room, at = local[piece.at - begins[0]], (begins[1] - piece.row, *begins[2:])
-        _copy(room, at, piece.name, shape, checkpoint)
+        _copy(room, at, piece.name, shape, files)
 
 
 def own_part(parameter: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -202,7 +202,7 @@ def own_part(parameter: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         return parameter.to_local(), tuple(begins)
 
 
-def _copy(room: Tensor, at: tuple[int, ...], name: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> None:
+def _copy(room: Tensor, at: tuple[int, ...], name: str, shape: tuple[int, ...], files: ModelFiles) -> None:
     """Copy what of a tensor falls into `room`, whose first number stands at `at` of that tensor."""
     into, of = [], []
     for begin, size, length in zip(at, room.shape, shape, strict=True):
@@ -211,7 +211,7 @@ def _copy(room: Tensor, at: tuple[int, ...], name: str, shape: tuple[int, ...], 
             return
         of.append(slice(start, stop))
         into.append(slice(start - begin, stop - begin))
-    room[tuple(into)].copy_(checkpoint.read(name, tuple(of)))
+    room[tuple(into)].copy_(files.read(name, tuple(of)))
 
 
 def restore_buffers(network: Any, device: torch.device) -> None:
