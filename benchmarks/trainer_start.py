@@ -1,8 +1,8 @@
 """How much memory the ranks of a trainer take to read a model: `python benchmarks/trainer_start.py [FOLDER]`.
 
 A model of about 100 million parameters (Qwen3's architecture, tied embeddings, random weights in files of float32 and
-of bfloat16, which are widened) is read by 1, 2 and 4 gloo ranks in processes of their own, each way in turns: every rank
-reads the whole model and keeps its part (`whole`), or each reads its own part (`parts`). Of each rank the peak of its
+of bfloat16, which are widened) is read by 1, 2 and 4 gloo ranks in processes of their own, each way in turns: every
+rank reads the whole model and keeps its part (`whole`), or each reads its own part (`parts`). Of each rank the peak of its
 resident memory is told as the kernel counts it, less what it had before it began to read, in MB, and the processor time
 of reading.
 """
