@@ -2,9 +2,9 @@
 
 A model of about 100 million parameters (Qwen3's architecture, tied embeddings, random weights in files of float32 and
 of bfloat16, which are widened) is read by 1, 2 and 4 gloo ranks in processes of their own, each way in turns: every
-rank reads the whole model and keeps its part (`whole`), or each reads its own part (`parts`). Of each rank the peak of its
-resident memory is told as the kernel counts it, less what it had before it began to read, in MB, and the processor time
-of reading.
+rank reads the whole model and keeps its part (`whole`), or each reads its own part (`parts`). Of each rank the
+peak of its resident memory is told as the kernel counts it, less what it had before it began to read, in MB, and the
+processor time of reading.
 """
 
 from __future__ import annotations
