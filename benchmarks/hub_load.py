@@ -31,6 +31,7 @@ from mettle.hub.accounts.passwords import Passwords
 from mettle.hub.app import create_app
 from mettle.hub.database import HubDatabase
 from mettle.hub.lab import Lab
+from mettle.hub.registry.catalogue import refresh_listing
 from mettle.storage.ledger import Ledger
 from mettle.storage.object_blobs import blob_store
 from mettle.storage.run_dir import RunDir
@@ -69,6 +70,8 @@ def fill(folder: Path, num_environments: int, num_evaluations: int) -> Lab:
             )  # fmt: skip
         c.execute(insert(tables.environments), environments)
         c.execute(insert(tables.releases), releases)
+        for row in environments:
+            refresh_listing(c, row["id"])
         results = [
             {
                 "id": new_id(), "owner_id": ann.id, "pushed_by": "ann", "name": f"evaluation {index}",

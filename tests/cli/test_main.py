@@ -75,8 +75,8 @@ def test_version(capsys):
         (["rl", "resme"], "error: no command 'resme'; did you mean 'mettle rl resume'?; see `mettle rl --help`\n"),
         (
             ["eval", "zzz"],
-            "error: no command 'zzz'; there are check, compare, export, list, logs, push, pushed, run, samples, stop, view;"
-            " see `mettle eval --help`\n",
+            "error: no command 'zzz'; there are check, compare, export, import, list, logs, push, pushed, run, samples, stop,"
+            " view; see `mettle eval --help`\n",
         ),
         (["rl", "stop"], "error: Missing argument 'RUN'; see `mettle rl stop --help`\n"),
     ],

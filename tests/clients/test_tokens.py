@@ -55,6 +55,19 @@ async def test_a_rewritten_history_is_rendered_whole(endpoint, client, rewriting
     assert tokens.prefix_length == 1
 
 
+async def test_what_the_engine_says_of_a_replica_stays_with_the_tokens(endpoint, client, generate_answer):
+    def answer(request):
+        told = generate_answer(request)
+        return told | {"choices": [choice | {"replica": "10.0.0.7:8000"} for choice in told["choices"]]}
+
+    endpoint.answers = [answer]
+    state = {"trajectory": []}
+    response = await client.get_response([UserMessage(content="a")], "m", {}, state=state)
+    tokens = response.message.tokens
+    assert (tokens.replica, tokens["replica"]) == ("10.0.0.7:8000",) * 2
+    assert ResponseTokens.from_parts(**tokens.parts()).replica == tokens.replica
+
+
 @pytest.mark.parametrize(
     ("choice", "says"),
     [

@@ -5,11 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.envs.rollout_record import common_prefix, record_of_state, turns_of
+from mettle.envs.rubrics.scoring import set_advantages
+from mettle.envs.state import State
 from mettle.errors import ProviderError, RolloutTimeout
 from mettle.evals.source import GroupRequest, failed_rollouts
+from mettle.orchestrator.batcher import ReadyGroup
 from mettle.orchestrator.samples import rollout_samples
+from mettle.orchestrator.shipping import assemble
 from mettle.records.messages import AssistantMessage, ResponseTokens, UserMessage
 from mettle.records.sampling import SamplingParams
+from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
+from mettle.storage.batches import read_batch, write_batch
+from mettle.storage.shards import decode_group, encode_group
 
 
 def plain(prompt, completion):
@@ -86,12 +93,51 @@ def test_ids_that_the_policy_did_not_sample_are_context_wherever_they_stand(mask
     assert all(sample.logprobs[i] == -1.0 - whole[i] for i in np.flatnonzero(expected))
 
 
+@given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=1, max_size=4), st.sampled_from([0.0, 1.0]))
+def test_a_turn_s_reward_is_what_the_environment_gave_it_and_never_the_rollout_s(given_rewards, reward):
+    """Also where some turns have none, and where what they were given is by chance what the rollout earned."""
+    state = State(trajectory=[], reward=reward)
+    for number, due in enumerate(given_rewards):
+        state["trajectory"].append({"tokens": plain([number], [1]), "reward": None})
+        if due is not None:
+            state.add_step_reward(due)
+    set_advantages([state])
+    record = record_of_state(state, "t1-0")
+    assert [turn.reward for turn in record.turns] == given_rewards
+    assert all(step["reward"] is not None for step in state["trajectory"])
+
+
+def test_rewards_that_were_written_into_the_steps_are_their_own_beside_those_that_scoring_filled_in():
+    steps = [{"tokens": plain([i], [1]), "reward": due} for i, due in enumerate([1.0, None])]
+    state = State(trajectory=steps, reward=1.0)
+    set_advantages([state])
+    assert [turn.reward for turn in record_of_state(state, "t1-0").turns] == [1.0, None]
+    # An environment that scores by itself, and gives all of its steps what the rollout earned, has said nothing of them.
+    steps = [{"tokens": plain([i], [1]), "reward": 1.0} for i in range(2)]
+    assert [turn.reward for turn in record_of_state(State(trajectory=steps, reward=1.0), "t1-0").turns] == [None, None]
+
+
 def test_two_turns_become_one_sample():
     state = {"reward": 1.0, "trajectory": [{"tokens": t} for t in linked([([1, 2], [3]), ([1, 2, 3, 4], [5])])]}
     record = record_of_state(state, "t1-0")
     (sample,) = rollout_samples(record, draw_id=1, seq_len=10)
     assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert np.flatnonzero(sample.loss_mask).tolist() == [2, 4]
+
+
+def test_the_replica_of_each_call_comes_with_its_tokens_into_the_batch(tmp_path):
+    first = ResponseTokens([1, 2], [3, 4], [-0.5] * 2, [2] * 2, replica="a")
+    second = ResponseTokens([1, 2, 3, 4, 5], [6], [-0.5], [2], previous=first, completion_mask=[1], replica="b")
+    masked = plain([1, 2, 3, 4, 5, 6], [7, 8, 9]) | {"completion_mask": [1, 0, 1], "replica": "c"}
+    turns = turns_of([{"tokens": tokens} for tokens in (first, second, masked)], 1.0)
+    assert [turn.replica for turn in turns] == ["a", "b", "c", "c"]
+    record = RolloutRecord("r", 1.0, {}, [], turns, credit={"advantages": 1.0})
+    block = encode_group(GroupRecord(TaskDraw(1, "e", "u", 0, 3), 0, (record,)))
+    samples = rollout_samples(decode_group(block).rollouts[0], draw_id=1, seq_len=100)
+    batch = assemble(3, [ReadyGroup.of(1, samples), ReadyGroup.of(2, samples)])
+    digest, _ = write_batch(tmp_path, batch)
+    spans = [(2, 4, "a"), (5, 6, "b"), (6, 7, "c"), (8, 9, "c")]
+    assert read_batch(tmp_path, digest).replicas == (*spans, *((s + 9, e + 9, name) for s, e, name in spans))
 
 
 def test_a_finished_state_becomes_a_record():

@@ -129,6 +129,17 @@ def everything(database: HubDatabase) -> dict[str, list[Any]]:
         return {name: sorted(map(repr, c.execute(table.select()).all())) for name, table in metadata.tables.items()}
 
 
+def differences(c: Any) -> list[Any]:
+    """Where the tables of a database are not those that are described."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.runtime.migration import MigrationContext
+
+    from mettle.hub import tables
+
+    told = {"include_name": lambda name, kind, parents: tables.is_described(name)}
+    return list(compare_metadata(MigrationContext.configure(c, opts=told), tables.metadata))
+
+
 @contextmanager
 def room_for(database: HubDatabase, pages: int) -> Iterator[None]:
     """While it is open, the database may grow by so many pages: a disk that is nearly full."""

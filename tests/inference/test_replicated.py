@@ -147,6 +147,17 @@ def test_requests_are_spread_and_a_prompt_finds_its_replica_again(fleet: Fleet) 
         kept.wait()
 
 
+def test_a_completion_says_which_replica_sampled_it(fleet: Fleet) -> None:
+    for number in range(2):
+        fleet.now(number).hold()
+    asked = [fleet.ask(f"a{i}", (i, 1)) for i in range(4)]
+    fleet.may_start.clear()
+    fleet.now(0).die()
+    until(lambda: fleet.engine.num_serving == 1)  # what it had went to the other
+    fleet.now(1).release()
+    assert {choice.replica for kept in asked for choice in kept.wait().choices} == {"replica-1"}
+
+
 def test_the_requests_of_a_dead_replica_go_to_another_which_answers_them(fleet: Fleet) -> None:
     for number in range(2):
         fleet.now(number).hold()
@@ -244,6 +255,8 @@ def test_two_processes_serve_and_one_that_is_killed_comes_back_with_the_newest_w
             engine.submit(GenerationRequest(f"r{i}", (1, 2, i), params, n=4), listener)
         versions = {v for listener in kept for choice in listener.wait().choices for v in choice.versions}
         assert versions == {1}
+        names = {choice.replica for listener in kept for choice in listener.wait().choices}
+        assert names == {"inference-0", "inference-1"}
         assert [replica.engine.status().version for replica in engine._replicas if replica.engine] == [1, 1]
     finally:
         engine.close()

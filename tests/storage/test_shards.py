@@ -18,6 +18,7 @@ def rollouts(draw, name):
         Turn(
             0, np.arange(draw(st.integers(0, 3)), dtype=np.int32), np.arange(n, dtype=np.int32),
             np.full(n, -0.5, np.float32), np.full(n, 2, np.int32), 0.7, draw(st.none() | number), draw(st.none() | number),
+            replica=draw(st.sampled_from(["", "inference-1", "10.0.0.7:8000"])),
         )
         for n in draw(st.lists(st.integers(0, 3), max_size=3))
     )  # fmt: skip

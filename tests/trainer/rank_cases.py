@@ -2,11 +2,13 @@
 
 A case: `model` (a folder), `config` (of a trainer), `steps` ([first, last]), and folders `load` and `save` of a state, or
 None. What rank 0 found of each is written to `OUT.json` beside the cases: the metrics of every step, and the weights.
+With `compare` (the digest of a batch, its folder, and that of published versions) it is what every rank's monitor finds.
 In a test's own process `train_case` is the same with one rank.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,9 +21,11 @@ import torch
 from safetensors.torch import save_file
 from tests.trainer.conftest import make_batch, make_group
 
+from mettle.storage.batches import read_batch
 from mettle.trainer.checkpoint import load_learner, save_learner
-from mettle.trainer.config import TrainerConfig
+from mettle.trainer.config import MismatchConfig, TrainerConfig
 from mettle.trainer.loop import make_learner
+from mettle.trainer.mismatch.monitor import MismatchMonitor
 from mettle.trainer.process import setup_torch
 from mettle.trainer.publish import compute_canary, fixed_sequences, published_state
 from mettle.trainer.world import join_world
@@ -55,11 +59,27 @@ def train_case(case, world):
     return metrics, {"canary": torch.from_numpy(canary.logprobs), **{name: t.clone() for name, t in state.items()}}
 
 
+def compare_case(case, world):
+    """What the monitor of each rank finds."""
+    config = TrainerConfig.model_validate(case["config"])
+    setup_torch(1, config.seed)
+    learner = make_learner(config, Path(case["model"]), world)
+    before = {name: tensor.clone() for name, tensor in published_state(learner).items()}
+    digest, batches, published = case["compare"]
+    batch = read_batch(Path(batches), digest)
+    found = MismatchMonitor(MismatchConfig(interval=1), learner, Path(published), seed=0).look(batch.step, batch)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in published_state(learner).items())
+    return world.gather(dataclasses.asdict(found))
+
+
 def play(cases: Path) -> None:
     """As one rank, train all cases."""
     with join_world("cpu") as world:
         found = []
         for number, case in enumerate(json.loads(cases.read_text())):
+            if "compare" in case:
+                found.append(compare_case(case, world))
+                continue
             metrics, state = train_case(case, world)
             found.append(metrics)
             if world.is_main:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mettle.envs as vf
+from mettle.envs.demonstrations import Demonstrator
 
 
 class Player(vf.Client):
@@ -53,3 +54,35 @@ async def test_a_stubborn_player_gets_nearness_for_its_last_guess():
 def test_an_empty_range_is_refused():
     with pytest.raises(RuntimeError, match="high must be above low"):
         vf.load_environment("number-guess", low=3, high=3)
+
+
+async def test_games_at_random_are_shown_to_their_end_and_mostly_lost():
+    env = vf.load_environment("number-guess", low=1, high=9, shown="any", num_train=60)
+    state = [await env.run_rollout(row, Demonstrator(env), "shown") for row in env.get_dataset()]
+    said = [int(m["content"]) for game in state for m in game["completion"] if m["role"] == "assistant"]
+    assert set(said) == set(range(1, 10))
+    assert {game["stop_condition"] for game in state} == {"has_final_env_response", "max_turns_reached"}
+    assert 0.2 < sum(game["metrics"]["found"] for game in state) / 60 < 0.6
+    with pytest.raises(RuntimeError, match="shown is one of answer, any"):
+        vf.load_environment("number-guess", shown="halving")
+
+
+async def test_an_answer_that_was_cut_off_is_no_guess():
+    class Endless(Player):
+        async def get_response(self, prompt, model, sampling_args=None, tools=None, **more):
+            response = await super().get_response(prompt, model, sampling_args, tools, **more)
+            response.message.is_truncated = True
+            return response
+
+    env = vf.load_environment("number-guess", num_eval=8)
+    outputs = (await env.evaluate(Endless(lambda _: "5"), "player")).outputs
+    assert {(output["reward"], output["num_guesses"]) for output in outputs} == {(0.0, 0.0)}
+
+
+async def test_with_turn_rewards_a_turn_is_worth_1_while_its_number_is_still_possible():
+    env = vf.load_environment("number-guess", low=1, high=9, turn_rewards=True)
+    row = {**env.get_dataset()[0], "answer": "3"}
+    numbers = iter(["5", "7", "hm", "1"])  # 7 cannot be after "lower"
+    state = await env.run_rollout(row, Player(lambda _: next(numbers)), "player")
+    assert [step["reward"] for step in state["trajectory"]] == [1.0, 0.0, 0.0, 1.0]
+    assert state["reward"] == pytest.approx(0.1 * (1 - 2 / 8))

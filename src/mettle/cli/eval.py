@@ -10,6 +10,7 @@ import click
 from mettle.cli.eval_check import check
 from mettle.cli.eval_hosted import logs, stop
 from mettle.cli.eval_hub import list_pushed, push, samples
+from mettle.cli.eval_import import import_
 from mettle.cli.groups import NounGroup
 from mettle.cli.options import ConfigCommand, dry_run_option
 from mettle.cli.terminal import json_option
@@ -143,5 +144,5 @@ def export(path: Path, output: Path | None, kind: str | None, num_rollouts: int 
     export_evaluation(path, output, kind, num_rollouts, is_json=is_json)
 
 
-for _command in (check, push, list_pushed, samples, logs, stop):
+for _command in (check, import_, push, list_pushed, samples, logs, stop):
     evaluations.add_command(_command)

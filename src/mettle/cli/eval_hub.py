@@ -31,6 +31,11 @@ def push(path: Path, environment: str | None, name: str | None, public: bool, is
     \b
     mettle eval push outputs/evals/reverse-text--tiny/1a2b3c4d --public
     """
+    tell_push(push_evaluation(path, environment, name, public), is_json=is_json)
+
+
+def push_evaluation(path: Path, environment: str | None, name: str | None, is_public: bool) -> dict[str, Any]:
+    """Push the results of an evaluation; what the Hub says of it."""
     from mettle.evals.reader import EvaluationReader
 
     with hub_client() as client:
@@ -43,7 +48,7 @@ def push(path: Path, environment: str | None, name: str | None, public: bool, is
         teams = client.get("/user/teams")["data"] if team else []
         body = {
             "name": name or f"{entry.env_id} {entry.model}", "environment": environment or entry.env_id,
-            "model_name": entry.model, "framework": "mettle", "is_public": public,
+            "model_name": entry.model, "framework": metadata.get("framework") or "mettle", "is_public": is_public,
             "metadata": {key: value for key, value in metadata.items() if key != "stats"},
             "team_id": next((t["teamId"] for t in teams if t["slug"] == team), None),
         }  # fmt: skip
@@ -51,7 +56,12 @@ def push(path: Path, environment: str | None, name: str | None, public: bool, is
         base = f"/evaluations/{made['evaluation_id']}"
         for piece in _pieces(reader.rows()):
             client.post(f"{base}/samples", {"samples": piece})
-        done = client.post(f"{base}/finalize", {})
+        done: dict[str, Any] = client.post(f"{base}/finalize", {})
+    return done
+
+
+def tell_push(done: dict[str, Any], *, is_json: bool) -> None:
+    """Say what was pushed."""
     if is_json:
         print_json(done)
         return

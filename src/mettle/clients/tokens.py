@@ -154,7 +154,10 @@ class TokenClient(Client):
             ids, logprobs, finish_reason = choice["token_ids"], choice["logprobs"], choice["finish_reason"]
             versions = choice["versions"]
             experts = read_experts(choice.get("experts"), len(ids))
-            tokens = ResponseTokens(prompt_ids, ids, logprobs, versions, completion_experts=experts)
+            tokens = ResponseTokens(
+                prompt_ids, ids, logprobs, versions,
+                completion_experts=experts, replica=str(choice.get("replica") or ""),
+            )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InvalidModelResponseError(f"POST {url}: a choice that cannot be read: {error!r}") from error
         if not len(ids) == len(logprobs) == len(versions):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mettle.envs.errors import ErrorChain
+from mettle.envs.state import OWN_REWARD
 from mettle.errors import EnvironmentFault
 from mettle.evals.output import output_row
 from mettle.records.messages import ResponseTokens
@@ -121,10 +122,12 @@ def turns_of(
 ) -> tuple[Turn, ...]:
     """The model calls of a trajectory, each as what it adds to the one before.
 
-    Steps keep their rewards unless all are that of the rollout, `reward`: scoring gives it to steps without one.
+    Steps keep the rewards that the environment gave them, and not that of the rollout, `reward`, which scoring gives to
+    those without one. Where nobody noted which is which, steps that all have the rollout's have none of their own.
     """
     turns: list[Turn] = []
-    has_rewards = any(step.get("reward") not in (None, reward) for step in trajectory)
+    unnoted = [step.get("reward") for step in trajectory if OWN_REWARD not in step]
+    is_own_unless_noted = len(unnoted) < len(trajectory) or any(value not in (None, reward) for value in unnoted)
     previous: ResponseTokens | None = None
     whole: NDArray[np.int32] | None = None
     # `whole` is what the previous call ended with, kept only when its own tokens don't say so themselves.
@@ -140,7 +143,7 @@ def turns_of(
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
             prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
-        due = step.get("reward") if has_rewards else None
+        due = step.get("reward") if step.get(OWN_REWARD, is_own_unless_noted) else None
         advantage = step.get("advantage") if has_advantages else None
         turns += _turns(prefix_length, added, completion, tokens, temperature, due, advantage)
         previous = tokens if isinstance(tokens, ResponseTokens) else None
@@ -171,9 +174,12 @@ def _turns(
     logprobs, versions = _checked(tokens, completion)
     experts = np.asarray(tokens.get("completion_experts") or (), np.int16).reshape(len(completion), -1)
     chosen = experts if experts.size else None
+    replica = str(tokens.get("replica") or "")
     mask = np.asarray(tokens.get("completion_mask") or [1] * len(completion), np.bool_)
     if mask.all():
-        return [Turn(prefix_length, added, completion, logprobs, versions, temperature, reward, advantage, chosen)]
+        return [
+            Turn(prefix_length, added, completion, logprobs, versions, temperature, reward, advantage, chosen, replica)
+        ]
     runs = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
     if not mask[-1]:
         runs.append([len(completion), len(completion)])  # nothing sampled: what later calls continue
@@ -185,7 +191,18 @@ def _turns(
         due = reward if [start, stop] == runs[-1] else None
         own = None if chosen is None else chosen[run]
         turns.append(
-            Turn(prefix, context, completion[run], logprobs[run], versions[run], temperature, due, advantage, own)
+            Turn(
+                prefix,
+                context,
+                completion[run],
+                logprobs[run],
+                versions[run],
+                temperature,
+                due,
+                advantage,
+                own,
+                replica,
+            )
         )
         before, prefix, context = stop, prefix_length + len(added) + stop, completion[:0]
     return turns

@@ -103,8 +103,10 @@ class Comparison:
         }
 
 
-def compare_evaluations(before: EvaluationReader, after: EvaluationReader) -> Comparison:
-    """Pair two evaluations by task.
+def compare_evaluations(
+    before: EvaluationReader, after: EvaluationReader, names: tuple[str, str] | None = None
+) -> Comparison:
+    """Pair two evaluations by task. `names` is how an error calls them; without it, by their folders.
 
     Raises: UserError when they have no scored task in common.
     """
@@ -114,7 +116,8 @@ def compare_evaluations(before: EvaluationReader, after: EvaluationReader) -> Co
     shared = [example for example in shared if example not in changed]
     if not shared:
         why = f"{len(changed)} have the same number but ask something else" if changed else "they have other numbers"
-        raise UserError(f"{before.path} and {after.path} have no scored task in common: {why}")
+        one, other = names or (str(before.path), str(after.path))
+        raise UserError(f"{one} and {other} have no scored task in common: {why}")
     tasks = [_change(e, left[e], right[e], before.pass_rule, after.pass_rule) for e in shared]
     rewards = [facts.reward for side in (left, right) for e in shared for facts in side[e] if facts.reward is not None]
     difference = paired_difference(

@@ -91,17 +91,18 @@ class Ranking:
         return next(pair for pair in self.pairs if {pair.before, pair.after} == {one, other})
 
 
-def rank_evaluations(readers: Sequence[EvaluationReader]) -> Ranking:
-    """Set evaluations beside each other.
+def rank_evaluations(readers: Sequence[EvaluationReader], names: Sequence[str] | None = None) -> Ranking:
+    """Set evaluations beside each other. `names` is what they are called; without it, what a command takes for them.
 
     Raises: UserError when there are fewer than two or too many, or no scored task that all of them have.
     """
     if not 2 <= len(readers) <= MAX_EVALUATIONS:
         raise UserError(f"{len(readers)} evaluations were named; 2 to {MAX_EVALUATIONS} can be compared")
     words = ascii_uppercase[: len(readers)]
+    called = list(names) if names is not None else [reader.entry.name for reader in readers]
     compared = {
-        (one, other): compare_evaluations(a, b)
-        for (one, a), (other, b) in combinations(zip(words, readers, strict=True), 2)
+        (one, other): compare_evaluations(a, b, (name, other_name))
+        for (one, a, name), (other, b, other_name) in combinations(zip(words, readers, called, strict=True), 2)
     }
     tasks = [by_task(facts for facts in reader.facts if facts.reward is not None) for reader in readers]
     shared = set.intersection(*({change.example_id for change in found.tasks} for found in compared.values()))
@@ -109,14 +110,14 @@ def rank_evaluations(readers: Sequence[EvaluationReader]) -> Ranking:
         raise UserError("no scored task is in all of these evaluations; compare them two by two")
     every = [facts.reward for mine in tasks for e in shared for facts in mine[e] if facts.reward is not None]
     standings = [
-        _standing(word, reader, [mine[e] for e in mine if e in shared], every)
-        for word, reader, mine in zip(words, readers, tasks, strict=True)
+        _standing(word, name, reader, [mine[e] for e in mine if e in shared], every)
+        for word, name, reader, mine in zip(words, called, readers, tasks, strict=True)
     ]
     return Ranking(standings, _pairs(compared), len(shared), _warnings(compared))
 
 
 def _standing(
-    word: str, reader: EvaluationReader, tasks: Sequence[Sequence[RolloutFacts]], every: Sequence[float]
+    word: str, name: str, reader: EvaluationReader, tasks: Sequence[Sequence[RolloutFacts]], every: Sequence[float]
 ) -> Standing:
     rewards = [[facts.reward for facts in task if facts.reward is not None] for task in tasks]
     passed = [[float(reader.pass_rule.holds(facts)) for facts in task] for task in tasks]
@@ -125,7 +126,7 @@ def _standing(
     assert share is not None, "as many tasks as above"
     entry = reader.entry
     num_scored = sum(facts.reward is not None for facts in reader.facts)
-    return Standing(word, entry.name, entry.env_id, entry.model, reward, share, num_scored, len(reader))
+    return Standing(word, name, entry.env_id, entry.model, reward, share, num_scored, len(reader))
 
 
 def _pairs(compared: dict[tuple[str, str], Comparison]) -> list[PairDifference]:

@@ -126,9 +126,9 @@ def open_own(request: Request, name: str, catalog: Annotated[RunCatalog, Depends
     return catalog.evaluations.open(name)
 
 
-def open_of_run(name: str, eval_id: int, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:
+def open_of_run(run: Run, eval_id: int, catalog: Annotated[RunCatalog, Depends(catalog_of)]) -> OpenEvaluation:
     """The evaluation of a run in the path."""
-    return catalog.evaluations.open_at(catalog.open(name).run_dir.path, eval_id)
+    return catalog.evaluations.open_at(run.run_dir.path, eval_id)
 
 
 OwnEvaluation = Annotated[OpenEvaluation, Depends(open_own)]

@@ -84,13 +84,14 @@ def create_app(
     shown: list[Any] = []
     if lab is not None:
         # The page of one run is quick to start, and needs nothing of this.
-        from sqlalchemy.exc import IntegrityError
+        from sqlalchemy.exc import DataError, IntegrityError
 
         from mettle.hub.routes import include_routes, looking
 
         shown = [Depends(looking.looking_at_runs)]
         include_routes(app)
         app.add_exception_handler(IntegrityError, _conflict)
+        app.add_exception_handler(DataError, _not_kept)
     for router in (api.router, pages.router, evaluation_pages.router):
         app.include_router(router, dependencies=shown)
     if sandboxes is not None:
@@ -106,6 +107,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(OverflowError, _too_large)
+    app.add_exception_handler(UnicodeEncodeError, _not_kept)
     app.add_exception_handler(Exception, _crashed)
     return app
 
@@ -166,6 +168,12 @@ def _conflict(request: Request, error: Exception) -> Response:
     """Two wrote the same name at once, which only a database with several writers lets come so far."""
     logger.info("a conflict", extra={"path": request.url.path, "error": str(getattr(error, "orig", error))})
     return _answer(request, 409, "Not possible", "Somebody else wrote the same thing at this moment; try again.")
+
+
+def _not_kept(request: Request, error: Exception) -> Response:
+    """A zero byte for PostgreSQL, half of a character pair, a text that is longer than its column."""
+    logger.info("not kept", extra={"path": request.url.path, "error": str(getattr(error, "orig", error))})
+    return _answer(request, 422, "Not possible", "The database keeps no such text or number; change what is sent.")
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -328,7 +328,7 @@ def _fill(database: HubDatabase, rows: Path, manifest: BackupManifest) -> None:
         database.migrate(manifest.schema)
         with database.write() as c:
             known = MetaData()
-            known.reflect(c)
+            known.reflect(c, only=lambda name, _: tables.is_described(name))
             for table in known.sorted_tables:
                 path = rows / f"{table.name}.jsonl"
                 if path.exists():
@@ -351,7 +351,7 @@ def _emptied_on_failure(database: HubDatabase) -> Iterator[None]:
     except BaseException:
         with database.write() as c:
             made = MetaData()
-            made.reflect(c)
+            made.reflect(c, only=lambda name, _: tables.is_described(name))
             made.drop_all(c)
         raise
 

@@ -1,16 +1,18 @@
 """The runs there are: a folder of run directories, or one run; and the evaluations of the workspace.
 
 Keeps the readers of the runs that were looked at last open, and what the list shows of the others for as long as their
-files do not change.
+files do not change. A look at the folder asks the system for three times of each run and opens none of them.
 Invariant: a name from outside is only ever compared with the names that are there, never joined to a path.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mettle.errors import MettleError, StorageError, UserError
@@ -23,6 +25,18 @@ from mettle.storage.run_dir import RunDir
 MAX_OPEN = 8
 
 
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """A run directory as a look at it shows it: when the directory, its ledger and the ledger's log were written."""
+
+    path: Path
+    times: tuple[int, int, int]
+
+    @property
+    def written_at(self) -> int:
+        return max(self.times)
+
+
 class RunCatalog:
     """Finds and opens runs under `root`."""
 
@@ -33,17 +47,18 @@ class RunCatalog:
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
         self._cards: dict[str, tuple[tuple[float, float, int], RunCard]] = {}
+        self._kinds: dict[str, tuple[tuple[int, int, int], bool]] = {}
 
     def names(self) -> list[str]:
         """The runs there are, those written last first."""
-        return [path.name for path in sorted(self._folders(), key=self._written_at, reverse=True)]
+        return [seen.path.name for seen in sorted(self._look(), key=lambda seen: seen.written_at, reverse=True)]
 
     def open(self, name: str) -> RunReader:
         """The reader of a run.
 
         Raises: UserError when there is no such run, StorageError when its ledger cannot be read.
         """
-        path = next((folder for folder in self._folders() if folder.name == name), None)
+        path = self._find(name)
         if path is None:
             raise UserError(f"There is no run named {name!r} here.")
         run_dir = RunDir(path)
@@ -64,15 +79,14 @@ class RunCatalog:
 
     def cards(self) -> list[RunCard]:
         """What the list of runs shows, newest first; a run that cannot be read says why."""
-        cards = [self._card(name) for name in self.names() if not self.is_evaluation(self._path(name))]
-        return _by_state_and_start(cards)
+        return _by_state_and_start([self._card(name) for name in self._training()])
 
     def page_of_cards(self, number: int, size: int) -> tuple[list[RunCard], int]:
         """A page of that list, those written last on the first, and how many runs there are in all.
 
         Only the runs of the page are opened; what goes on is written to, and stands on the first.
         """
-        names = [name for name in self.names() if not self.is_evaluation(self._path(name))]
+        names = self._training()
         cards = [self._card(name) for name in names[(number - 1) * size : number * size]]
         return _by_state_and_start(cards), len(names)
 
@@ -95,25 +109,68 @@ class RunCatalog:
         """True for a run directory without a trainer, which stands among the evaluations."""
         return self.evaluations.is_own(folder)
 
+    def _training(self) -> list[str]:
+        """The runs with a trainer, those written last first. What one is, is looked up again when it was written."""
+        found = []
+        kinds: dict[str, tuple[tuple[int, int, int], bool]] = {}
+        for seen in self._look():
+            name = seen.path.name
+            kept = self._kinds.get(name)
+            if kept is None or kept[0] != seen.times:
+                kept = seen.times, self.is_evaluation(seen.path)
+            kinds[name] = kept
+            if not kept[1]:
+                found.append(seen)
+        self._kinds = kinds
+        return [seen.path.name for seen in sorted(found, key=lambda seen: seen.written_at, reverse=True)]
+
     def _path(self, name: str) -> Path:
-        return self.root if self._is_run(self.root) else self.root / name
+        return self.root if self.root.name == name and self._is_run(str(self.root)) else self.root / name
+
+    def _find(self, name: str) -> Path | None:
+        if self._is_run(str(self.root)):
+            return self.root if name == self.root.name else None
+        try:
+            is_there = not name.startswith(".") and name in os.listdir(self.root)
+        except OSError:
+            return None
+        path = self.root / name
+        return path if is_there and path.is_dir() and self._is_run(str(path)) else None
 
     def _folders(self) -> list[Path]:
-        if self._is_run(self.root):
-            return [self.root]
+        return [seen.path for seen in self._look()]
+
+    def _look(self) -> list[SeenRun]:
+        root = str(self.root)
+        if self._is_run(root):
+            return [SeenRun(self.root, self._times(root))]
+        found = []
         try:
-            children = [p for p in self.root.iterdir() if not p.name.startswith(".") and p.is_dir()]
+            with os.scandir(root) as entries:
+                for entry in entries:
+                    if not entry.name.startswith(".") and entry.is_dir():
+                        times = self._times(entry.path)
+                        if times[1] or self._is_run(entry.path):
+                            found.append(SeenRun(self.root / entry.name, times))
         except OSError:
             return []
-        return [p for p in children if self._is_run(p)]
+        return found
 
     @staticmethod
-    def _is_run(path: Path) -> bool:
-        return any((path / name).exists() for name in ("run.db", "run.toml", "endpoints"))
+    def _is_run(path: str) -> bool:
+        return any(os.path.exists(f"{path}/{name}") for name in ("run.db", "run.toml", "endpoints"))
 
     @staticmethod
-    def _written_at(path: Path) -> float:
-        return max(modified_at(path / "run.db"), modified_at(path / "run.db-wal"), modified_at(path))
+    def _times(path: str) -> tuple[int, int, int]:
+        return _written_ns(path), _written_ns(f"{path}/run.db"), _written_ns(f"{path}/run.db-wal")
+
+
+def _written_ns(path: str) -> int:
+    """When a file was last written; 0 when it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _by_state_and_start(cards: list[RunCard]) -> list[RunCard]:

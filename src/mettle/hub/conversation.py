@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,9 @@ def _part(part: Any) -> str:
 
 
 def _call(call: Any) -> tuple[str, str]:
+    if isinstance(call, str):  # as published rows have them
+        with suppress(ValueError, RecursionError):
+            call = json.loads(call)
     if not isinstance(call, dict):
         return "call", str(call)
     function = call.get("function")

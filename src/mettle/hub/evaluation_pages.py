@@ -5,6 +5,7 @@ A page of an evaluation that is still running asks for itself every three second
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from mettle.hub.evaluations import (
     is_live,
     open_rollout,
 )
+from mettle.hub.models import EvaluationCard
 from mettle.hub.pages import decimal_of, page, query_of, rollout_of
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -38,7 +40,10 @@ def evaluations_page(request: Request, run: Run) -> HTMLResponse:
     name = run.run_dir.name
     entries = catalog_of(request).evaluations.entries(run.run_dir.path)
     cards = [card_of(str(entry.eval_id), entry) for entry in reversed(entries) if entry.eval_id is not None]
-    return page("evaluations.html", tab="evals", run_name=name, evaluations=cards, base=_run_base(name, None))
+    return page(
+        "evaluations.html", tab="evals", run_name=name, evaluations=cards, base=_run_base(name, None),
+        compared=_ends(name, cards) if request.app.state.lab is not None else "",
+    )  # fmt: skip
 
 
 @router.get("/evaluations/{name}")
@@ -86,6 +91,13 @@ def evaluation_rollout_page(name: str, index: int, found: OwnEvaluation) -> HTML
 def eval_rollout_page(name: str, eval_id: int, index: int, found: RunEvaluation) -> HTMLResponse:
     """One rollout of an evaluation of a run."""
     return _rollout(found, index, _run_base(name, eval_id), run_name=name)
+
+
+def _ends(run: str, cards: Sequence[EvaluationCard]) -> str:
+    """The query that sets the run's first evaluation on its tasks beside its last; empty where there is one alone."""
+    measured = [card for card in cards if card.mean is not None and card.kind != "probe"]
+    ends = [measured[-1], measured[0]] if len(measured) > 1 else []
+    return query_of([("e", f"runs/{run}/evals/{card.eval_id}") for card in ends])
 
 
 def _overview(found: OpenEvaluation, base: str, **crumbs: Any) -> HTMLResponse:

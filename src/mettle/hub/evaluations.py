@@ -8,6 +8,7 @@ that are there, never joined to a path; one thread at a time is inside an open e
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -29,7 +30,6 @@ from mettle.hub.models import (
     ShownRollout,
     Sibling,
 )
-from mettle.hub.reader import modified_at
 from mettle.hub.rollouts import detail_of
 from mettle.hub.vocabulary import load_vocabulary
 from mettle.records.tasks import RolloutRecord
@@ -41,6 +41,8 @@ MAX_OPEN = 8
 MAX_SEARCHES = 16
 PAGE_SIZE = 50
 NUM_BINS = 20
+PROBE = "probe"
+"""A measure that the warm-up takes of itself."""
 QUIET_S = 30.0
 """An evaluation that says it runs, but has written nothing for this long, counts as interrupted."""
 
@@ -139,13 +141,31 @@ class EvaluationCatalog:
     def own(self) -> dict[str, EvaluationEntry]:
         """The evaluations that were run by themselves, by the name they have in addresses, newest first."""
         found: dict[str, EvaluationEntry] = {}
+        times: dict[str, int] = {}
         for folder in self._own_folders():
-            entries = [entry for entry in self.entries(folder) if entry.eval_id is None or entry.kind == OWN_KIND]
-            for entry in entries:
-                name = f"{folder.parent.name}~{folder.name}"
-                number = 2 + sum(known.startswith(f"{name}~") for known in found)
-                found[name if name not in found else f"{name}~{number}"] = entry
+            name = f"{folder.parent.name}~{folder.name}"
+            for entry in self.entries(folder):
+                if entry.eval_id is None or entry.kind == OWN_KIND:
+                    times[name] = times.get(name, 0) + 1
+                    found[name if times[name] == 1 else f"{name}~{times[name]}"] = entry
         return dict(sorted(found.items(), key=lambda item: (is_live(item[1]), item[1].modified_at), reverse=True))
+
+    def on(self, environment: str) -> list[tuple[str, EvaluationEntry]]:
+        """The evaluations of this machine on an environment, by name: those run by themselves, and of each run that
+        trains its first and its last. `owner/name` is also what is known here by its name alone.
+        """
+        found = [(name, entry) for name, entry in self.own().items() if is_of(entry, environment)]
+        for folder in self._run_folders():
+            if self.is_own(folder):
+                continue
+            inside = [
+                entry
+                for entry in self.entries(folder)
+                if entry.eval_id is not None and entry.kind != PROBE and is_of(entry, environment)
+            ]
+            ends = [inside[0], inside[-1]] if len(inside) > 1 else inside
+            found += [(f"runs/{folder.name}/evals/{entry.eval_id}", entry) for entry in ends]
+        return found
 
     def is_own(self, folder: Path) -> bool:
         """True for the folder of an evaluation without a trainer, in a folder of runs."""
@@ -156,7 +176,7 @@ class EvaluationCatalog:
 
     def entries(self, folder: Path) -> list[EvaluationEntry]:
         """The evaluations of a folder as a list shows them, read anew when its files have changed."""
-        stamp = tuple(modified_at(folder / name) for name in ("run.db", "run.db-wal", METADATA, RESULTS))
+        stamp = tuple(_written_at(f"{folder}/{name}") for name in ("run.db", "run.db-wal", METADATA, RESULTS))
         kept = self._entries.get(folder)
         if kept is None or kept[0] != stamp:
             kept = stamp, entries_or_problem(folder)
@@ -183,9 +203,17 @@ class EvaluationCatalog:
         return found
 
     def _own_folders(self) -> list[Path]:
-        runs = self._run_folders()
+        runs = dict.fromkeys(self._run_folders())  # in order, and each found at once
         under = [] if self._root is None else find_evaluations(self._root)
         return [path for path in under if path not in runs] + [path for path in runs if self.is_own(path)]
+
+
+def is_of(entry: EvaluationEntry, environment: str) -> bool:
+    """True when an evaluation is on an environment, as far as names say: its version aside, and its owner where only
+    one of the two has one."""
+    own, wanted = (name.partition("@")[0].replace("_", "-").lower() for name in (entry.env_id, environment))
+    is_partial = ("/" in own) != ("/" in wanted)
+    return own == wanted or (is_partial and own.rpartition("/")[2] == wanted.rpartition("/")[2])
 
 
 def is_live(entry: EvaluationEntry) -> bool:
@@ -197,13 +225,19 @@ def state_of(entry: EvaluationEntry, now: float | None = None) -> str:
     """running, finished, interrupted or unreadable; a published one without its end is interrupted."""
     if entry.problem is not None:
         return "unreadable"
-    written = max(modified_at(entry.path / name) for name in ("run.db", "run.db-wal", RESULTS))
-    is_quiet = (time.time() if now is None else now) - written > QUIET_S
-    if entry.state == RUNNING:
-        return "interrupted" if is_quiet else RUNNING
-    if entry.eval_id is None and "stats" not in entry.metadata and "launch" in entry.metadata:
-        return "interrupted" if is_quiet else RUNNING
+    is_published_live = entry.eval_id is None and "stats" not in entry.metadata and "launch" in entry.metadata
+    if entry.state == RUNNING or is_published_live:
+        written = max(_written_at(f"{entry.path}/{name}") for name in ("run.db", "run.db-wal", RESULTS))
+        return "interrupted" if (time.time() if now is None else now) - written > QUIET_S else RUNNING
     return "finished" if entry.is_complete else entry.state
+
+
+def _written_at(path: str) -> float:
+    """When a file was last written; 0 when it is not there. Without a `Path`: a list asks for thousands."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def card_of(name: str, entry: EvaluationEntry) -> EvaluationCard:

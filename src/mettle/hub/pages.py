@@ -58,12 +58,12 @@ RUNS_A_PAGE = 50
 def runs_page(request: Request, number: Annotated[int, Query(alias="page", ge=1, le=100_000)] = 1) -> HTMLResponse:
     """The list of runs, a page of it."""
     catalog = catalog_of(request)
-    own = catalog.evaluations.own()
-    cards = [card_of(name, entry) for name, entry in own.items()]
+    own = catalog.evaluations.own() if number == 1 else {}
+    cards = [card_of(name, entry) for name, entry in list(own.items())[:RUNS_A_PAGE]]
     runs, total = catalog.page_of_cards(number, RUNS_A_PAGE)
     return page(
         "runs.html", runs=runs, total=total, number=number, num_pages=max(1, -(-total // RUNS_A_PAGE)),
-        evaluations=cards[:RUNS_A_PAGE] if number == 1 else [], num_evaluations=len(cards), base="/evaluations",
+        evaluations=cards, num_evaluations=len(own), base="/evaluations",
         root=str(catalog.root),
     )  # fmt: skip
 

@@ -142,10 +142,38 @@ environments = Table(
     Column("num_downloads", Integer, nullable=False),
     _time("created_at"),
     _time("updated_at"),
+    # What lists show of the releases and stars, kept with them: a list reads only rows of this table.
+    Column("version", String(60), nullable=False, server_default=""),  # the newest that is there; empty without one
+    Column("num_stars", Integer, nullable=False, server_default="0"),
     UniqueConstraint("owner_id", "name", name="environment_name"),
     Index("environment_by_name", "name"),
     Index("environment_updated_at", "updated_at"),
+    Index("environment_created_at", "created_at"),
+    Index("environment_num_stars", "num_stars"),
 )
+
+environment_texts = Table(
+    "environment_texts",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column(
+        "environment_id", String(64), ForeignKey("environments.id", ondelete="CASCADE"), nullable=False, unique=True
+    ),
+    Column("name", Text, nullable=False),  # each part as the words that it has (`registry/words.py`)
+    Column("said", Text, nullable=False),
+    Column("readme", Text, nullable=False),
+    Column("tasks", Text, nullable=False),
+)
+
+SEARCH = "search_words"
+"""What a database's own index of `environment_texts` is called: a virtual table of SQLite's FTS5, which keeps tables
+beside it under longer names; a generated column of PostgreSQL, with its GIN index."""
+
+
+def is_described(name: str | None) -> bool:
+    """Whether a table, column or index of the database is one of these, or belongs to an index of words."""
+    return not (name or "").startswith(SEARCH)
+
 
 releases = Table(
     "releases",

@@ -78,6 +78,8 @@ def _choice(renderer: Renderer, body: ChatBody, choice: Choice) -> dict[str, Any
         answer["logprobs"] = _logprobs(renderer, choice.token_ids, choice.logprobs, choice.top_logprobs)
     if body.return_token_ids:
         answer |= {"token_ids": choice.token_ids, "versions": choice.versions}
+        if choice.replica:
+            answer["replica"] = choice.replica
     return answer
 
 

@@ -94,6 +94,8 @@ def _choice(
             "token_ids": choice.token_ids,
             "versions": choice.versions,
         }
+        if choice.replica:
+            answer["replica"] = choice.replica
     return answer
 
 

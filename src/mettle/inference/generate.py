@@ -114,6 +114,8 @@ def _choice(choice: Choice) -> dict[str, Any]:
     }
     if choice.experts:
         answer["experts"] = wire_experts(choice.experts)
+    if choice.replica:
+        answer["replica"] = choice.replica
     if choice.top_logprobs:
         answer["top_logprobs"] = [_alternatives(top) for top in choice.top_logprobs]
     return answer

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
@@ -89,6 +90,12 @@ class RemoteEngine:
             raise
         self._limits = Limits(self._status.max_slots, self._status.max_model_len)
         self._calls.spawn(self._watch())
+
+    @property
+    def name(self) -> str:
+        """What it is called among several: a server that was started here by its number, for its port changes with
+        every start; any other by its address."""
+        return self._process.spec.name if self._process is not None else urlsplit(self.base_url).netloc
 
     def submit(self, request: GenerationRequest, listener: TokenListener) -> None:
         """Take a request. A queue that is full over there is told to the listener, as EngineBusy."""
@@ -285,7 +292,7 @@ def read_choice(found: Mapping[str, Any]) -> Choice:
     top = [read_alternatives(alternatives) for alternatives in found.get("top_logprobs", ())]
     return Choice(
         found["index"], found["token_ids"], found["logprobs"], found["versions"], top,
-        found["finish_reason"], found["stop"], _experts(found),
+        found["finish_reason"], found["stop"], _experts(found), str(found.get("replica") or ""),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Each replica has a keeper, a thread that starts it, watches it and starts it again with the newest version. Parts:
 `Serving` (what every replica must serve), `ReplicatedEngine`. A replica that dies gives its requests to others, unless
 their listeners have heard tokens already. Invariants: a replica gets requests only while it serves the acknowledged
-version; an update that one replica refuses is served by none.
+version; an update that one replica refuses is served by none; a completion says which replica sampled it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from mettle.inference.engine.protocol import (
     WeightsRejected,
     WeightUpdate,
 )
+from mettle.inference.remote import RemoteEngine
 from mettle.inference.routing import Affinity
 from mettle.web.backoff import Backoff
 
@@ -69,6 +70,11 @@ class Replica:
         self.engine: SamplingEngine | None = None
         self.load = 0
         self.is_retired = False
+
+    @property
+    def name(self) -> str:
+        """What its tokens say of where they were sampled."""
+        return self.engine.name if isinstance(self.engine, RemoteEngine) else f"replica-{self.number}"
 
 
 class ReplicatedEngine:
@@ -373,6 +379,7 @@ class _Routed:
     def __init__(self, engine: ReplicatedEngine, request: GenerationRequest, listener: TokenListener) -> None:
         self.request, self.listener = request, listener
         self.replica: Replica | None = None
+        self._sampled_by = ""
         self.tried: set[int] = set()
         self.has_spoken = self.is_aborted = False
         self.refusal: MettleError | None = None
@@ -381,7 +388,7 @@ class _Routed:
     def go_to(self, replica: Replica) -> None:
         """Under the engine's lock."""
         self.leave()
-        self.replica = replica
+        self.replica, self._sampled_by = replica, replica.name
         self.tried.add(replica.number)
         replica.load += self.request.n
 
@@ -402,6 +409,8 @@ class _Routed:
             self._engine.route_again(self, EngineLost("a replica went away under the request"))
             return
         self._engine.forget(self)
+        for choice in generation.choices:  # a replica that is several itself has said which of them
+            choice.replica = f"{self._sampled_by}/{choice.replica}" if choice.replica else self._sampled_by
         self.listener.on_finish(generation)
 
     def on_failure(self, error: MettleError) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mettle.orchestrator.credit import fill_columns, has_signal, wide_columns
 from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, Turn
-from mettle.records.tokens import FloatArray, IntArray, Sample, filled
+from mettle.records.tokens import FloatArray, IntArray, Sample, SampledBy, filled
 
 if TYPE_CHECKING:
     from mettle.orchestrator.services import ScoringModel
@@ -108,6 +108,7 @@ class _Branch:
         length = min(self.length, seq_len)
         wide = wide_columns(credit, length) | self._no_experts(length)
         columns = filled(length, {"token_ids": self.tokens()[:length], **wide})
+        replicas: list[SampledBy] = []
         has_sampled = False
         for start, number, turn in self.sampled:
             place = slice(start, min(start + len(turn.completion_ids), length))
@@ -122,7 +123,11 @@ class _Branch:
             if turn.experts is not None:
                 columns["experts"][place] = turn.experts[:count]
             fill_columns(columns, credit, number, turn, place)
-        return Sample(draw_id=draw_id, rollout_id=rollout_id, **columns) if has_sampled else None
+            if turn.replica:
+                replicas.append(SampledBy(place.start, place.stop, turn.replica))
+        if not has_sampled:
+            return None
+        return Sample(draw_id=draw_id, rollout_id=rollout_id, replicas=tuple(replicas), **columns)
 
 
 def _branches(turns: tuple[Turn, ...]) -> Iterator[_Branch]:

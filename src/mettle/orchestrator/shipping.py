@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from mettle.orchestrator.batcher import ReadyGroup
-from mettle.records.tokens import Batch, Sample, end_to_end
+from mettle.records.tokens import Batch, Sample, SampledBy, end_to_end
 from mettle.storage.batches import write_batch
 from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
@@ -23,11 +24,17 @@ from mettle.storage.run_dir import RunDir
 def assemble(step: int, groups: Sequence[ReadyGroup]) -> Batch:
     """Whole groups, one after the other, as the batch of `step`."""
     samples = [sample for group in groups for sample in group.samples]
+    begins = accumulate((len(sample) for sample in samples), initial=0)
     return Batch(
         sequence_lengths=np.array([len(sample) for sample in samples], np.int32),
         step=step,
         draw_ids=tuple(group.draw_id for group in groups),
         staleness=token_staleness(step, samples),
+        replicas=tuple(
+            SampledBy(begin + own.start, begin + own.stop, own.replica)
+            for begin, sample in zip(begins, samples, strict=False)
+            for own in sample.replicas
+        ),
         **end_to_end(samples),
     )
 

@@ -20,6 +20,9 @@ from mettle.errors import MettleError, UserError
 MARK: Final = "METTLE_CONFINED"
 """Set by who made the machine. Without it nothing is run: elsewhere, judging without a sandbox would be the host's."""
 
+MAX_TASKS: Final = 200
+MAX_TASK_CHARS: Final = 2000
+
 
 def main(words: list[str]) -> int:
     """Returns the exit code: 0 when the environment loads, or the card was written."""
@@ -36,8 +39,21 @@ def main(words: list[str]) -> int:
     from mettle.quality.card import make_card
 
     card = make_card(name, on_step=lambda step: print(f"checking: {step}", flush=True))
-    Path(rest[0]).write_text(json.dumps(card.to_dict()), encoding="utf-8")
+    Path(rest[0]).write_text(json.dumps({**card.to_dict(), "tasks": _tasks(name)}), encoding="utf-8")
     return 0
+
+
+def _tasks(name: str) -> list[str]:
+    """What the first tasks ask, to find the environment by; nothing where that cannot be read."""
+    from mettle.envs import load_environment
+    from mettle.quality.rewards.layouts import prompt_text
+
+    try:
+        rows = load_environment(name).dataset.take(MAX_TASKS)
+        return [prompt_text(row, roles=("user", "text"))[:MAX_TASK_CHARS] for row in rows]
+    except Exception as error:  # the environment's own code, which may do anything; its card says what of it fails
+        print(f"no tasks to find it by: {type(error).__name__}: {error}"[:300], flush=True)
+        return []
 
 
 def _judge_in_place() -> None:

@@ -133,8 +133,9 @@ class ResponseTokens(Mapping[str, Any]):
 
     The prompt is the first `prefix_length` ids of what `previous` ends with (its prompt and completion) followed by
     `new_prompt_ids`. Logprobs are natural logarithms; `completion_versions` is the policy version that sampled each id
-    (empty when the endpoint does not tell). Keys are those of verifiers' `ResponseTokens`; `prompt_ids` and the masks
-    are made on access. A `completion_mask` with zeros marks ids in the completion that the policy did not sample.
+    (empty when the endpoint does not tell), `replica` the engine that did, where there are several. Keys are those of
+    verifiers' `ResponseTokens`; `prompt_ids` and the masks are made on access. A `completion_mask` with zeros marks ids
+    in the completion that the policy did not sample.
     """
 
     __slots__ = (
@@ -148,6 +149,7 @@ class ResponseTokens(Mapping[str, Any]):
         "overlong_prompt",
         "prefix_length",
         "previous",
+        "replica",
         "was_cut",
     )
     KEYS: ClassVar[tuple[str, ...]] = (
@@ -158,6 +160,7 @@ class ResponseTokens(Mapping[str, Any]):
         "completion_logprobs",
         "completion_versions",
         "completion_experts",
+        "replica",
         "overlong_prompt",
         "is_truncated",
     )
@@ -172,6 +175,7 @@ class ResponseTokens(Mapping[str, Any]):
         previous: ResponseTokens | None = None,
         completion_mask: Sequence[int] | None = None,
         completion_experts: Sequence[int] = (),
+        replica: str = "",
         **_: Any,
     ) -> None:
         self.previous: ResponseTokens | None = None
@@ -184,6 +188,7 @@ class ResponseTokens(Mapping[str, Any]):
         self._completion_experts = array("h", completion_experts)
         has_zeros = completion_mask is not None and not all(completion_mask)
         self._completion_mask = array("i", completion_mask) if completion_mask is not None and has_zeros else None
+        self.replica = replica
         self.overlong_prompt = False
         self.was_cut = False
         if previous is not None:
@@ -207,6 +212,7 @@ class ResponseTokens(Mapping[str, Any]):
             "completion_versions": self._completion_versions,
             "completion_mask": self._completion_mask or array("i"),
             "completion_experts": self._completion_experts,
+            "replica": self.replica,
             "overlong_prompt": self.overlong_prompt,
             "was_cut": self.was_cut,
         }
@@ -225,6 +231,7 @@ class ResponseTokens(Mapping[str, Any]):
         completion_experts: array[int],
         overlong_prompt: bool,
         was_cut: bool,
+        replica: str = "",
         previous: ResponseTokens | None = None,
     ) -> ResponseTokens:
         """Tokens from what is stored of them; `previous` is the call whose prefix they share."""
@@ -233,7 +240,7 @@ class ResponseTokens(Mapping[str, Any]):
         mask = completion_mask or None
         tokens = cls(
             new_prompt_ids, completion_ids, completion_logprobs, completion_versions,
-            completion_mask=mask, completion_experts=completion_experts,
+            completion_mask=mask, completion_experts=completion_experts, replica=replica,
         )  # fmt: skip
         tokens._num_prompt = num_prompt
         tokens.previous, tokens.prefix_length = previous, prefix_length

@@ -74,7 +74,8 @@ class Turn:
     the conversation was rewritten, so a new sample branches off here. `logprobs` are natural-log probabilities of
     `completion_ids` as sampled, `versions` the policy version that sampled each. `reward` and `advantage` are what the
     environment itself gave this step of the trajectory, None where it gave none. `experts` [N, W] are those of a
-    mixture whose engine recorded them (see `records.tokens`).
+    mixture whose engine recorded them (see `records.tokens`). `replica` is the engine that sampled, "" where one alone
+    does, or nobody tells.
     """
 
     prefix_length: int
@@ -86,6 +87,7 @@ class Turn:
     reward: float | None = None
     advantage: float | None = None
     experts: NDArray[np.int16] | None = None
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,12 +93,24 @@ CREDIT_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_cre
 """What an algorithm may say of a token."""
 
 
+class SampledBy(NamedTuple):
+    """Tokens `start` to `stop` of a sample or a batch were sampled by this replica of the engine."""
+
+    start: int
+    stop: int
+    replica: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sample(TokenRow[IntArray, FloatArray, BoolArray]):
-    """One token sequence: prompt and sampled tokens interleaved as they were seen by the model."""
+    """One token sequence: prompt and sampled tokens interleaved as they were seen by the model.
+
+    `replicas` has the tokens of which an engine of several says that it sampled them, in order.
+    """
 
     draw_id: int = -1
     rollout_id: str = ""
+    replicas: tuple[SampledBy, ...] = ()
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -118,13 +130,14 @@ class Batch(TokenRow[IntArray, FloatArray, BoolArray]):
     """One optimiser step: S sequences laid end to end.
 
     Step n trains on v{n-1} and makes v{n}; steps count from 1. `draw_ids` are the task draws inside, `staleness` the
-    (mean, max) over sampled tokens of (step - 1) - version.
+    (mean, max) over sampled tokens of (step - 1) - version. `replicas` is that of the samples, over the batch's tokens.
     """
 
     sequence_lengths: IntArray
     step: int
     draw_ids: tuple[int, ...]
     staleness: tuple[float, int] = (0.0, 0)
+    replicas: tuple[SampledBy, ...] = ()
 
     def __post_init__(self) -> None:
         _check_lengths(self)
@@ -170,8 +183,7 @@ def _alike(arrays: list[NDArray[Any]], column: TokenColumn) -> list[NDArray[Any]
     widths = {array.shape[1] for array in arrays} - {0}
     if column.is_credit:
         most = max(widths, default=0)
-        missing = [((0, 0), (0, most - array.shape[1])) for array in arrays]
-        return [np.pad(a, lacks, constant_values=column.fill) for a, lacks in zip(arrays, missing, strict=True)]
+        return [array if array.shape[1] == most else _filled_up(array, most, column) for array in arrays]
     if len(widths) > 1:
         raise ValueError(f"sequences of one batch have {' and '.join(map(str, sorted(widths)))} experts a token")
     width = max(widths, default=0)
@@ -179,6 +191,10 @@ def _alike(arrays: list[NDArray[Any]], column: TokenColumn) -> list[NDArray[Any]
         array if array.shape[1] == width else np.full((len(array), width), column.fill, column.dtype)
         for array in arrays
     ]
+
+
+def _filled_up(array: NDArray[Any], width: int, column: TokenColumn) -> NDArray[Any]:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=column.fill)
 
 
 def _check_lengths(record: Sample | Batch) -> None:

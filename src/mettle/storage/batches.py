@@ -11,11 +11,12 @@ import hashlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mettle.errors import StorageError
-from mettle.records.tokens import COLUMNS, Batch, filled
+from mettle.records.tokens import COLUMNS, Batch, SampledBy, filled
 from mettle.storage.files import storage_errors, write_atomic
 
 
@@ -45,7 +46,13 @@ def encode_batch(batch: Batch) -> bytes:
     arrays = {name: np.ascontiguousarray(getattr(batch, name), dtype=column.dtype) for name, column in COLUMNS.items()}
     arrays = {name: array for name, array in arrays.items() if array.size or not COLUMNS[name].is_wide}
     arrays["sequence_lengths"] = np.ascontiguousarray(batch.sequence_lengths, dtype=np.int32)
-    header = {"step": batch.step, "draw_ids": list(batch.draw_ids), "staleness": list(batch.staleness)}
+    header: dict[str, Any] = {
+        "step": batch.step,
+        "draw_ids": list(batch.draw_ids),
+        "staleness": list(batch.staleness),
+    }
+    if batch.replicas:
+        header["replicas"] = batch.replicas
     arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
@@ -77,5 +84,6 @@ def read_batch(folder: Path, digest: str) -> Batch:
             step=header["step"],
             draw_ids=tuple(header["draw_ids"]),
             staleness=(float(mean), int(largest)),
+            replicas=tuple(SampledBy(*own) for own in header.get("replicas", ())),
             **columns,
         )

@@ -160,7 +160,7 @@ def _decode_turns(data: bytes, offset: int, shapes: list[list[Any]], width: int)
     offset += flat.nbytes
     experts = np.split(flat.reshape(sum(lengths), width), np.cumsum(lengths)[:-1])
     turns = (
-        Turn(shape[0], prompt, ids, logprobs, versions, *_notes(shape), chosen if width else None)
+        Turn(shape[0], prompt, ids, logprobs, versions, *_notes(shape), chosen if width else None, _replica(shape))
         for shape, prompt, ids, logprobs, versions, chosen in zip(shapes, *columns, experts, strict=True)
     )
     return turns, np.frombuffer(data, dtype=np.float32, offset=offset)
@@ -170,6 +170,11 @@ def _notes(shape: list[Any]) -> tuple[float, float | None, float | None]:
     """A turn's temperature, reward and advantage."""
     temperature, reward, advantage = [*shape[3:], None, None][:3]
     return temperature, reward, advantage
+
+
+def _replica(shape: list[Any]) -> str:
+    """The engine that sampled a turn; a block may be older than the question."""
+    return str(shape[6]) if len(shape) > 6 else ""
 
 
 def _credit_header(credit: Credit, arrays: list[np.ndarray]) -> dict[str, Any]:
@@ -213,13 +218,15 @@ def _rollout_header(rollout: RolloutRecord, arrays: list[np.ndarray]) -> dict[st
     return header
 
 
-def _turn_header(turn: Turn) -> list[float | None]:
-    shape: list[float | None] = [
+def _turn_header(turn: Turn) -> list[float | str | None]:
+    shape: list[float | str | None] = [
         turn.prefix_length,
         len(turn.new_prompt_ids),
         len(turn.completion_ids),
         turn.temperature,
     ]
+    if turn.replica:
+        return [*shape, turn.reward, turn.advantage, turn.replica]
     if turn.reward is None and turn.advantage is None:
         return shape
     return [*shape, turn.reward, turn.advantage]

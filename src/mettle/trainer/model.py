@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -34,6 +35,8 @@ from mettle.trainer.passes import pass_price
 from mettle.trainer.routers import Routers
 from mettle.trainer.widened import widen
 from mettle.trainer.world import World
+
+IntRow = NDArray[np.int64]
 
 LOGITS_AT_ONCE = 2**26
 """Logits held at a time (256 MiB in float32); more are computed in chunks and again in the backward pass."""
@@ -156,6 +159,21 @@ class Policy(nn.Module):
         with self._precision(device, False):
             hidden_BTH = self._hidden(unrouted(layout), _mask(layout, device), device)
             return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
+
+    def logits_at(self, token_ids: IntRow, places: IntRow, experts: Any) -> Tensor:
+        """[K, V] float32: what is said of the tokens at `places` [K] of one sequence, computed in float32 with the
+        weights as they are. `experts` as a batch has them for those tokens.
+
+        Ranks that share weights call it equally often.
+        """
+        device = next(self.network.parameters()).device
+        body: Any = self.network.base_model
+        exactly = exact_weights(self.network) if self.computes_short else nullcontext()
+        with exactly, self.routing(places - 1, experts):
+            hidden_TH = body(input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False).last_hidden_state[
+                0
+            ]
+            return self.head(hidden_TH[torch.from_numpy(places - 1).to(device)]).float()
 
     def routing(self, sources: Any, experts: Any, num_labels: int = 1) -> AbstractContextManager[None]:
         """See `Routers.told`; nothing for a dense network."""
@@ -326,6 +344,7 @@ def shard_policy(policy: Policy, world: World, grid: Grid | None = None, *, is_o
     for layer in _blocks(policy):
         fully_shard(layer, **options)
     fully_shard(policy, **options)
+    register_fsdp_forward_method(policy, "logits_at")
 
 
 def _share_experts(policy: Policy, grid: Grid, device_type: str, options: dict[str, Any]) -> None:

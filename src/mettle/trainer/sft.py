@@ -40,7 +40,8 @@ from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.model import full_state, load_policy, shard_policy
 from mettle.trainer.probe import EnvironmentProbe, ProbeReading, RewardProbe
-from mettle.trainer.process import guarded, setup_torch
+from mettle.trainer.process import setup_torch
+from mettle.trainer.program import guarded
 from mettle.trainer.saves import Saves
 from mettle.trainer.world import World, join_world
 

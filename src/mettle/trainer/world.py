@@ -54,6 +54,13 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on every rank."""
+        found: list[T | None] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, value)
+        return found  # type: ignore[return-value]
+
     def saving_group(self) -> dist.ProcessGroup | None:
         """Ranks that write a checkpoint talk in a group of their own: their words must not get between those of the
         step that goes on meanwhile. Every rank calls it. None for one rank."""

@@ -70,10 +70,11 @@ def test_a_push_is_checked_and_what_came_of_it_is_shown(hub, bob, program, check
     push(bob, visibility="PUBLIC")
     assert stands(bob) == ("PENDING", None)
     program(
-        f"print('install'); (folder / 'outcome.json').write_text({json.dumps({'state': 'FAILED', 'card': CARD})!r})"
+        f"print('install'); (folder / 'outcome.json').write_text({json.dumps({'state': 'FAILED', 'card': CARD, 'tasks': ['Sort the fjords.']})!r})"
     )
     over(checks)
     assert stands(bob) == ("FAILED", CARD)
+    assert bob.get(f"{HUB}/", params={"search": "fjord"}).json()["total_count"] == 1
     assert log(bob) == "install"
     page = hub.signed_in("bob").get("/environments/bob/my-task?tab=card").text
     assert "&lt;script&gt;" in page
@@ -171,3 +172,5 @@ def test_a_real_release_is_installed_loaded_and_tried_in_a_machine(tmp_path):
     outcome = inspection.inspect(order, tmp_path / "work")
     assert outcome["state"] == "SUCCESS"
     assert set(outcome["card"]["sections"]) == {"package", "data", "reward", "lint", "baseline"}
+    assert len(outcome["tasks"]) > 5
+    assert all(isinstance(each, str) and each for each in outcome["tasks"])

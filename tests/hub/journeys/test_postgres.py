@@ -6,10 +6,8 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from tests.hub.archives_made import push, source, wheel
-from tests.hub.lab_writer import HubWriter, everything
+from tests.hub.lab_writer import HubWriter, differences, everything
 from tests.hub.postgres_made import own_database, own_postgres, postgres_programs
 
 pytest.importorskip("psycopg", reason="psycopg is not installed (extra postgres)")
@@ -17,7 +15,6 @@ pytest.importorskip("psycopg", reason="psycopg is not installed (extra postgres)
 from mettle.errors import UserError
 from mettle.hub import backup
 from mettle.hub.database import HubDatabase
-from mettle.hub.tables import metadata
 
 pytestmark = [
     pytest.mark.nightly,
@@ -54,7 +51,7 @@ def test_the_migrations_lead_to_the_tables_that_are_described(url):
     database = HubDatabase(url)
     database.migrate()
     with database.read() as c:
-        assert compare_metadata(MigrationContext.configure(c), metadata) == []
+        assert differences(c) == []
     database.migrate()
     database.close()
 

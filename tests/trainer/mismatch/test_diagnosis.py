@@ -1,12 +1,14 @@
 """Faults are injected between a real engine and a real trainer, and have to be named; healthy runs must be silent."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.trainer.conftest import make_batch, make_learner
+from tests.trainer.test_grid import train_on_ranks
 
 from mettle.inference.engine.decoders import make_decoder
 from mettle.inference.engine.limits import Limits
@@ -14,7 +16,8 @@ from mettle.inference.engine.local import generate_batch, run_requests
 from mettle.inference.engine.protocol import GenerationRequest
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.records.sampling import SamplingParams
-from mettle.records.tokens import filled
+from mettle.records.tokens import SampledBy, filled
+from mettle.storage.batches import write_batch
 from mettle.trainer.adapter import Adapter
 from mettle.trainer.config import LoraConfig
 from mettle.trainer.mismatch.diagnosis import Comparer, readable_folders
@@ -81,7 +84,8 @@ def generated(state, params=PLAIN, *, seen=None, dtype=torch.float32):
     return [(prompt, c.token_ids, c.logprobs) for prompt, c in zip(given, choices, strict=True)]
 
 
-def batch_of(rollouts, *, version=2, step=3, temperature=1.0):
+def batch_of(rollouts, *, version=2, step=3, temperature=1.0, replicas=()):
+    """`replicas` names the engine of each rollout."""
     samples = []
     for prompt, tokens, logprobs in rollouts:
         length = len(prompt) + len(tokens)
@@ -96,7 +100,13 @@ def batch_of(rollouts, *, version=2, step=3, temperature=1.0):
             "rl_weights": np.where(mask, 1.0, 0.0),
         }
         samples.append(filled(length, columns))
-    return make_batch(samples, step=step)
+    batch = make_batch(samples, step=step)
+    ends = np.cumsum(batch.sequence_lengths).tolist()
+    spans = tuple(
+        SampledBy(end - len(tokens), end, name)
+        for end, (_, tokens, _), name in zip(ends, rollouts, replicas, strict=False)
+    )
+    return dataclasses.replace(batch, replicas=spans)
 
 
 def compared(learner, published, batch):
@@ -147,6 +157,78 @@ def test_a_stale_replica_is_named_though_the_others_are_well(learner, published,
     found = compared(learner, published, batch_of(rollouts))
     assert (found.cause, found.affected, found.num_sequences) == ("stale weights", 2, 6)
     assert f"v2 was v{2 - lag}" in found.detail
+
+
+THREE = ("one", "two", "three")
+
+
+@pytest.mark.parametrize("fault", ["stale weights", "int8"])
+def test_one_replica_of_three_that_is_ill_is_named(learner, published, fault):
+    config, weights = state_of(learner)
+    stale = weights | load_file(published / "v1" / "model.safetensors")
+    ill = {"stale weights": stale, "int8": {n: as_int8(w) for n, w in weights.items()}}[fault]
+    well = generated((config, weights))
+    rollouts = [(generated((config, ill)) if i % 3 == 1 else well)[i] for i in range(6)]
+    found = compared(learner, published, batch_of(rollouts, replicas=THREE * 2))
+    assert (found.cause, found.replicas, found.affected) == (fault, ("two",), 2)
+    assert "of 3 replicas two alone" in found.detail
+    rows = {label: (mean, count) for label, mean, count in found.table["replica"]}
+    assert max(rows["one"][0], rows["three"][0]) < 1e-5 < rows["two"][0]
+    assert [count for _, count in rows.values()] == [32, 32, 32]
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_two_ranks_name_the_replica_that_one_rank_does(learner, published, mini_model, tmp_path):
+    """Each compares its share of the sequences, and all find the same; weights are exchanged in parts."""
+    config, weights = state_of(learner)
+    model = shutil.copytree(mini_model, tmp_path / "model")
+    shutil.copy(published / "v2" / "model.safetensors", model / "model.safetensors")
+    stale = weights | load_file(published / "v1" / "model.safetensors")
+    ills = {"stale weights": stale, "int8": {n: as_int8(w) for n, w in weights.items()}}
+    well, cases, batches = generated((config, weights)), [], []
+    for ill in ills.values():
+        rollouts = [(generated((config, ill)) if i % 3 == 1 else well)[i] for i in range(5)]
+        batches.append(batch_of(rollouts, replicas=THREE * 2))
+        digest, _ = write_batch(tmp_path / "batches", batches[-1])
+        compare = [digest, str(tmp_path / "batches"), str(published)]
+        cases.append({"model": str(model), "config": {"max_steps": 9, "device": "cpu"}, "compare": compare})
+    for cause, batch, (ranks, _) in zip(ills, batches, train_on_ranks(tmp_path / "two", cases, 2), strict=True):
+        alone = compared(learner, published, batch)
+        assert ranks[0] == ranks[1]
+        assert (ranks[0]["cause"], ranks[0]["replicas"], ranks[0]["num_tokens"]) == (cause, ["two"], 5 * 16)
+        assert (alone.cause, alone.replicas, alone.detail) == (cause, ("two",), ranks[0]["detail"])
+        assert ranks[0]["mean_abs"] == pytest.approx(alone.mean_abs, rel=1e-3)
+
+
+def test_what_ails_every_replica_is_told_of_none(learner, published):
+    params = dataclasses.replace(PLAIN, temperature=0.8)
+    found = compared(learner, published, batch_of(generated(state_of(learner), params), replicas=THREE * 2))
+    assert (found.cause, found.replicas) == ("temperature", ())
+
+
+def test_a_sequence_of_two_replicas_is_compared_as_each_sampled_it(learner, published):
+    """The second half of each completion came from a replica with older weights."""
+    config, weights = state_of(learner)
+    stale = weights | load_file(published / "v1" / "model.safetensors")
+    first = generated((config, weights), dataclasses.replace(PLAIN, max_tokens=8))
+    longer = [prompt + tokens for prompt, tokens, _ in first]
+    second = generated((config, stale), dataclasses.replace(PLAIN, max_tokens=8), seen=longer)
+    joined = [(p, a + b, la + lb) for (p, a, la), (_, b, lb) in zip(first, second, strict=True)]
+    batch = batch_of(joined)
+    begins = [end - 16 for end in np.cumsum(batch.sequence_lengths).tolist()]
+    spans = [SampledBy(b + at, b + at + 8, name) for b in begins for at, name in ((0, "well"), (8, "ill"))]
+    found = compared(learner, published, dataclasses.replace(batch, replicas=tuple(spans)))
+    assert (found.cause, found.replicas, found.num_sequences, found.affected) == ("stale weights", ("ill",), 12, 6)
+
+
+def test_few_sequences_are_taken_from_all_replicas(learner):
+    rollouts = generated(state_of(learner))
+    batch = batch_of(rollouts, replicas=["one"] * 4 + ["two", "three"])
+    assert [s.number for s in choose(batch, 6, seed=0)] == list(range(6))
+    for seed in range(8):
+        chosen = choose(batch, 3, seed=seed)
+        assert sorted(s.replica for s in chosen) == sorted(THREE)
 
 
 def test_an_adapter_that_is_not_loaded_is_named(mini_model, tmp_path):

@@ -105,7 +105,8 @@ def _tokens(raw: Mapping[str, Any], choice: Mapping[str, Any]) -> ResponseTokens
     values = [entry["logprob"] for entry in entries] if entries else logprobs.get("token_logprobs") or []
     if len(values) != len(token_ids):
         return None
-    return ResponseTokens(prompt_ids, token_ids, values, choice.get("versions") or ())
+    replica = str(choice.get("replica") or "")
+    return ResponseTokens(prompt_ids, token_ids, values, choice.get("versions") or (), replica=replica)
 
 
 # An answer that goes out

@@ -19,6 +19,7 @@ from mettle.hub.actions.order import order_of
 from mettle.hub.lab import Lab
 from mettle.hub.registry.catalogue import environment_of
 from mettle.hub.registry.releases import Release
+from mettle.hub.registry.words import keep_tasks
 from mettle.processes.child import ChildProcess, explain_exit, import_path, python_module
 from mettle.storage.files import write_json
 
@@ -113,6 +114,9 @@ class ReleaseChecker:
             log += f"error: {explain_exit('the check', code, '')}\n"
         with self._lab.database.write() as c:
             states.end(c, release.id, outcome["state"], outcome["card"], release.card_log + log)
+            told = outcome.get("tasks")
+            if isinstance(told, list):
+                keep_tasks(c, release.environment_id, map(str, told))
         child.kill()
         self._child = None
         shutil.rmtree(folder, ignore_errors=True)

@@ -29,7 +29,7 @@ from mettle.errors import MettleError, SandboxError, UserError
 from mettle.hub.actions.order import CheckOrder, read_order
 from mettle.hub.actions.states import CANCELLED, FAILED, SUCCESS
 from mettle.processes.orphans import end_with_parent
-from mettle.quality.confined import MARK
+from mettle.quality.confined import MARK, MAX_TASK_CHARS, MAX_TASKS
 from mettle.sandbox import Machine, MachineConfig, MachinePool, SandboxConfig
 from mettle.storage.files import write_json
 
@@ -50,7 +50,7 @@ class CheckFailed(Exception):
 
 
 def inspect(order: CheckOrder, folder: Path) -> dict[str, Any]:
-    """{"state", "card"}; what was done is printed."""
+    """{"state", "card"}, and the texts of some tasks where it came so far; what was done is printed."""
     try:
         brought = _install(order, folder)
         unpack(Path(order.source), folder / "source", sha256=order.source_sha256)
@@ -140,8 +140,9 @@ async def _in_a_machine(order: CheckOrder, folder: Path, beside: list[str]) -> d
         await _run(machine, ["load", order.name], LOAD_S, cwd="/", has_wheel=True)
         await _run(machine, ["card", order.name, "/work/card.json"], CARD_S, cwd="/work", has_wheel=False)
         try:
-            data = await machine.download("/work/card.json", max_bytes=MAX_CARD_BYTES)
-            card = _shaped(json.loads(data))
+            made = json.loads(await machine.download("/work/card.json", max_bytes=MAX_CARD_BYTES))
+            card = _shaped(made)
+            tasks = [str(each)[:MAX_TASK_CHARS] for each in list(made.get("tasks") or [])[:MAX_TASKS]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckFailed(f"its card cannot be read: {error}") from error
     for section, checks in card["sections"].items():
@@ -149,7 +150,7 @@ async def _in_a_machine(order: CheckOrder, folder: Path, beside: list[str]) -> d
             if each["status"] in ("fail", "untested"):
                 _say(f"{each['status']}: {section}: {each['name']}: {each['detail']}")
     _say(f"card: {card['status']}")
-    return {"state": SUCCESS if card["has_passed"] else FAILED, "card": card}
+    return {"state": SUCCESS if card["has_passed"] else FAILED, "card": card, "tasks": tasks}
 
 
 async def _run(machine: Machine, words: list[str], timeout_s: float, *, cwd: str, has_wheel: bool) -> None:

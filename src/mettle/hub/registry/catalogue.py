@@ -19,6 +19,7 @@ from sqlalchemy import (
     and_,
     cast,
     delete,
+    false,
     func,
     insert,
     literal,
@@ -30,13 +31,16 @@ from sqlalchemy import (
 from mettle.hub import tables
 from mettle.hub.accounts.identifiers import new_id
 from mettle.hub.caller import Caller
+from mettle.hub.registry import words
 from mettle.hub.registry.archives import normalized_name
 from mettle.web.problems import HttpError
 
 PUBLIC: Final = "PUBLIC"
 PRIVATE: Final = "PRIVATE"
 READY: Final = "ready"
-Order = Literal["name", "created_at", "updated_at", "stars"]
+_AT_ONCE: Final = 500
+"""Ids in one statement: databases take no more than some thousands."""
+Order = Literal["relevance", "name", "created_at", "updated_at", "stars"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class HubEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which environments to list."""
+    """Which environments to list. By relevance means by push where no words are asked for."""
 
     words: str = ""
     owner: str = ""
@@ -73,7 +77,7 @@ class Wanted:
     tags: Sequence[str] = ()
     is_mine: bool = False
     is_starred: bool = False
-    order: Order = "updated_at"
+    order: Order = "relevance"
     is_descending: bool = True
     limit: int = 20
     offset: int = 0
@@ -81,38 +85,40 @@ class Wanted:
 
 def list_environments(c: Connection, caller: Caller, wanted: Wanted) -> tuple[list[HubEnvironment], int]:
     """A page of those that the caller may see, and how many there are."""
+    e = tables.environments.c
+    hits = words.found(c, wanted.words) if wanted.words.strip() else None
+    conditions = _conditions(c, caller, wanted)
+    if wanted.words.strip() and hits is None:  # nothing but marks, which no text has as words
+        conditions.append(false())
+    place = tables.environments if hits is None else tables.environments.join(hits, hits.c.environment_id == e.id)
+    column: ColumnElement[Any] = {"name": e.name, "created_at": e.created_at, "stars": e.num_stars}.get(
+        wanted.order, e.updated_at
+    )
+    order = [column.desc() if wanted.is_descending else column.asc(), e.id]
+    if hits is not None and wanted.order == "relevance":
+        order.insert(0, hits.c.far.asc() if wanted.is_descending else hits.c.far.desc())
+    ids = select(e.id).select_from(place).where(*conditions).order_by(*order)
+    # The rows of the page alone are joined and built: those before it are only passed over.
+    chosen = list(c.scalars(ids.limit(wanted.limit).offset(wanted.offset)))
+    total = c.scalar(select(func.count()).select_from(place).where(*conditions)) or 0
+    found: dict[str, HubEnvironment] = {}
+    for first in range(0, len(chosen), _AT_ONCE):
+        rows = c.execute(_query().where(e.id.in_(chosen[first : first + _AT_ONCE])))
+        found |= {row.id: _environment(row) for row in rows}
+    return [found[each] for each in chosen], int(total)
+
+
+def list_names(c: Connection, caller: Caller, owner: str = "") -> list[str]:
+    """The names that the caller may see of an owner; of all owners, those whose oldest environment they may see."""
     e, owners = tables.environments.c, tables.owners.c
-    conditions = [_visible_to(caller), _has_release()]
-    for word in wanted.words.split()[:8]:
-        like = f"%{word.replace('%', '').replace('_', '-').lower()}%"
-        texts = func.lower(e.name + " " + owners.slug + " " + e.description)
-        in_readme = select(literal(1)).where(
-            tables.releases.c.environment_id == e.id, tables.releases.c.state == READY,
-            func.lower(tables.releases.c.readme).like(like),
-        )  # fmt: skip
-        conditions.append(or_(texts.like(like), in_readme.exists()))
-    if wanted.owner:
-        conditions.append(owners.slug == wanted.owner)
-    if wanted.visibility:
-        conditions.append(e.visibility == wanted.visibility)
-    if wanted.is_mine:
-        conditions.append(e.owner_id.in_(caller.owner_ids))
-    if wanted.is_starred:
-        mine = select(tables.stars.c.environment_id).where(tables.stars.c.person_id == _person_id(caller))
-        conditions.append(e.id.in_(mine))
-    for tag in wanted.tags:  # so that few rows are looked at below; LIKE passes over the case of letters
-        conditions.append(cast(e.tags, Text).contains(json.dumps(tag), autoescape=True))
-    query, stars = _query()
-    found = query.where(*conditions)
-    column = {"name": e.name, "created_at": e.created_at, "updated_at": e.updated_at, "stars": stars}[wanted.order]
-    ordered = found.order_by(column.desc() if wanted.is_descending else column.asc(), owners.slug, e.name)
-    if wanted.tags:  # a list inside JSON is asked for differently by each database
-        rows = [_environment(row) for row in c.execute(ordered)]
-        rows = [row for row in rows if set(wanted.tags) <= set(row.tags)]
-        return rows[wanted.offset : wanted.offset + wanted.limit], len(rows)
-    joined = tables.environments.join(tables.owners, e.owner_id == owners.id)
-    total = c.scalar(select(func.count()).select_from(joined).where(*conditions)) or 0
-    return [_environment(row) for row in c.execute(ordered.limit(wanted.limit).offset(wanted.offset))], int(total)
+    query = select(e.name, e.owner_id).where(_visible_to(caller), e.version != "").order_by(e.name)
+    if owner:
+        return list(
+            c.scalars(query.where(e.owner_id == select(owners.id).where(owners.slug == owner).scalar_subquery()))
+        )
+    older = tables.environments.alias("older")
+    is_earlier = or_(older.c.created_at < e.created_at, and_(older.c.created_at == e.created_at, older.c.id < e.id))
+    return list(c.scalars(query.where(~select(literal(1)).where(older.c.name == e.name, is_earlier).exists())))
 
 
 def find_environment(c: Connection, caller: Caller, owner: str, name: str) -> HubEnvironment:
@@ -133,7 +139,7 @@ def environment_by_id(c: Connection, caller: Caller, environment_id: str) -> Hub
 
 def environment_of(c: Connection, environment_id: str) -> HubEnvironment:
     """One by id, for the Hub itself. Raises: HttpError 404 when it is gone."""
-    row = c.execute(_query()[0].where(tables.environments.c.id == environment_id)).first()
+    row = c.execute(_query().where(tables.environments.c.id == environment_id)).first()
     if row is None:
         raise HttpError(404, f"Environment {environment_id[:80]} not found")
     return _environment(row)
@@ -190,6 +196,8 @@ def set_star(c: Connection, caller: Caller, environment: HubEnvironment, is_star
     if is_starred:
         row = {"environment_id": environment.id, "person_id": _person_id(caller), "at": time.time()}
         c.execute(insert(tables.stars).values(row))
+    num = select(func.count()).where(s.environment_id == environment.id).scalar_subquery()
+    c.execute(update(tables.environments).where(tables.environments.c.id == environment.id).values(num_stars=num))
 
 
 def has_star(c: Connection, caller: Caller, environment: HubEnvironment) -> bool:
@@ -216,8 +224,22 @@ def oldest_named(c: Connection, project: str) -> tuple[str, str] | None:
     return None if row is None else (str(row[0]), str(row[1]))
 
 
+def refresh_listing(c: Connection, environment_id: str) -> None:
+    """Bring what lists and searches read of it in step with its releases; in the transaction of their change."""
+    e, o, r = tables.environments.c, tables.owners.c, tables.releases.c
+    query = select(r.version, r.readme).where(r.environment_id == environment_id, r.state == READY)
+    newest = c.execute(query.order_by(r.is_yanked, r.created_at.desc()).limit(1)).first()
+    version, readme = ("", "") if newest is None else newest
+    c.execute(update(tables.environments).where(e.id == environment_id).values(version=version))
+    told = select(o.slug, e.name, e.description, e.tags).select_from(tables.environments.join(tables.owners))
+    row = c.execute(told.where(e.id == environment_id)).one()
+    words.keep_words(
+        c, environment_id, name=f"{row.slug} {row.name}", said=" ".join((row.description, *row.tags)), readme=readme
+    )
+
+
 def _one(c: Connection, caller: Caller, condition: ColumnElement[bool]) -> HubEnvironment | None:
-    row = c.execute(_query()[0].where(condition, _visible_to(caller))).first()
+    row = c.execute(_query().where(condition, _visible_to(caller))).first()
     return None if row is None else _environment(row)
 
 
@@ -228,32 +250,32 @@ def _visible_to(caller: Caller) -> ColumnElement[bool]:
     return or_(e.visibility == PUBLIC, e.owner_id.in_(caller.owner_ids))
 
 
-def _has_release() -> ColumnElement[bool]:
-    r = tables.releases.c
-    return select(literal(1)).where(r.environment_id == tables.environments.c.id, r.state == READY).exists()
+def _conditions(c: Connection, caller: Caller, wanted: Wanted) -> list[ColumnElement[bool]]:
+    e, owners = tables.environments.c, tables.owners.c
+    conditions = [_visible_to(caller), e.version != ""]
+    if wanted.owner:
+        conditions.append(e.owner_id == select(owners.id).where(owners.slug == wanted.owner).scalar_subquery())
+    if wanted.visibility:
+        conditions.append(e.visibility == wanted.visibility)
+    if wanted.is_mine:
+        conditions.append(e.owner_id.in_(caller.owner_ids))
+    if wanted.is_starred:
+        mine = select(tables.stars.c.environment_id).where(tables.stars.c.person_id == _person_id(caller))
+        conditions.append(e.id.in_(mine))
+    place = func.instr if c.dialect.name == "sqlite" else func.strpos
+    for tag in wanted.tags:  # a list as JSON: its first, or one after a comma
+        told = cast(e.tags, Text)
+        conditions.append(or_(place(told, "[" + json.dumps(tag)) == 1, place(told, ", " + json.dumps(tag)) > 0))
+    return conditions
 
 
-def _query() -> tuple[Any, Any]:
-    e, owners, r = tables.environments.c, tables.owners.c, tables.releases.c
-    stars = (
-        select(func.count())
-        .where(tables.stars.c.environment_id == e.id)
-        .correlate(tables.environments)
-        .scalar_subquery()
-    )
-    newest = (
-        select(r.version)
-        .where(r.environment_id == e.id, r.state == READY)
-        .order_by(r.is_yanked, r.created_at.desc())
-        .limit(1)
-        .correlate(tables.environments)
-        .scalar_subquery()
-    )
+def _query() -> Any:
+    e, owners = tables.environments.c, tables.owners.c
     columns = (
         e.id, e.owner_id, owners.slug, owners.kind, e.name, e.visibility, e.description, e.tags, e.forked_from,
-        e.num_downloads, e.created_at, e.updated_at, stars, func.coalesce(newest, ""),
+        e.num_downloads, e.created_at, e.updated_at, e.num_stars, e.version,
     )  # fmt: skip
-    return select(*columns).select_from(tables.environments.join(tables.owners, e.owner_id == owners.id)), stars
+    return select(*columns).select_from(tables.environments.join(tables.owners, e.owner_id == owners.id))
 
 
 def _environment(row: Row[Any]) -> HubEnvironment:

@@ -19,7 +19,7 @@ from mettle.errors import UserError
 from mettle.hub import tables
 from mettle.hub.accounts.identifiers import digest_of, new_id, new_secret
 from mettle.hub.registry.archives import checked_version, read_source, read_wheel, wheel_name_parts
-from mettle.hub.registry.catalogue import READY, HubEnvironment
+from mettle.hub.registry.catalogue import READY, HubEnvironment, refresh_listing
 from mettle.storage.blobs import BlobStore
 from mettle.web.problems import HttpError
 
@@ -189,11 +189,12 @@ def publish(c: Connection, blobs: BlobStore, environment: HubEnvironment, releas
     path = _stored(blobs, release.source_sha256, "the source archive")
     source = read_source(path, name=environment.name, version=release.version)
     r, e, now = tables.releases.c, tables.environments.c, time.time()
+    readme = source.readme.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL keeps no zero bytes
     done = c.execute(
         update(tables.releases)
         .where(r.id == release.id, r.state == PENDING, r.source_sha256 == release.source_sha256)
         .values(
-            state=READY, readme=source.readme, source_bytes=path.stat().st_size, wheel_key="", source_key="",
+            state=READY, readme=readme, source_bytes=path.stat().st_size, wheel_key="", source_key="",
             created_at=now, card_state="PENDING",
         )
     )  # fmt: skip
@@ -203,6 +204,7 @@ def publish(c: Connection, blobs: BlobStore, environment: HubEnvironment, releas
     c.execute(
         update(tables.environments).where(e.id == environment.id).values(description=said, tags=tags, updated_at=now)
     )
+    refresh_listing(c, environment.id)
 
 
 def releases_of(c: Connection, environment_id: str) -> list[Release]:
@@ -228,16 +230,33 @@ def find_release(c: Connection, environment: HubEnvironment, wanted: str) -> Rel
     return found
 
 
+def find_pair(c: Connection, environment: HubEnvironment, before: str, after: str) -> tuple[Release, Release]:
+    """Two releases by what `find_release` takes; `before` empty is the one that `after` followed.
+
+    Raises: HttpError 404 when one of them is not there.
+    """
+    newer = find_release(c, environment, after)
+    if before:
+        return find_release(c, environment, before), newer
+    known = releases_of(c, environment.id)
+    older = next((r for r in known if r.created_at < newer.created_at), None)
+    if older is None:
+        raise HttpError(404, f"{environment.slug}@{newer.version} is its first version: there is none before it")
+    return older, newer
+
+
 def set_yanked(c: Connection, release: Release, reason: str | None) -> None:
     """Yank with a reason, or take it back (None): pip then installs it only where it is named exactly."""
     values = {"is_yanked": reason is not None, "yanked_reason": (reason or "")[:200]}
     c.execute(update(tables.releases).where(tables.releases.c.id == release.id).values(**values))
+    refresh_listing(c, release.environment_id)
 
 
 def delete_release(c: Connection, release: Release) -> None:
     """Take a version away for good; its number stays taken."""
     values = {"state": DELETED, "readme": "", "wheel_metadata": "", "card": None, "card_log": ""}
     c.execute(update(tables.releases).where(tables.releases.c.id == release.id).values(**values))
+    refresh_listing(c, release.environment_id)
 
 
 def copy_release(c: Connection, release: Release, environment_id: str, by: str) -> str:
@@ -248,6 +267,7 @@ def copy_release(c: Connection, release: Release, environment_id: str, by: str) 
     if release.card_state == "RUNNING":  # the check that runs is the other's
         values |= {"card_state": "PENDING", "card_log": ""}
     c.execute(insert(tables.releases).values(**values))
+    refresh_listing(c, environment_id)
     return release_id
 
 

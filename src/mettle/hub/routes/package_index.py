@@ -22,7 +22,7 @@ from mettle.hub.access import EnvironmentReader, LabHere, lab_of
 from mettle.hub.caller import Caller
 from mettle.hub.registry import catalogue, releases
 from mettle.hub.registry.archives import normalized_name
-from mettle.hub.registry.catalogue import HubEnvironment, Wanted
+from mettle.hub.registry.catalogue import HubEnvironment
 from mettle.hub.registry.releases import Release
 from mettle.web.bodies import body_chunks
 from mettle.web.problems import HttpError, json_response
@@ -44,18 +44,14 @@ Reader = Annotated[Caller, Depends(index_reader)]
 def all_projects(request: Request, lab: LabHere, caller: Reader) -> Response:
     """The names that the caller can install."""
     with lab.database.read() as c:
-        found, _ = catalogue.list_environments(c, caller, Wanted(order="name", is_descending=False, limit=100_000))
-        names = sorted({each.name for each in found if catalogue.oldest_named(c, each.name) == (each.owner, each.id)})
-    return _projects(request, names)
+        return _projects(request, catalogue.list_names(c, caller))
 
 
 @router.get("/owners/{owner}/simple/")
 def owners_projects(request: Request, lab: LabHere, caller: Reader, owner: str) -> Response:
     """The same of one owner."""
-    wanted = Wanted(owner=owner, order="name", is_descending=False, limit=100_000)
     with lab.database.read() as c:
-        found, _ = catalogue.list_environments(c, caller, wanted)
-    return _projects(request, [each.name for each in found])
+        return _projects(request, catalogue.list_names(c, caller, owner))
 
 
 @router.get("/simple/{project}/")

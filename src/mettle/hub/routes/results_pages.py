@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response
 
-from mettle.evals.ranking import rank_evaluations
+from mettle.evals.export.ranking import WRITERS
+from mettle.evals.ranking import MAX_EVALUATIONS
 from mettle.hub.access import Anybody, LabHere, SignedIn, caller_of, lab_of
 from mettle.hub.accounts import audit
 from mettle.hub.api import catalog_of
 from mettle.hub.evaluations import OpenEvaluation, card_of
 from mettle.hub.pages import page, query_of
 from mettle.hub.results import pushed
-from mettle.hub.results.leaderboard import leaderboard
+from mettle.hub.results.leaderboard import leaderboard, rank_local, rank_pushed
 from mettle.hub.routes import addresses  # noqa: F401 - the kind of path that ids of results are
+from mettle.hub.routes.chosen import may_see_local, rank_chosen
 from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
 from mettle.web.problems import HttpError
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[Depends(looking)])
 PAGE_SIZE = 40
+Kind = Literal["html", "md", "json"]
+FILES: Final[dict[Kind, str]] = {"html": "text/html", "md": "text/markdown", "json": "application/json"}
+"""What a comparison is handed over as, and how an answer calls it."""
 
 
 @router.get("/evaluations")
@@ -38,29 +43,39 @@ def evaluations_page(
             offset=(number - 1) * PAGE_SIZE,
         )  # fmt: skip
         board = pushed.list_results(c, caller, environment=environment, limit=1000)[0] if environment else []
-    is_shown = (lab.are_runs_open or caller.person is not None) and not (words or environment or mine)
-    own = catalog_of(request).evaluations.own() if is_shown else {}
+    is_shown = may_see_local(lab, caller) and not (words or mine)
+    here = catalog_of(request).evaluations
+    own = [] if not is_shown else here.on(environment) if environment else list(here.own().items())
     kept = [("words", words), ("environment", environment), ("mine", mine)]
     return page(
         "results.html", found=found, total=total, words=words, environment=environment, mine=mine, number=number,
         num_pages=max(1, -(-total // PAGE_SIZE)), query=query_of([(k, v) for k, v in kept if v]),
-        places=leaderboard(board), evaluations=[card_of(name, entry) for name, entry in list(own.items())[:PAGE_SIZE]],
+        places=leaderboard([*rank_pushed(board), *rank_local(own)]) if environment else [],
+        evaluations=[card_of(name, entry) for name, entry in own[:PAGE_SIZE]],
         base="/evaluations",
     )  # fmt: skip
 
 
+Chosen = Annotated[list[str], Query(max_length=MAX_EVALUATIONS, default_factory=list)]
+
+
 @router.get("/compare")
-def compare_page(
-    lab: LabHere, caller: Anybody, e: Annotated[list[str] | None, Query(max_length=26)] = None
-) -> HTMLResponse:
+def compare_page(request: Request, lab: LabHere, caller: Anybody, e: Chosen) -> HTMLResponse:
     """Evaluations on the tasks that all have."""
-    if not e or len(e) < 2:
-        raise HttpError(400, "choose two or more evaluations to compare")
-    with lab.database.read() as c:
-        found = [pushed.find_result(c, caller, each) for each in e]
-    ranking = rank_evaluations([pushed.reader_of(lab.folder, each) for each in found])
+    ranking, found = rank_chosen(request, lab, caller, e)
     by_word = dict(zip((s.word for s in ranking.standings), found, strict=True))
-    return page("compare.html", ranking=ranking, by_word=by_word)
+    files = [(kind, f"/compare/file?{query_of([('format', kind), *(('e', name) for name in e)])}") for kind in FILES]
+    return page("compare.html", ranking=ranking, by_word=by_word, files=files)
+
+
+@router.get("/compare/file")
+def compare_file(
+    request: Request, lab: LabHere, caller: Anybody, e: Chosen, kind: Annotated[Kind, Query(alias="format")] = "html"
+) -> Response:
+    """The same as one file to hand over: a page, Markdown, or JSON."""
+    ranking, _ = rank_chosen(request, lab, caller, e)
+    headers = {"content-disposition": f'attachment; filename="comparison.{kind}"'}
+    return Response(WRITERS[f".{kind}"](ranking), media_type=FILES[kind], headers=headers)
 
 
 @router.post("/evaluations/{result_id:result}")

@@ -112,7 +112,7 @@ class Choice:
 
     The token that ended the completion is in it, for it was sampled. `stop` is the stop string that ended it, if any.
     `experts` has, for each token, those that a mixture's routers chose when they predicted it, layer by layer; it is
-    empty unless the engine records them.
+    empty unless the engine records them. `replica` is the engine of several that sampled it, "" where there is one.
     """
 
     index: int
@@ -123,6 +123,7 @@ class Choice:
     finish_reason: FinishReason | None = None
     stop: str | None = None
     experts: list[NDArray[np.int16]] = field(default_factory=list)
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,7 +287,7 @@ class OutsideEngine:
                 self._num_answers += 1
                 self.roster.changed()
         if is_wanted:
-            _settle(one.running, choices, one.serving.version)
+            _settle(one.running, choices, one.serving.version, f"worker {worker.name}")
 
     def leave(self, worker: OutsideWorker) -> None:
         """A worker goes; what it has is the own engine's."""
@@ -397,10 +397,10 @@ def _is_eligible(request: GenerationRequest) -> bool:
     )
 
 
-def _settle(running: RunningRequest, choices: Sequence[Choice], version: int) -> None:
+def _settle(running: RunningRequest, choices: Sequence[Choice], version: int, sampled_by: str) -> None:
     for mine, found in zip(running.choices, choices, strict=True):
         mine.token_ids, mine.logprobs = list(found.token_ids), list(found.logprobs)
-        mine.versions = [version] * len(found.token_ids)
+        mine.versions, mine.replica = [version] * len(found.token_ids), sampled_by
         assert found.finish_reason is not None, "its form was checked"
         running.end_choice(mine, found.finish_reason, found.stop)
     running.finish()

@@ -8,9 +8,12 @@
                                    ▼
     the least, if little is left; else the cause is unknown, and the table says where it shows
 
+Where some replicas of the engine are beyond it and others are not, the cause is looked for on each of those, by name.
+
 A cause that reproduces the engine leaves nothing. Rounding is done by other kernels there and here, which round the
 same weights to other noise: where nothing else fits, noise around 0 of the size that rounding makes here is called so.
-One rank only. Legend: K compared tokens of a sequence, V vocabulary, H hidden size.
+Several ranks share the sequences, and each finds what all of them found. Legend: K compared tokens of a sequence, V
+vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +33,9 @@ from mettle.records.sampling import SamplingParams
 from mettle.trainer.learner import Learner
 from mettle.trainer.mismatch.prompts import variants
 from mettle.trainer.mismatch.sampling import SEARCHED, Floats, fit, recorded_under
-from mettle.trainer.mismatch.table import Row, cuts, sequence_means
+from mettle.trainer.mismatch.table import UNTOLD, Row, cuts, sequence_means
 from mettle.trainer.mismatch.tokens import ComparedSequence
 from mettle.trainer.mismatch.weights import as_bfloat16, as_int8, rounded, version_weights, without_adapter
-from mettle.trainer.model import exact_weights
 
 LEFT_BY_A_CAUSE = 0.15
 """Largest share of the differences that an exact cause may leave."""
@@ -43,7 +45,10 @@ NOISE_RATIO = 2.5
 MAX_OLDER = 4
 MAX_PROBED = 8
 """Sequences that causes are tried on."""
+MAX_REPLICAS = 4
+"""Replicas that causes are looked for on, one by one."""
 NUM_LOGITS = 2**24
+UNKNOWN = "unknown"
 NEVER_DRAWN = 20.0
 """What a token counts that could not have been drawn, in nats."""
 
@@ -75,7 +80,8 @@ class Explanation:
 class MismatchFound:
     """What a look found. `cause` is "" where engine and trainer agree, and "unknown" where nothing explains it.
 
-    `mean_abs` and `max_abs` are over all compared tokens, `affected` counts sequences beyond the tolerance.
+    `mean_abs` and `max_abs` are over all compared tokens, `affected` counts sequences beyond the tolerance. `replicas`
+    are those of the engine that disagree while others agree; the cause is that of the first, which is worst.
     """
 
     mean_abs: float
@@ -86,6 +92,15 @@ class MismatchFound:
     cause: str
     detail: str
     table: dict[str, list[Row]]
+    replicas: tuple[str, ...] = ()
+
+
+class Named(NamedTuple):
+    """A cause, and the replicas that it is of where it is not of all."""
+
+    cause: str
+    detail: str
+    replicas: tuple[str, ...] = ()
 
 
 class Comparer:
@@ -107,17 +122,36 @@ class Comparer:
         means = sequence_means(differences)
         bad = [i for i, mean in enumerate(means) if not mean <= tolerance]
         size = np.abs(np.concatenate(differences))
-        cause, detail = "", ""
-        if bad:
-            worst = sorted(bad, key=lambda i: -means[i])[:MAX_PROBED]
-            cause, detail = self._cause([found[i] for i in sorted(worst)], float(np.mean(means[worst])))
+        named = self._named(found, means, bad) if bad else Named("", "")
         return MismatchFound(
-            float(size.mean()), float(size.max()), len(size), len(found), len(bad), cause, detail,
-            cuts(found, differences),
+            float(size.mean()), float(size.max()), len(size), len(found), len(bad), named.cause, named.detail,
+            cuts(found, differences), named.replicas,
         )  # fmt: skip
 
+    def _named(self, found: list[ComparedSequence], means: Floats, bad: list[int]) -> Named:
+        """The cause, for all replicas or for each of those that are beyond the tolerance."""
+        everywhere = {sequence.replica for sequence in found}
+        of_replica: dict[str, list[int]] = {}
+        for i in sorted(bad, key=lambda i: -means[i]):
+            of_replica.setdefault(found[i].replica, []).append(i)
+        if len(of_replica) == len(everywhere):
+            cause, detail = self._worst_cause(found, means, bad)
+            if cause != UNKNOWN or len(everywhere) == 1:
+                return Named(cause, detail)
+        causes = {
+            replica: self._worst_cause(found, means, own) for replica, own in list(of_replica.items())[:MAX_REPLICAS]
+        }
+        details = [f"{replica or UNTOLD} alone: {detail}" for replica, (_, detail) in causes.items()]
+        cause = next(iter(causes.values()))[0]
+        return Named(cause, f"of {len(everywhere)} replicas " + "; ".join(details), tuple(of_replica))
+
+    def _worst_cause(self, found: list[ComparedSequence], means: Floats, bad: list[int]) -> tuple[str, str]:
+        worst = sorted(bad, key=lambda i: -means[i])[:MAX_PROBED]
+        return self._cause([found[i] for i in sorted(worst)], float(np.mean(means[worst])))
+
     def _cause(self, sequences: list[ComparedSequence], mismatch: float) -> tuple[str, str]:
-        tried = list(self._explanations(sequences))
+        # Where ranks compute the same side by side, the last bit may differ, and with it who is asked for what next.
+        tried = self._learner.world.share(list(self._explanations(sequences)))
         best = min(tried, key=lambda e: e.left)
         if best.left <= max(LEFT_IN_FLOAT32, LEFT_BY_A_CAUSE * mismatch):
             return best.cause, best.detail
@@ -125,7 +159,7 @@ class Comparer:
         if noise and self._is_centred(sequences):
             nearest = min(noise, key=lambda e: abs(np.log(e.noise / mismatch)))
             return nearest.cause, nearest.detail
-        return "unknown", "no single cause that can be imitated accounts for it"
+        return UNKNOWN, "no single cause that can be imitated accounts for it"
 
     def _is_centred(self, sequences: list[ComparedSequence]) -> bool:
         own = np.concatenate(self._each(sequences))
@@ -141,7 +175,7 @@ class Comparer:
         yield from self._sampling(sequences)
         own = self._each(sequences)
         for form, name in ((as_bfloat16, "bfloat16"), (as_int8, "int8")):
-            there = self._each(sequences, partial(rounded, self._learner.policy.network, form))
+            there = self._each(sequences, partial(rounded, self._learner.policy, form))
             noise = float(np.mean([np.abs(one - other).mean() for one, other in zip(own, there, strict=True)]))
             detail = f"the engine computes with weights in {name}"
             yield Explanation(name, detail, _left(sequences, there), noise)
@@ -156,15 +190,13 @@ class Comparer:
                                   _left(sequences, self._each(moved)))  # fmt: skip
 
     def _prompts(self, sequences: list[ComparedSequence]) -> Iterator[Explanation]:
-        tried: dict[str, list[tuple[Floats, Floats]]] = {}
+        tried: dict[str, list[ComparedSequence]] = {}
         for sequence in sequences:
-            for name, altered, kept in variants(sequence):
-                with self._weights(sequence.version):
-                    own = self._logprobs(altered)
-                tried.setdefault(name, []).append((own, sequence.recorded[kept].astype(np.float64)))
-        for name, pairs in tried.items():
-            if len(pairs) == len(sequences):  # a cause is one for all of them
-                left = float(np.mean([np.abs(own - recorded).mean() for own, recorded in pairs]))
+            for name, altered, _ in variants(sequence):
+                tried.setdefault(name, []).append(altered)
+        for name, altered_ones in tried.items():
+            if len(altered_ones) == len(sequences):  # a cause is one for all of them
+                left = _left(altered_ones, self._each(altered_ones))
                 yield Explanation("template", f"the engine saw another prompt: {name}", left)
 
     def _sampling(self, sequences: list[ComparedSequence]) -> Iterator[Explanation]:
@@ -207,12 +239,22 @@ class Comparer:
         sequences: Sequence[ComparedSequence],
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> list[Floats]:
-        """The log-probabilities of each sequence under its version's weights, computed `within` a context."""
-        found: list[Floats] = []
-        for sequence in sequences:
-            with self._weights(sequence.version), within():
-                found.append(self._logprobs(sequence))
-        return found
+        """The log-probabilities of each sequence under its version's weights, computed `within` a context.
+
+        Every rank has all of them in the end. The ranks go in step: all have the same weights at a time, and those
+        that have no sequence left compute the last one again.
+        """
+        world = self._learner.world
+        found: dict[int, Floats] = {}
+        for version in sorted({sequence.version for sequence in sequences}):
+            numbers = [i for i, sequence in enumerate(sequences) if sequence.version == version]
+            rounds = -(-len(numbers) // world.size)
+            turns = [min(i * world.size + world.rank, len(numbers) - 1) for i in range(rounds)]
+            with self._weights(version), within():
+                computed = {numbers[i]: self._logprobs(sequences[numbers[i]]) for i in turns}
+            for own in world.gather(computed):
+                found |= own
+        return [found[i] for i in range(len(sequences))]
 
     def _weights(self, version: int) -> AbstractContextManager[None]:
         return nullcontext() if version == self._current else version_weights(self._learner, self._folders[version])
@@ -226,16 +268,7 @@ class Comparer:
         return found
 
     def _logits(self, token_ids: Any, places: Any, experts: Any) -> Tensor:
-        policy = self._learner.policy
-        device = next(policy.network.parameters()).device
-        network: Any = policy.network
-        exactly = exact_weights(network) if policy.computes_short else nullcontext()
-        with exactly, policy.routing(places - 1, experts):
-            hidden_TH = network.base_model(
-                input_ids=torch.from_numpy(token_ids)[None].to(device), use_cache=False
-            ).last_hidden_state[0]
-            logits: Tensor = network.get_output_embeddings()(hidden_TH[torch.from_numpy(places - 1).to(device)])
-        return logits.float()
+        return self._learner.policy.logits_at(token_ids, places, experts)
 
 
 def readable_folders(root: Path) -> dict[int, Path]:

@@ -12,6 +12,8 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import torch
+
 from mettle.errors import StorageError
 from mettle.records.tokens import Batch
 from mettle.storage.journal import Journal
@@ -37,17 +39,27 @@ class MismatchMonitor:
         self._told = ""
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time, and one rank holds all the weights."""
+        """Whether it is time, and what the ranks compute can be compared with an engine's."""
         interval = self._config.interval
         # The first steps are looked at, too: what is set up wrong is wrong from the start.
-        return interval > 0 and (step <= 2 or step % interval == 0) and self._learner.world.size == 1
+        return interval > 0 and (step <= 2 or step % interval == 0) and self._is_comparable()
+
+    def _is_comparable(self) -> bool:
+        if self._learner.world.size == 1:
+            return True
+        policy = self._learner.policy
+        is_exact = policy.dtype == torch.float32 or policy.computes_short
+        return policy.context is None and is_exact
 
     def look(self, step: int, batch: Batch) -> MismatchFound | None:
-        """Compare, where it is time."""
+        """Compare, where it is time. Every rank calls it and finds what all of them found."""
         if not self.is_due(step):
             return None
         sequences = choose(batch, self._config.num_sequences, seed=self._seed)
-        comparer = Comparer(self._learner, step - 1, readable_folders(self._weights))
+        # Rank 0 removes versions: what it sees is there on every rank.
+        world = self._learner.world
+        folders = world.share(readable_folders(self._weights) if world.is_main else None)
+        comparer = Comparer(self._learner, step - 1, folders)
         try:
             return comparer.compare(sequences, self._config.tolerance)
         except StorageError as error:

@@ -34,7 +34,7 @@ def variants(sequence: ComparedSequence) -> Iterator[Variant]:
         yield name, _with_prompt(sequence, kept, prompt[:-number], rest, start), kept
     if last > 0:
         is_sampled = np.zeros(len(prompt), bool)
-        is_sampled[sequence.places[~kept]] = True
+        is_sampled[sequence.sampled[sequence.sampled < start]] = True
         yield "without what was sampled before", _with_prompt(sequence, kept, prompt[~is_sampled], rest, start), kept
 
 
