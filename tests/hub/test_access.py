@@ -55,6 +55,7 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/api/v1/environmentshub/{owner}/{name}/status"): ("read", f"{ENV}/status", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/@{version}"): ("read", f"{ENV}/@0.1.0", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/@{version}/inspect"): ("read", f"{ENV}/@0.1.0/inspect", None),
+    ("GET", "/api/v1/environmentshub/{owner}/{name}/difference"): ("read", f"{ENV}/difference?before=latest", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/actions"): ("read", f"{ENV}/actions", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/actions/{action_id}/logs"): ("read", f"{ENV}/actions/latest/logs", None),
     ("POST", "/api/v1/environmentshub/{owner}/{name}/actions/retry"): ("push", f"{ENV}/actions/retry", {}),
@@ -108,6 +109,7 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/hosted-evaluations/{result_id:result}"): ("own evals' session", "/hosted-evaluations/HOSTED", {}),
     ("GET", "/evaluations"): ("open", "", None),
     ("GET", "/compare"): ("secret", "", None),
+    ("GET", "/compare/file"): ("secret", "", None),
     ("POST", "/evaluations/{result_id:result}"): ("own evals' session", "/evaluations/RESULT", {"action": "unshare"}),
     ("GET", "/dashboard/evaluations/{result_id:result}"): ("open", "/dashboard/evaluations/RESULT", None),
     ("GET", "/api/v1/rft/models"): ("training read", "", None),
@@ -157,6 +159,9 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/people/{person_id}"): ("admin's session", "/people/EVE", {"action": "enable"}),
     ("GET", "/audit"): ("admin's session", "", None),
     ("GET", "/environments"): ("open", "", None),
+    ("GET", "/environments/{owner}/{name}/difference"): (
+        "page", "/environments/robots/my-task/difference?before=latest", None,
+    ),
     ("GET", "/environments/{owner}/{name}"): ("page", "/environments/robots/my-task", None),
     ("POST", "/environments/{owner}/{name}"): (
         "govern's session", "/environments/robots/my-task", {"action": "visibility", "visibility": "PRIVATE"},

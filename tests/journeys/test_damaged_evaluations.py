@@ -156,11 +156,25 @@ COMMANDS: list[tuple[Any, ...]] = [
 
 
 @settings(max_examples=40)
+@given(files=damaged(), commands=st.lists(st.sampled_from(COMMANDS), min_size=2, max_size=2, unique=True))
+def test_no_command_crashes_and_no_list_is_without_the_others(
+    files: dict[str, bytes | None], commands: list[tuple[Any, ...]]
+) -> None:
+    """Each example with two of the commands; in the nightly tier with all."""
+    check_commands(files, commands)
+
+
+@pytest.mark.nightly
+@settings(max_examples=200)
 @given(files=damaged())
-def test_no_command_crashes_and_no_list_is_without_the_others(files: dict[str, bytes | None]) -> None:
+def test_no_command_of_all_crashes(files: dict[str, bytes | None]) -> None:
+    check_commands(files, COMMANDS)
+
+
+def check_commands(files: dict[str, bytes | None], commands: list[tuple[Any, ...]]) -> None:
     with workspace(files) as (good, bad):
         read_everything(bad)
-        for command in COMMANDS:
+        for command in commands:
             words = [{"GOOD": good, "BAD": bad}.get(word, word) for word in command]
             code, out, err = mettle(*words)
             assert "a mistake in Mettle" not in err, (command, err)

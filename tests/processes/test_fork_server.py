@@ -163,6 +163,7 @@ def test_a_launcher_takes_its_fork_server_back(modules, tmp_path):
     from mettle.runs.launcher import LocalLauncher
 
     launcher = LocalLauncher(Path(tmp_path), ["heavy"])
+    assert not launcher.can_start(ProcessSpec("trainer", "mettle.trainer", ()))
     (pid,) = launcher.pids()
     launcher.close()
     assert launcher.pids() == []

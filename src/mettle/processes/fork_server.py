@@ -116,6 +116,7 @@ class ForkServer:
         """Nothing more is asked of it, so it ends."""
         self._state = "gone"
         self._line.close()
+        self.theirs.close()
 
     def _heard(self, size: int) -> bytes:
         with contextlib.suppress(ConnectionError):

@@ -18,8 +18,12 @@ from mettle.processes.fork_server import ForkServer
 from mettle.processes.managed import ENVIRONMENT, ManagedProcess, ProcessSpec
 from mettle.runs.host import HostNews
 
-FORKED = frozenset({"mettle.trainer", "mettle.trainer.sft", "mettle.trainer.initial", "mettle.inference"})
+FORKED = frozenset({
+    "mettle.trainer", "mettle.trainer.sharing", "mettle.trainer.sft", "mettle.trainer.initial", "mettle.inference",
+})  # fmt: skip
 """What spends most of its start on importing torch and transformers."""
+IMPORTS = ("mettle.trainer.process", "mettle.inference.process", "mettle.inference.engine.embedded")
+"""And all of that."""
 
 
 class SupervisedProcess(Protocol):
@@ -90,26 +94,33 @@ class LocalLauncher:
 
     def __init__(self, logs: Path, imports: Sequence[str] = ()) -> None:
         self._logs = logs
-        self._fork_server: ForkServer | None = None
+        self._imports = imports
+        self._fork_server = ForkServer() if imports and fork_server.IS_POSSIBLE else None
         self._importer: ChildProcess | None = None
-        if imports and fork_server.IS_POSSIBLE:
-            self._fork_server = ForkServer()
-            with self._fork_server.theirs as theirs:
-                self._importer = ChildProcess(
-                    python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()), *imports),
-                    tie="thread",
-                    output=logs / "fork-server.out",
-                    environment=ENVIRONMENT,
-                    pass_fds=[theirs.fileno()],
-                )
 
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """A child."""
-        return ManagedProcess(spec, self._logs / f"{spec.name}.out", self._fork_server if _is_forked(spec) else None)
+        server = self._fork_server if spec.module in FORKED else None
+        return ManagedProcess(spec, self._logs / f"{spec.name}.out", server)
 
     def can_start(self, spec: ProcessSpec) -> bool:
         """What is forked waits until all is imported, or it is clear that nothing will be."""
-        return not _is_forked(spec) or self._fork_server is None or not self._fork_server.is_importing
+        if self._fork_server is None or spec.module not in FORKED:
+            return True
+        if self._importer is None:
+            self._importer = self._import(self._fork_server)
+        return not self._fork_server.is_importing
+
+    def _import(self, server: ForkServer) -> ChildProcess:
+        with server.theirs as theirs:
+            command = python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()))
+            return ChildProcess(
+                [*command, *self._imports],
+                tie="thread",
+                output=self._logs / "fork-server.out",
+                environment=ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+            )
 
     def pids(self) -> list[int]:
         """The one that forks."""
@@ -121,10 +132,7 @@ class LocalLauncher:
 
     def close(self) -> None:
         """The supervisor has ended its children."""
-        if self._fork_server is not None and self._importer is not None:
+        if self._fork_server is not None:
             self._fork_server.close()
+        if self._importer is not None:
             self._importer.end()
-
-
-def _is_forked(spec: ProcessSpec) -> bool:
-    return spec.module in FORKED
