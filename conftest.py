@@ -171,6 +171,16 @@ def forked() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def forked_commands() -> Iterator[None]:
+    """The same for commands and the Hub only: what they start in turn has an interpreter, and a name, of its own."""
+    from tests.forking import forked_processes
+
+    importlib.import_module("mettle.cli.main")
+    with forked_processes("mettle.cli", "mettle.hub"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def openai() -> ModuleType:
     """OpenAI's SDK, imported where it is used: every process that runs tests collects them all."""

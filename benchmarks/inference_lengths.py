@@ -3,7 +3,7 @@
 One run, one process, CPU time of one thread, each ratio from measurements that were taken in turns:
 
 - decoding a batch, against `generate` and continuous batching of transformers (the same weights and prompts);
-- computing a prompt and decoding behind it at contexts of 128 to 4,096 tokens, against transformers' own forward;
+- computing a prompt and decoding behind it at contexts of 128 to 8,192 tokens, against transformers' own forward;
 - mixed lengths: a step with one sequence of 4,000 tokens among 31 of 100, against what these cost among their like;
 - five turns of a rollout, each beginning with all before it: tokens computed, and the time of turn 5 against afresh;
 - one prompt beside a running sequence: the longest that this waits for its next token, against the whole prompt.
@@ -48,7 +48,7 @@ from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse, tokens_of_a_step
 from mettle.records.sampling import SamplingParams
 
-PROMPT, NEW, LONGEST = 20, 64, 4224
+PROMPT, NEW, LONGEST = 20, 64, 8320
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 
 
@@ -165,7 +165,8 @@ def contexts(it: Measured, length: int, rounds: int) -> dict[str, Any]:
     ids = torch.tensor([prompt])
 
     def prefill() -> float:
-        return cpu_s(lambda: run_requests(it.scheduler(), [ask("a", prompt, 1)]))
+        scheduler = it.scheduler()  # a server has one already
+        return cpu_s(lambda: run_requests(scheduler, [ask("a", prompt, 1)]))
 
     def theirs() -> float:
         with torch.inference_mode():
@@ -260,7 +261,7 @@ def longest_wait(it: Measured, length: int) -> dict[str, Any]:
 def measure(it: Measured, *, is_quick: bool, is_large: bool) -> dict[str, Any]:
     rounds = 1 if is_quick or is_large else 3
     batches = [1, 16] if is_quick else [1, 8] if is_large else [1, 16, 64, 256]
-    lengths = [128] if is_quick else [128, 1024] if is_large else [128, 512, 1024, 4096]
+    lengths = [128] if is_quick else [128, 1024] if is_large else [128, 512, 1024, 2048, 4096, 8192]
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in it.model.parameters())}
     show("decoding", found, [decoding(it, batch, 8 if is_large else NEW, rounds) for batch in batches])
     show("contexts", found, [contexts(it, length, rounds) for length in lengths])

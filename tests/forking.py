@@ -82,6 +82,9 @@ class Birth:
 class ForkingPopen(subprocess.Popen[Any]):
     """`subprocess.Popen`, whose children that are modules of ours begin with what this process has imported."""
 
+    modules: ClassVar[tuple[str, ...]] = ("mettle.", LAUNCHER)
+    """How the names of those begin."""
+
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
                        c2pread: int, c2pwrite: int, errread: int, errwrite: int, restore_signals: Any, gid: Any,
@@ -118,7 +121,8 @@ class Nursery:
         self._parent = os.getpid()
         self._line, line = socket.socketpair()
         flush()
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             self._line.close()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
@@ -127,6 +131,11 @@ class Nursery:
             finally:
                 os._exit(0)
         line.close()
+
+    def close(self) -> None:
+        """End it; whom it has made go on."""
+        self._line.close()
+        os.waitpid(self._pid, 0)
 
     def ask(self, birth: Birth) -> int:
         """The pid of a child of this process."""
@@ -238,9 +247,10 @@ def flush() -> None:
 
 
 @contextlib.contextmanager
-def forked_processes() -> Iterator[None]:
-    """Processes of ours that are started within the block, and those that they start, are forks."""
+def forked_processes(*modules: str) -> Iterator[None]:
+    """Processes of ours that are started within the block, and those that they start, are forks; of all, or of some."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkingPopen, "modules", modules or ForkingPopen.modules)
         patch.setattr(subprocess, "Popen", ForkingPopen)
         yield
 
@@ -255,7 +265,7 @@ def program_of(args: Any) -> Program | None:
     if isinstance(args, str | bytes | os.PathLike) or args[0] != sys.executable:
         return None
     words = [str(word) for word in args[1:] if word != "-u"]
-    if words[:1] != ["-m"] or not words[1].startswith(("mettle.", LAUNCHER)):
+    if words[:1] != ["-m"] or not words[1].startswith(ForkingPopen.modules):
         return None
     return Program(words[1], words[2:])
 
@@ -280,6 +290,7 @@ def hand_on(streams: tuple[int, int, int], passed: tuple[int, ...], own: dict[in
 
 def be_new(cwd: Any, env: Any) -> None:
     """What an interpreter has before its program: none of the tests' handlers, hooks, filters and environment."""
+    warnings.simplefilter("ignore")  # of files that tests before have left open, which go from here on
     gc.freeze()
     importlib.invalidate_caches()
     atexit._clear()

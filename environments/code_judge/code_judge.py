@@ -12,10 +12,11 @@ import json
 import random
 import zlib
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 from code_classics import classic_problems
+from code_formulas import formula_problems
 from code_pipelines import pipeline_problems
 from code_problem import Problem, show
 
@@ -26,17 +27,21 @@ EVAL_SHARE = 5
 """One problem in so many is for evaluation."""
 NUM_SHOWN = 2
 KINDS = ("functions", "programs")
+"""Those of `kinds` when nothing is said; the formulas have to be asked for."""
+FORMULAS = "formulas"
+MAX_REPEATS = 10_000
 
 
 def make_rows(num_rows: int, *, for_eval: bool, kinds: list[str], seed: int) -> list[dict[str, Any]]:
-    """Different problems of one split; programs are at most half of them, because there are fewer."""
+    """Different problems of one split, or as many as there are; programs are at most half, because there are fewer."""
     rng = random.Random(f"{seed}/{for_eval}/{sorted(kinds)}")
     programs = classic_problems(random.Random(seed)) if "programs" in kinds else []
     most = num_rows if kinds == ["programs"] else num_rows // 2
     first = [problem for problem in programs if in_eval(problem) == for_eval][:most]
-    rest = pipeline_problems(rng) if "functions" in kinds else iter(())
+    rest = [pipeline_problems(rng)] if "functions" in kinds else []
+    rest += [islice(formula_problems(rng), MAX_REPEATS)] if FORMULAS in kinds else []
     rows: dict[str, dict[str, Any]] = {}
-    for problem in chain(first, rest):
+    for problem in chain(first, in_turns(rest)):
         if len(rows) >= num_rows:
             break
         if in_eval(problem) == for_eval and problem.statement not in rows:
@@ -44,6 +49,11 @@ def make_rows(num_rows: int, *, for_eval: bool, kinds: list[str], seed: int) -> 
     made = list(rows.values())
     rng.shuffle(made)
     return made
+
+
+def in_turns(sources: list[Iterator[Problem]]) -> Iterator[Problem]:
+    """One of each source after the other, until all are at their end."""
+    return (problem for drawn in zip_longest(*sources) for problem in drawn if problem is not None)
 
 
 def in_eval(problem: Problem) -> bool:
@@ -101,10 +111,11 @@ def load_environment(
     memory_mb: int = 256,
     seed: int = 0,
 ) -> vf.SingleTurnEnv:
-    """Problems made here, or of MBPP with `source="mbpp"`; `kinds` are `functions` and `programs`."""
+    """Problems made here, or of MBPP with `source="mbpp"`; `kinds` are `functions`, `programs` and `formulas`."""
     kinds = kinds or list(KINDS)
-    if source not in ("made", "mbpp") or not set(kinds) <= set(KINDS):
-        raise ValueError(f"source is made or mbpp, kinds are some of {KINDS}, not {source!r} and {kinds}")
+    known = (*KINDS, FORMULAS)
+    if source not in ("made", "mbpp") or not set(kinds) <= set(known):
+        raise ValueError(f"source is made or mbpp, kinds are some of {known}, not {source!r} and {kinds}")
 
     def train() -> list[dict[str, Any]]:
         if source == "mbpp":

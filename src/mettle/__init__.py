@@ -1,7 +1,11 @@
 """Mettle: an open, self-hosted lab for training language models with reinforcement learning."""
 
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
+
+TYPE_CHECKING = False
+"""Not the one of `typing`: `mettle_names.pth` imports this file at each start of an interpreter, whoever's it is."""
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -10,5 +14,7 @@ def __getattr__(name: str) -> Any:
     # `mettle.RLTrainer` is imported when it is asked for: most programs need a small part of Mettle alone. By name, for
     # an import statement would make the whole package a circle to type checkers.
     if name == "RLTrainer":
+        from importlib import import_module
+
         return import_module("mettle.runs.rl_trainer").RLTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

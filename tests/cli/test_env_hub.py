@@ -105,6 +105,21 @@ def test_what_cannot_be_published_is_said_in_one_line(mettle, hub):
     assert "there is no such" not in mettle("env", "fork", "bob/none").out
 
 
+def test_what_a_version_changed_is_shown_by_file_and_line(mettle, hub):
+    assert mettle("env", "push", "my-task").code == 0
+    Path("environments/my_task/my_task.py").write_text("def load_environment(words=1): ...\n")
+    assert mettle("env", "push", "my-task", "--auto-bump").code == 0
+    shown = mettle("env", "diff", "bob/my-task@0.1.0", "0.1.1")
+    assert shown.code == 0, shown.err
+    assert "bob/my-task 0.1.0 to 0.1.1" in shown.out
+    assert "-def load_environment(): ...\n+def load_environment(words=1): ..." in shown.out
+    newest = mettle("env", "diff", "bob/my-task", "--json").json
+    assert [each["path"] for each in newest["files"]] == ["my_task.py", "pyproject.toml"]
+    assert "+++" not in mettle("env", "diff", "bob/my-task", "--stat").out
+    assert "nothing differs" in mettle("env", "diff", "bob/my-task@0.1.1", "0.1.1").out
+    assert mettle("env", "diff", "bob/my-task@0.1.0", "7.0").code == 2
+
+
 def test_a_log_of_inspect_is_taken_in_viewed_and_pushed(mettle, hub):
     log = str(Path(__file__).parents[1] / "evals" / "data" / "sums.eval")
     taken = mettle("eval", "import", log)

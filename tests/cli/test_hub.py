@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 pytest.importorskip("fastapi")
+pytestmark = pytest.mark.usefixtures("forked_commands")
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from own_service import services, typed
 from mettle.sandbox.service import local
 from mettle.sandbox.service.tokens import read_tokens
 
+pytestmark = pytest.mark.usefixtures("forked_commands")
+
 
 @pytest.mark.usefixtures("own")
 def test_create_exec_and_delete_are_three_commands_and_nothing_is_started_by_hand(own: Path) -> None:

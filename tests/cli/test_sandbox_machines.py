@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from own_service import typed
 
+pytestmark = pytest.mark.usefixtures("forked_commands")
+
 
 class Person:
     """Somebody at a terminal who has typed `mettle sandbox ...`."""

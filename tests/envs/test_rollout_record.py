@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mettle.envs.rollout_record import common_prefix, record_of_state, turns_of
+from mettle.envs.rubrics.scoring import set_advantages
+from mettle.envs.state import State
 from mettle.errors import ProviderError, RolloutTimeout
 from mettle.evals.source import GroupRequest, failed_rollouts
 from mettle.orchestrator.batcher import ReadyGroup
@@ -89,6 +91,30 @@ def test_ids_that_the_policy_did_not_sample_are_context_wherever_they_stand(mask
     assert sample.token_ids.tolist() == whole
     assert sample.loss_mask.tolist() == expected
     assert all(sample.logprobs[i] == -1.0 - whole[i] for i in np.flatnonzero(expected))
+
+
+@given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=1, max_size=4), st.sampled_from([0.0, 1.0]))
+def test_a_turn_s_reward_is_what_the_environment_gave_it_and_never_the_rollout_s(given_rewards, reward):
+    """Also where some turns have none, and where what they were given is by chance what the rollout earned."""
+    state = State(trajectory=[], reward=reward)
+    for number, due in enumerate(given_rewards):
+        state["trajectory"].append({"tokens": plain([number], [1]), "reward": None})
+        if due is not None:
+            state.add_step_reward(due)
+    set_advantages([state])
+    record = record_of_state(state, "t1-0")
+    assert [turn.reward for turn in record.turns] == given_rewards
+    assert all(step["reward"] is not None for step in state["trajectory"])
+
+
+def test_rewards_that_were_written_into_the_steps_are_their_own_beside_those_that_scoring_filled_in():
+    steps = [{"tokens": plain([i], [1]), "reward": due} for i, due in enumerate([1.0, None])]
+    state = State(trajectory=steps, reward=1.0)
+    set_advantages([state])
+    assert [turn.reward for turn in record_of_state(state, "t1-0").turns] == [1.0, None]
+    # An environment that scores by itself, and gives all of its steps what the rollout earned, has said nothing of them.
+    steps = [{"tokens": plain([i], [1]), "reward": 1.0} for i in range(2)]
+    assert [turn.reward for turn in record_of_state(State(trajectory=steps, reward=1.0), "t1-0").turns] == [None, None]
 
 
 def test_two_turns_become_one_sample():

@@ -55,6 +55,7 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/api/v1/environmentshub/{owner}/{name}/status"): ("read", f"{ENV}/status", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/@{version}"): ("read", f"{ENV}/@0.1.0", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/@{version}/inspect"): ("read", f"{ENV}/@0.1.0/inspect", None),
+    ("GET", "/api/v1/environmentshub/{owner}/{name}/difference"): ("read", f"{ENV}/difference?before=latest", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/actions"): ("read", f"{ENV}/actions", None),
     ("GET", "/api/v1/environmentshub/{owner}/{name}/actions/{action_id}/logs"): ("read", f"{ENV}/actions/latest/logs", None),
     ("POST", "/api/v1/environmentshub/{owner}/{name}/actions/retry"): ("push", f"{ENV}/actions/retry", {}),
@@ -108,6 +109,7 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/hosted-evaluations/{result_id:result}"): ("own evals' session", "/hosted-evaluations/HOSTED", {}),
     ("GET", "/evaluations"): ("open", "", None),
     ("GET", "/compare"): ("secret", "", None),
+    ("GET", "/compare/file"): ("secret", "", None),
     ("POST", "/evaluations/{result_id:result}"): ("own evals' session", "/evaluations/RESULT", {"action": "unshare"}),
     ("GET", "/dashboard/evaluations/{result_id:result}"): ("open", "/dashboard/evaluations/RESULT", None),
     ("GET", "/api/v1/rft/models"): ("training read", "", None),
@@ -157,6 +159,9 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/people/{person_id}"): ("admin's session", "/people/EVE", {"action": "enable"}),
     ("GET", "/audit"): ("admin's session", "", None),
     ("GET", "/environments"): ("open", "", None),
+    ("GET", "/environments/{owner}/{name}/difference"): (
+        "page", "/environments/robots/my-task/difference?before=latest", None,
+    ),
     ("GET", "/environments/{owner}/{name}"): ("page", "/environments/robots/my-task", None),
     ("POST", "/environments/{owner}/{name}"): (
         "govern's session", "/environments/robots/my-task", {"action": "visibility", "visibility": "PRIVATE"},
@@ -167,6 +172,8 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
 SESSIONS = {"eve's session", "kim's session", "bob's session", "ann's session"}
 TOKENS = {f"bob's {scope}" for scope in SCOPES}
 EVERYBODY = {"nobody", *SESSIONS, *TOKENS}
+NIGHTLY = {f"bob's {scope}" for scope in ("account:write", "evals:write", "sandboxes:read", "training:read")}
+"""Each time all people, and a token of each area."""
 
 
 def tokens(area: str, *rights: str) -> set[str]:
@@ -235,7 +242,9 @@ def test_every_route_is_in_the_table(hub):
     assert set(routes_of(hub)) == set(ROUTES)
 
 
-@pytest.mark.parametrize("who", sorted(EVERYBODY))
+@pytest.mark.parametrize(
+    "who", [pytest.param(who, marks=pytest.mark.nightly if who in NIGHTLY else ()) for who in sorted(EVERYBODY)]
+)
 def test_who_may_do_what(hub, who):
     places = prepared(hub)
     client = caller(hub, who)

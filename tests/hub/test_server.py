@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
+pytestmark = pytest.mark.usefixtures("forked_commands")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

@@ -156,11 +156,25 @@ COMMANDS: list[tuple[Any, ...]] = [
 
 
 @settings(max_examples=40)
+@given(files=damaged(), commands=st.lists(st.sampled_from(COMMANDS), min_size=2, max_size=2, unique=True))
+def test_no_command_crashes_and_no_list_is_without_the_others(
+    files: dict[str, bytes | None], commands: list[tuple[Any, ...]]
+) -> None:
+    """Each example with two of the commands; in the nightly tier with all."""
+    check_commands(files, commands)
+
+
+@pytest.mark.nightly
+@settings(max_examples=200)
 @given(files=damaged())
-def test_no_command_crashes_and_no_list_is_without_the_others(files: dict[str, bytes | None]) -> None:
+def test_no_command_of_all_crashes(files: dict[str, bytes | None]) -> None:
+    check_commands(files, COMMANDS)
+
+
+def check_commands(files: dict[str, bytes | None], commands: list[tuple[Any, ...]]) -> None:
     with workspace(files) as (good, bad):
         read_everything(bad)
-        for command in COMMANDS:
+        for command in commands:
             words = [{"GOOD": good, "BAD": bad}.get(word, word) for word in command]
             code, out, err = mettle(*words)
             assert "a mistake in Mettle" not in err, (command, err)
@@ -191,6 +205,17 @@ def test_a_field_without_meaning_is_one_line_about_its_file(field: str, value: A
             assert code == 0
             assert err == f"note: {bad}/metadata.json: {told}; passed over\n"
         assert str(good) in mettle("eval", "view", "--plain")[1] or "good" in out
+
+
+def test_a_number_beyond_all_reckoning_is_none() -> None:
+    """Its square is more than a float can hold, so no variance can be made of it."""
+    rows = [*ROWS[:3], {**ROWS[3], "reward": 1e308}]
+    files = {
+        "metadata.json": json.dumps(METADATA).encode(),
+        "results.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in rows),
+    }
+    with workspace(files) as (_, bad):
+        read_everything(bad)
 
 
 @settings(max_examples=15)

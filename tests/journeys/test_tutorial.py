@@ -14,8 +14,8 @@ from tests.forking import forked_command
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorials" / "from-data-to-training.md"
 SHORTER = (
-    " --max-steps 2 --warm_up.sft.target_reward 0.01 --warm_up.sft.probe.first_step 10 --warm_up.sft.probe.num_prompts 32"
-    " --orchestrator.batch_size 32 --orchestrator.group_size 8 --orchestrator.eval.num_examples 4"
+    " --max-steps 2 --warm_up.sft.target_reward 0 --warm_up.sft.probe.first_step 10 --warm_up.sft.probe.num_prompts 8"
+    " --orchestrator.batch_size 32 --orchestrator.group_size 8 --orchestrator.eval.num_examples 4 --orchestrator.filter_zero_advantages false"
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]

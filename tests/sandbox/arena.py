@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 from attack import PRELUDE, Attack
 from planted import SECRET, Planted, plant, stragglers
 
@@ -26,6 +28,14 @@ from mettle.sandbox import (
 MACHINE_LIMITS = MachineConfig(memory_mb=256, disk_mb=32, max_processes=16)
 _SETTLED_S = 3.0
 _BROKEN = ("NameError", "SyntaxError", "AttributeError")
+
+
+def a_sixth(attacks: Sequence[Attack]) -> list[Any]:
+    """Parameters of a test that other tests can fail: every sixth each time, the others in the nightly tier."""
+    return [
+        pytest.param(attack, id=attack.name, marks=pytest.mark.nightly if number % 6 else ())
+        for number, attack in enumerate(attacks)
+    ]
 
 
 @contextlib.contextmanager

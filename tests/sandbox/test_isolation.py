@@ -174,10 +174,11 @@ def test_an_ordinary_user_has_the_layers_that_root_has(host: HostReport, other_i
 
 
 @pytest.mark.slow
-def test_the_attacks_are_contained_when_an_ordinary_user_starts_the_pool(other_interpreter: str) -> None:
-    """The whole of `test_attacks.py`, isolation off included, by another user."""
+@pytest.mark.parametrize("chosen", ["contained", pytest.param("", id="all", marks=pytest.mark.nightly)])
+def test_the_attacks_are_contained_when_an_ordinary_user_starts_the_pool(other_interpreter: str, chosen: str) -> None:
+    """Every attack of `test_attacks.py` by another user; in the nightly tier those without isolation too."""
     directory = ordinary.ROOT / "tests" / "sandbox"
-    options = ["-q", "-p", "no:cacheprovider", "-x", f"--rootdir={ordinary.ROOT}"]
+    options = ["-q", "-p", "no:cacheprovider", "-x", "-k", chosen, f"--rootdir={ordinary.ROOT}"]
     arguments = ["-m", "pytest", *options, str(directory / "journeys" / "test_attacks.py")]
     run = ordinary.run(other_interpreter, arguments, timeout_s=380)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.forking import forked_command
 
 import mettle.envs as vf
 from mettle.envs.tool_content import NOTHING, content_of
@@ -21,8 +23,29 @@ SERVER = str(Path(__file__).with_name("mcp_server.py"))
 ROWS = [{"question": "q", "answer": "a"}]
 
 
-def local(name="test", *args, **more):
-    return {"name": name, "command": sys.executable, "args": [SERVER, *args], **more}
+FORKED = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_servers(tmp_path_factory):
+    """Servers over standard streams begin with the SDK imported: it takes a second each time."""
+    pytest.importorskip("mcp")
+    script = tmp_path_factory.mktemp("forked") / "server"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(SERVER).parent))
+        importlib.import_module("mcp_server")
+        with forked_command(script, "mcp_server"):
+            FORKED["command"] = str(script)
+            yield
+
+
+def local(name="test"):
+    return {"name": name, "command": FORKED["command"]}
+
+
+def apart():
+    """A server with an interpreter of its own, which a signal to the command ends."""
+    return {"name": "test", "command": sys.executable, "args": [SERVER]}
 
 
 def calls(*pairs):
@@ -61,7 +84,7 @@ async def until_gone(pid):
 
 
 async def test_tools_are_listed_at_first_use_and_called(scripted):
-    env = env_of()
+    env = env_of(apart())
     assert env.tool_defs == []
     state, client = await converse(env, scripted, calls(("add", {"a": 3}), ("add", {"a": 1, "b": 1})))
     assert answers(state) == ["5", "2"]
@@ -137,7 +160,7 @@ async def test_a_server_killed_between_two_calls_is_started_again_when_shared(sc
 
 
 async def test_a_server_that_hangs_is_given_up(scripted):
-    env = env_of(tool_timeout_s=0.2)
+    env = env_of(apart(), tool_timeout_s=0.2)
     state, _ = await converse(env, scripted, calls(("hang", {})))
     if isinstance(state["error"], InfraError):
         assert "answers nothing any more" in str(state["error"])

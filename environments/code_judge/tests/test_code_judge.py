@@ -115,3 +115,16 @@ def test_mbpp_is_brought_into_the_same_shape(monkeypatch):
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(RuntimeError, match="not"):
         load_environment("code-judge", **wrong)
+
+
+async def test_a_formula_may_be_written_in_any_way_that_comes_to_the_same():
+    env = load_environment("code-judge", kinds=["formulas"])
+    rows = {row["question"].split(".")[0]: row for row in [*env.get_dataset(), *env.get_eval_dataset()]}
+    assert len(rows) > 500
+    row = rows["`solve(x)`: add 3, then multiply by 4"]
+    for code, reward in (("(x + 3) * 4", 1.0), ("4 * x + 12", 1.0), ("x + 3 * 4", 0.0)):
+        state = await judged(env, row, env.parser.format(f"def solve(x):\n    return {code}"))
+        assert (state["reward"], state["error"]) == (reward, None)
+    gold = await env.run_rollout(rows["`solve(x)`: subtract 2, then add 9"], Demonstrator(env), "gold")
+    assert gold["reward"] == 1.0
+    await env.teardown()

@@ -11,6 +11,7 @@ import click
 from mettle.cli.env_card import card
 from mettle.cli.env_hub import (
     delete,
+    difference,
     fork,
     info_hub,
     install_hub,
@@ -199,7 +200,7 @@ def install(source: str, editable: bool) -> None:
     print_next(f"mettle env info {name}")
 
 
-for _command in (push, pull, versions, inspect_package, fork, star, yank, delete, card, test, check):
+for _command in (push, pull, versions, difference, inspect_package, fork, star, yank, delete, card, test, check):
     env.add_command(_command)
 
 

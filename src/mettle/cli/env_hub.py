@@ -1,4 +1,4 @@
-"""`mettle env push|pull|versions|inspect|fork|star|yank|delete`; `list`, `info` and `install` from a Hub."""
+"""`mettle env push|pull|versions|diff|inspect|fork|star|yank|delete`; `list`, `info` and `install` from a Hub."""
 
 from __future__ import annotations
 
@@ -113,6 +113,48 @@ def versions(name: str, is_json: bool) -> None:
             for v in found
         ]
         print_table(("version", "pushed", "content", "by", ""), rows)
+
+
+@click.command("diff")
+@click.argument("name", metavar="OWNER/NAME[@VERSION]")
+@click.argument("other", metavar="[VERSION]", default="")
+@click.option("--stat", "is_stat", is_flag=True, help="The files alone, without their lines.")
+@json_option
+def difference(name: str, other: str, is_stat: bool, is_json: bool) -> None:
+    """Show what differs between two versions on the Hub. With one version, or none: what it, or the newest, changed.
+
+    \b
+    mettle env diff ann/my-task@0.1.0 0.2.0
+    mettle env diff ann/my-task --stat
+    """
+    owner, project, version = hub_name(name)
+    before, after = (version, other) if other else ("", version)
+    with hub_client(needs_token=False) as client:
+        found = client.get(f"{_path(owner, project)}/difference", before=before or None, after=after)["data"]
+    if is_json:
+        print_json(found)
+        return
+    said = f"{owner}/{project} {found['before']} to {found['after']}"
+    if not found["files"]:
+        click.echo(f"{said}: nothing differs")
+        return
+    rows = [
+        (each["path"], each["kind"], f"+{each['num_added']} -{each['num_removed']}", each["note"])
+        for each in found["files"]
+    ]
+    print_table(("file", "", "lines", ""), rows, title=said)
+    if found["num_hidden"]:
+        click.echo(f"{found['num_hidden']} more files differ")
+    for each in found["files"] if not is_stat else []:
+        if each["hunks"]:
+            click.echo("\n".join(_unified(each)))
+
+
+def _unified(file: dict[str, Any]) -> list[str]:
+    lines = ["", f"--- {file['path']}", f"+++ {file['path']}"]
+    for hunk in file["hunks"]:
+        lines += [hunk["head"], *(f"{edit}{text}" for edit, _, _, text in hunk["lines"])]
+    return lines
 
 
 @click.command()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mettle.envs.errors import ErrorChain
+from mettle.envs.state import OWN_REWARD
 from mettle.errors import EnvironmentFault
 from mettle.evals.output import output_row
 from mettle.records.messages import ResponseTokens
@@ -121,10 +122,12 @@ def turns_of(
 ) -> tuple[Turn, ...]:
     """The model calls of a trajectory, each as what it adds to the one before.
 
-    Steps keep their rewards unless all are that of the rollout, `reward`: scoring gives it to steps without one.
+    Steps keep the rewards that the environment gave them, and not that of the rollout, `reward`, which scoring gives to
+    those without one. Where nobody noted which is which, steps that all have the rollout's have none of their own.
     """
     turns: list[Turn] = []
-    has_rewards = any(step.get("reward") not in (None, reward) for step in trajectory)
+    unnoted = [step.get("reward") for step in trajectory if OWN_REWARD not in step]
+    is_own_unless_noted = len(unnoted) < len(trajectory) or any(value not in (None, reward) for value in unnoted)
     previous: ResponseTokens | None = None
     whole: NDArray[np.int32] | None = None
     # `whole` is what the previous call ended with, kept only when its own tokens don't say so themselves.
@@ -140,7 +143,7 @@ def turns_of(
             prompt = np.asarray(tokens["prompt_ids"], np.int32)
             prefix_length = 0 if before is None else common_prefix(prompt, before)
             added = prompt[prefix_length:]
-        due = step.get("reward") if has_rewards else None
+        due = step.get("reward") if step.get(OWN_REWARD, is_own_unless_noted) else None
         advantage = step.get("advantage") if has_advantages else None
         turns += _turns(prefix_length, added, completion, tokens, temperature, due, advantage)
         previous = tokens if isinstance(tokens, ResponseTokens) else None

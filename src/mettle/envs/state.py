@@ -26,6 +26,10 @@ _VIEWS = frozenset({"responses", "turn", "oai_tools", "id"})
 """What states of earlier releases held, computed from what this one holds."""
 
 
+OWN_REWARD = "has_own_reward"
+"""Key of a step: true where the environment rewarded it, false where scoring gave it the rollout's, else not known."""
+
+
 class TrajectoryStep(Record):
     """One model call: `prompt`, `completion`, `response`, `tokens`, `reward`, `advantage`, `is_truncated`, `extras`."""
 
@@ -85,7 +89,7 @@ class State(dict[str, Any]):
     def add_step_reward(self, reward: float) -> None:
         """Add to the reward of the latest trajectory step."""
         step = self["trajectory"][-1]
-        step["reward"] = (step.get("reward") or 0.0) + float(reward)
+        step["reward"], step[OWN_REWARD] = (step.get("reward") or 0.0) + float(reward), True
 
     def total_step_reward(self) -> float:
         """Sum of the rewards of the steps that have one."""

@@ -41,6 +41,8 @@ MAX_OPEN = 8
 MAX_SEARCHES = 16
 PAGE_SIZE = 50
 NUM_BINS = 20
+PROBE = "probe"
+"""A measure that the warm-up takes of itself."""
 QUIET_S = 30.0
 """An evaluation that says it runs, but has written nothing for this long, counts as interrupted."""
 
@@ -149,6 +151,23 @@ class EvaluationCatalog:
                     found[name if times[name] == 1 else f"{name}~{times[name]}"] = entry
         return dict(sorted(found.items(), key=lambda item: (is_live(item[1]), item[1].modified_at), reverse=True))
 
+    def on(self, environment: str) -> list[tuple[str, EvaluationEntry]]:
+        """The evaluations of this machine on an environment, by name: those run by themselves, and of each run that
+        trains its first and its last. `owner/name` is also what is known here by its name alone.
+        """
+        found = [(name, entry) for name, entry in self.own().items() if is_of(entry, environment)]
+        for folder in self._run_folders():
+            if self.is_own(folder):
+                continue
+            inside = [
+                entry
+                for entry in self.entries(folder)
+                if entry.eval_id is not None and entry.kind != PROBE and is_of(entry, environment)
+            ]
+            ends = [inside[0], inside[-1]] if len(inside) > 1 else inside
+            found += [(f"runs/{folder.name}/evals/{entry.eval_id}", entry) for entry in ends]
+        return found
+
     def is_own(self, folder: Path) -> bool:
         """True for the folder of an evaluation without a trainer, in a folder of runs."""
         if any((folder / name).exists() for name in ("run.toml", "endpoints")):
@@ -188,6 +207,14 @@ class EvaluationCatalog:
         runs = self._runs()
         under = [] if self._root is None else find_evaluations(self._root)
         return [path for path in under if path not in runs] + [path for path, is_own in runs.items() if is_own]
+
+
+def is_of(entry: EvaluationEntry, environment: str) -> bool:
+    """True when an evaluation is on an environment, as far as names say: its version aside, and its owner where only
+    one of the two has one."""
+    own, wanted = (name.partition("@")[0].replace("_", "-").lower() for name in (entry.env_id, environment))
+    is_partial = ("/" in own) != ("/" in wanted)
+    return own == wanted or (is_partial and own.rpartition("/")[2] == wanted.rpartition("/")[2])
 
 
 def is_live(entry: EvaluationEntry) -> bool:

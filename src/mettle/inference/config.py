@@ -143,7 +143,7 @@ class InferenceConfig(BaseModel):
 
     max_prefill_tokens: int | None = Field(default=None, ge=1)
     """Tokens of prompts that one step computes before the running sequences go on; a longer prompt takes several. By
-    default by the model's size: those of about two seconds, 128 to 8,192."""
+    default by the model's size: those of about two seconds, 128 to 2,048."""
 
     max_adapters: int = Field(default=16, ge=0)
     """Adapters served at a time, each under a model name of its own; a further one is refused until one is unloaded."""

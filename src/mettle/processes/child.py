@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 import mettle
+from mettle.processes.fork_server import AdoptedProcess, ForkServer
 from mettle.processes.orphans import WATCHED_FD, tie_to_thread
 
 THREAD_ENVIRONMENT = {
@@ -53,6 +54,7 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._output = output
+        self._popen: subprocess.Popen[bytes] | AdoptedProcess
         watched, self._held = os.pipe() if tie == "pipe" else (-1, -1)
         added = {WATCHED_FD: str(watched)} if tie == "pipe" else {}
         try:
@@ -79,6 +81,21 @@ class ChildProcess:
         finally:
             if watched >= 0:
                 os.close(watched)
+
+    @classmethod
+    def forked(
+        cls, server: ForkServer, module: str, *arguments: str, output: Path, environment: Mapping[str, str]
+    ) -> ChildProcess:
+        """One that runs a module of ours, tied to this process and begun with what `server` has imported.
+
+        Raises: OSError when the fork server can fork no more.
+        """
+        child = cls.__new__(cls)
+        child._output, child._held = output, -1
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab") as file:
+            child._popen = server.fork(module, arguments, {**os.environ, **environment}, file.fileno())
+        return child
 
     @property
     def pid(self) -> int:

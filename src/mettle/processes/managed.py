@@ -22,7 +22,11 @@ from mettle.processes.child import (
     process_memory_bytes,
     python_module,
 )
+from mettle.processes.fork_server import ForkServer
 from mettle.processes.ready_file import ReadyFile
+
+ENVIRONMENT = {**THREAD_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
+"""Of every process that is managed, and of what it is forked from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,17 @@ class ProcessSpec:
 
 
 class ManagedProcess:
-    """A `ProcessSpec` and the process that it is now. Start it from a thread that lives as long as the process."""
+    """A `ProcessSpec` and the process that it is now. Start it from a thread that lives as long as the process.
+
+    Where there is a `server` that can fork, the process begins as a fork of it.
+    """
 
     host = ""
     """A child is always of this machine."""
 
-    def __init__(self, spec: ProcessSpec, output: Path) -> None:
+    def __init__(self, spec: ProcessSpec, output: Path, server: ForkServer | None = None) -> None:
         self.spec = spec
+        self._fork_server = server
         self._ready = ReadyFile(spec.ready_file)
         self._output = output
         self._child: ChildProcess | None = None
@@ -63,13 +71,24 @@ class ManagedProcess:
     def start(self) -> None:
         """Start the process; a stale ready file is removed first."""
         self._ready.prepare()
-        self._child = ChildProcess(
+        self._child = self._forked() or ChildProcess(
             python_module(self.spec.module, *self.spec.arguments),
             tie="thread",
             output=self._output,
-            environment={**THREAD_ENVIRONMENT, "PYTHONUNBUFFERED": "1", **self.spec.environment},
+            environment={**ENVIRONMENT, **self.spec.environment},
         )
         self.started_at = time.monotonic()
+
+    def _forked(self) -> ChildProcess | None:
+        if self._fork_server is None or not self._fork_server.is_ready:
+            return None
+        environment = {**ENVIRONMENT, **self.spec.environment}
+        try:
+            return ChildProcess.forked(
+                self._fork_server, self.spec.module, *self.spec.arguments, output=self._output, environment=environment
+            )
+        except OSError:  # the fork server is gone: that costs seconds, and nothing else
+            return None
 
     def exit_code(self) -> int | None:
         """None while the process runs; negative is the signal that ended it."""

@@ -183,8 +183,7 @@ def _alike(arrays: list[NDArray[Any]], column: TokenColumn) -> list[NDArray[Any]
     widths = {array.shape[1] for array in arrays} - {0}
     if column.is_credit:
         most = max(widths, default=0)
-        missing = [((0, 0), (0, most - array.shape[1])) for array in arrays]
-        return [np.pad(a, lacks, constant_values=column.fill) for a, lacks in zip(arrays, missing, strict=True)]
+        return [array if array.shape[1] == most else _filled_up(array, most, column) for array in arrays]
     if len(widths) > 1:
         raise ValueError(f"sequences of one batch have {' and '.join(map(str, sorted(widths)))} experts a token")
     width = max(widths, default=0)
@@ -192,6 +191,10 @@ def _alike(arrays: list[NDArray[Any]], column: TokenColumn) -> list[NDArray[Any]
         array if array.shape[1] == width else np.full((len(array), width), column.fill, column.dtype)
         for array in arrays
     ]
+
+
+def _filled_up(array: NDArray[Any], width: int, column: TokenColumn) -> NDArray[Any]:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=column.fill)
 
 
 def _check_lengths(record: Sample | Batch) -> None:

@@ -24,7 +24,7 @@ from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import create_run, new_run_name, read_run_config
 from mettle.runs.export import export_policy
 from mettle.runs.keys import run_keys
-from mettle.runs.launcher import Launcher, LocalLauncher
+from mettle.runs.launcher import IMPORTS, Launcher, LocalLauncher
 from mettle.runs.lock import RunLock, supervisor_host, supervisor_pid
 from mettle.runs.membership import membership
 from mettle.runs.mending import mend_batches, mend_ledger
@@ -118,7 +118,9 @@ def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], N
 def _places(run_dir: RunDir, config: RunConfig) -> Iterator[Launcher]:
     """This machine, or what the run takes of a cluster. Raises: UserError when the cluster has no room."""
     if config.deployment.engine == "local":
-        yield LocalLauncher(run_dir.logs)
+        # With several ranks or another engine there are not two processes here that would share what is imported.
+        is_own = config.deployment.share is None and config.deployment.num_trainer_ranks == 1
+        yield LocalLauncher(run_dir.logs, IMPORTS if is_own and config.inference.engine == "embedded" else ())
         return
     placement = placement_of(config)
     with Cluster(config.deployment.ray, run_dir.logs / "cluster.out") as cluster:

@@ -6,12 +6,24 @@ Parts: `SupervisedProcess` (what the supervisor needs of a process, wherever it 
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mettle.processes.managed import ManagedProcess, ProcessSpec
+from mettle.processes import fork_server
+from mettle.processes.child import ChildProcess, python_module
+from mettle.processes.fork_server import ForkServer
+from mettle.processes.managed import ENVIRONMENT, ManagedProcess, ProcessSpec
 from mettle.runs.host import HostNews
+
+FORKED = frozenset({
+    "mettle.trainer", "mettle.trainer.sharing", "mettle.trainer.sft", "mettle.trainer.initial", "mettle.inference",
+})  # fmt: skip
+"""What spends most of its start on importing torch and transformers."""
+IMPORTS = ("mettle.trainer.process", "mettle.inference.process", "mettle.inference.engine.embedded")
+"""And all of that."""
 
 
 class SupervisedProcess(Protocol):
@@ -57,6 +69,14 @@ class Launcher(Protocol):
         """The process of a spec, not started yet."""
         ...
 
+    def can_start(self, spec: ProcessSpec) -> bool:
+        """False while what the process begins with is still being made."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Processes of this machine that belong to the run and are none of its `specs`."""
+        ...
+
     def news(self) -> list[HostNews]:
         """What happened to the places since the last call."""
         ...
@@ -67,14 +87,44 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Children of this process, on this machine. What they print goes to files in `logs`."""
+    """Children of this process, on this machine. What they print goes to files in `logs`.
 
-    def __init__(self, logs: Path) -> None:
+    With `imports`, those that need them (`FORKED`) are forks of one process that has imported them.
+    """
+
+    def __init__(self, logs: Path, imports: Sequence[str] = ()) -> None:
         self._logs = logs
+        self._imports = imports
+        self._fork_server = ForkServer() if imports and fork_server.IS_POSSIBLE else None
+        self._importer: ChildProcess | None = None
 
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """A child."""
-        return ManagedProcess(spec, self._logs / f"{spec.name}.out")
+        server = self._fork_server if spec.module in FORKED else None
+        return ManagedProcess(spec, self._logs / f"{spec.name}.out", server)
+
+    def can_start(self, spec: ProcessSpec) -> bool:
+        """What is forked waits until all is imported, or it is clear that nothing will be."""
+        if self._fork_server is None or spec.module not in FORKED:
+            return True
+        if self._importer is None:
+            self._importer = self._import(self._fork_server)
+        return not self._fork_server.is_importing
+
+    def _import(self, server: ForkServer) -> ChildProcess:
+        with server.theirs as theirs:
+            command = python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()))
+            return ChildProcess(
+                [*command, *self._imports],
+                tie="thread",
+                output=self._logs / "fork-server.out",
+                environment=ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def pids(self) -> list[int]:
+        """The one that forks."""
+        return [self._importer.pid] if self._importer is not None and self._importer.exit_code() is None else []
 
     def news(self) -> list[HostNews]:
         """What happens to this host is told by `HostWatch`."""
@@ -82,3 +132,7 @@ class LocalLauncher:
 
     def close(self) -> None:
         """The supervisor has ended its children."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+        if self._importer is not None:
+            self._importer.end()

@@ -25,6 +25,7 @@ from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import read_run_config
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import is_finished
+from mettle.runs.launcher import IMPORTS, LocalLauncher
 from mettle.runs.lock import RunLock
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.supervisor import StopSignals, Supervisor
@@ -137,7 +138,10 @@ class _Share:
         self._keys = run_keys(share.as_run)
         specs = _specs(share, config, self._keys.environment())
         restarts = config.deployment.max_restarts
-        self._supervisor = Supervisor(share.as_run, ledger, specs, main="trainer", max_restarts=restarts, life=life)
+        launcher = LocalLauncher(share.as_run.logs, IMPORTS if config.inference.engine == "embedded" else ())
+        self._supervisor = Supervisor(
+            share.as_run, ledger, specs, main="trainer", max_restarts=restarts, life=life, launcher=launcher
+        )
         self._served: set[str] = set()
         self._said: dict[str, str] = {}
         self._is_stopping = False

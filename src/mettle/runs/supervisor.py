@@ -159,7 +159,9 @@ class Supervisor:
 
     def _attend(self, name: str, slot: Slot, now: float) -> None:
         if slot.state in ("waiting", "restarting"):
-            if now >= slot.start_at and all(self._is_satisfied(other) for other in slot.process.spec.after):
+            spec = slot.process.spec
+            is_due = now >= slot.start_at and all(self._is_satisfied(other) for other in spec.after)
+            if is_due and self._launcher.can_start(spec):
                 self._start(name, slot)
             return
         if slot.state == "done":
@@ -227,7 +229,7 @@ class Supervisor:
             if report.kind == "recovery":
                 self._end_stalled(report)
         here = [s.process for s in self._slots.values() if s.process.exit_code() is None and not s.process.host]
-        pids = [process.pid for process in here if process.pid is not None]
+        pids = [*(process.pid for process in here if process.pid is not None), *self._launcher.pids()]
         self.costs.measure(pids, [beat for beat in beats.values() if not beat.host])
         for news in [*self._host.look(), *self._launcher.news(), *self._workers.look()]:
             self._event(news.kind, news.text, **news.data)

@@ -15,6 +15,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.config import read_config
 from mettle.trainer.presets import InitialPolicyConfig, preset
+from mettle.trainer.program import guarded
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,4 @@ def prepare(run_dir: RunDir) -> None:
 
 
 if __name__ == "__main__":
-    from mettle.trainer.process import guarded
-
     sys.exit(guarded("mettle.trainer.initial", sys.argv[1:], prepare))

@@ -36,7 +36,8 @@ from mettle.trainer.learner import Learner
 from mettle.trainer.loop import grid_of, make_learner
 from mettle.trainer.memory import activation_bytes_per_token
 from mettle.trainer.probe import EngineTransport, EnvironmentProbe
-from mettle.trainer.process import guarded, setup_torch
+from mettle.trainer.process import setup_torch
+from mettle.trainer.program import guarded
 from mettle.trainer.publish import canary_sequences, publish_version
 from mettle.trainer.ranks import RANK_EFFICIENCY
 from mettle.trainer.world import World, join_world

@@ -6,14 +6,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import FrameType
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from mettle.errors import MettleError
 from mettle.log import setup_logging
 from mettle.processes.beats import Gauge, Heartbeat
 from mettle.processes.orphans import tie_to_thread
@@ -22,6 +20,7 @@ from mettle.storage.run_dir import RunDir
 from mettle.trainer.broadcast import broadcasting
 from mettle.trainer.config import TrainerConfig, read_config
 from mettle.trainer.loop import StopFlag, Trainer
+from mettle.trainer.program import guarded
 from mettle.trainer.world import join_world
 
 logger = logging.getLogger(__name__)
@@ -30,21 +29,6 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Run the trainer of the run directory named in `arguments`; returns the exit code."""
     return guarded("mettle.trainer", arguments, train)
-
-
-def guarded(program: str, arguments: Sequence[str], work: Callable[[RunDir], None]) -> int:
-    """Call `work` on the run that the only argument names, and turn an error raised on purpose into an exit code."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.stderr.write(f"usage: python -m {program} RUN_DIR\n")
-        return 0 if list(arguments) in (["-h"], ["--help"]) else 2
-    logging.getLogger("mettle").addHandler(logging.NullHandler())  # until there is a run to log into
-    try:
-        work(RunDir.existing(Path(arguments[0])))
-    except MettleError as error:
-        logger.error(str(error))
-        sys.stderr.write(f"{program}: {error}\n")
-        return error.exit_code
-    return 0
 
 
 def train(run_dir: RunDir) -> None:

@@ -32,7 +32,8 @@ from mettle.storage.share_dir import Membership, ShareDir, TenantWord
 from mettle.storage.weights import model_digest
 from mettle.trainer.config import TrainerConfig, read_config
 from mettle.trainer.loop import StopFlag, Trainer, learner_on, load_base
-from mettle.trainer.process import guarded, setup_torch, stop_on_signals
+from mettle.trainer.process import setup_torch, stop_on_signals
+from mettle.trainer.program import guarded
 from mettle.trainer.service.fairness import DeficitRoundRobin, Wish
 from mettle.trainer.world import World, join_world
 

@@ -90,7 +90,8 @@ def test_failures_do_not_move_the_baseline_of_their_siblings(table):
     mean = math.fsum(state["reward"] for state in alive) / len(alive) if alive else 0.0
     for state in alive:
         assert state["advantage"] == state["reward"] - mean
-        assert state["trajectory"][0] == {"reward": state["reward"], "advantage": state["advantage"]}
+        inherited = {"reward": state["reward"], "advantage": state["advantage"], "has_own_reward": False}
+        assert state["trajectory"][0] == inherited
         assert state["trajectory"][1]["reward"] == 0.25
     assert math.fsum(state["advantage"] for state in alive) == pytest.approx(0.0, abs=1e-4)
 
@@ -328,5 +329,6 @@ def test_what_a_step_has_of_its_own_is_kept_and_the_rest_inherited():
     ]
     set_advantages(states)
     assert [state["advantage"] for state in states] == [0.5, -0.5, None]
-    assert states[0]["trajectory"] == [{"advantage": 9.0, "reward": 1.0}, {"advantage": 0.5, "reward": 3.0}]
+    inherited = {"advantage": 9.0, "reward": 1.0, "has_own_reward": False}
+    assert states[0]["trajectory"] == [inherited, {"advantage": 0.5, "reward": 3.0}]
     assert states[2]["trajectory"] == [{"advantage": None, "reward": None}]

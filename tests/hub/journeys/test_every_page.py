@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
-from tests.hub.archives_made import push
+from tests.hub.archives_made import push, source
 from tests.hub.conftest import write_finished
 from tests.hub.journeys.test_people_in_a_browser import sign_in
 from tests.hub.lab_writer import PASSWORD
@@ -35,6 +35,7 @@ PAGES = {
         "/environments/ann/my-task", "/environments/ann/my-task?tab=card", "/environments/ann/my-task?tab=versions",
         "/environments/ann/my-task?tab=files&path=README.md", "/environments/ann/my-task?tab=settings",
     ],
+    "/environments/{owner}/{name}/difference": ["/environments/ann/my-task/difference"],
     "/evaluations": ["/evaluations", "/evaluations?environment=ann/my-task", "/evaluations?words=zzzz"],
     "/compare": ["/compare?e={first}&e={second}"],
     "/evaluations/{name}": ["/evaluations/{first}"],
@@ -94,6 +95,8 @@ def furnish(hub):
     ann = hub.with_token("ann")
     hub.team("robots", "ann", "bob")
     assert push(ann, visibility="PUBLIC").status_code == 200
+    files = {"my_task.py": b"x = 1\n" + b"y = 2\n" * 9, "a.bin": b"\0"}
+    assert push(ann, version="0.1.1", source_bytes=source(version="0.1.1", files=files)).status_code == 200
     told = {"first": _evaluated(ann, LONG, 1.0), "second": _evaluated(ann, "small", 0.0)}
     page = hub.signed_in("ann")
     assert page.form("/secrets/ann", name="OPENAI_API_KEY", value="x", action="secret").status_code == 303

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.hub.results.leaderboard import leaderboard
+from mettle.hub.results.leaderboard import leaderboard, rank_pushed
 from mettle.hub.results.pushed import COMPLETED, PushedResult
 
 
@@ -17,7 +17,7 @@ def result(model, mean, half, at=1.0, status=COMPLETED):
 
 
 def shown(*results):
-    return [(p.result.model, p.shown) for p in leaderboard(results)]
+    return [(p.result.model, p.shown) for p in leaderboard(rank_pushed(results))]
 
 
 def test_models_whose_intervals_overlap_share_a_place():
@@ -34,7 +34,7 @@ def test_each_model_stands_with_its_newest_and_what_is_not_completed_does_not():
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.001, 0.5)), min_size=1, max_size=8))
 def test_a_place_never_orders_two_whose_intervals_overlap(values):
-    places = leaderboard([result(f"m{i}", mean, half) for i, (mean, half) in enumerate(values)])
+    places = leaderboard(rank_pushed([result(f"m{i}", mean, half) for i, (mean, half) in enumerate(values)]))
     for one in places:
         assert 1 <= one.first <= one.last <= len(places)
         for other in places:

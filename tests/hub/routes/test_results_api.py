@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from tests.hub.archives_made import push
 from tests.hub.conftest import write_finished
 from tests.hub.lab_writer import everything, room_for
+
+from mettle.evals.reader import EvaluationEntry
+from mettle.hub.evaluations import is_of
 
 EVALS = "/api/v1/evaluations"
 
@@ -114,6 +118,44 @@ def test_a_comparison_is_handed_over_as_one_file(hub, bob):
     assert stranger.get("/compare/file", params={"e": pair, "format": "exe"}).status_code == 422
     mine = evaluate(bob, "mine", GOOD)["id"]
     assert stranger.get("/compare/file", params={"e": [*pair, mine]}).status_code == 404
+
+
+def test_evaluations_of_this_machine_stand_on_the_leaderboard_by_themselves(hub, bob):
+    from mettle.evals.imported import import_inspect_log
+
+    write_finished(hub.lab.folder / "runs" / "done", steps=3, groups=2)
+    evals = hub.lab.folder / "workspace" / "outputs" / "evals"
+    import_inspect_log(Path(__file__).parents[2] / "evals" / "data" / "sums.eval", evals)
+    assert push(bob, "reverse-text", visibility="PUBLIC").status_code == 200
+    evaluate(bob, "pushed", [0.0] * 20, environment="bob/reverse-text", is_public=True)
+    asked = {"environment": "bob/reverse-text"}
+    places = hub.anonymous().get(f"{EVALS}/leaderboard", params=asked).json()["places"]
+    local = [p for p in places if p["is_local"]]
+    assert sorted(p["model_name"] for p in local) == ["done v0", "done v3"]
+    assert [p["model_name"] for p in places if not p["is_local"]] == ["pushed"]
+    assert all(p["interval"][0] <= p["mean"] <= p["interval"][1] for p in places)
+    page = hub.anonymous().get("/evaluations", params=asked).text
+    assert page.count(">this machine<") == 2
+    assert "as reverse-text" in page
+    assert f'href="/{local[0]["evaluation_id"]}"' in page
+    assert hub.anonymous().get("/compare", params={"e": [p["evaluation_id"] for p in local]}).status_code == 200
+    (sums,) = hub.anonymous().get(f"{EVALS}/leaderboard", params={"environment": "sums"}).json()["places"]
+    assert (sums["model_name"], sums["is_local"], sums["num_tasks"]) == ("mockllm/model", True, 2)
+    assert hub.anonymous().get(f"{EVALS}/leaderboard", params={"environment": "eve/other"}).json()["places"] == []
+    hub.lab.are_runs_open = False
+    hidden = hub.anonymous().get(f"{EVALS}/leaderboard", params=asked).json()["places"]
+    assert [p["model_name"] for p in hidden] == ["pushed"]
+    assert ">this machine<" not in hub.anonymous().get("/evaluations", params=asked).text
+    assert hub.with_token("bob", "evals:read").get("/evaluations", params=asked).text.count(">this machine<") == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "is_one"),
+    [("my_task", "ann/my-task", True), ("ann/my-task@0.1", "ann/my-task", True), ("ann/my-task", "my-task", True),
+     ("eve/my-task", "ann/my-task", False), ("task", "ann/my-task", False)],
+)  # fmt: skip
+def test_an_evaluation_is_on_an_environment_as_far_as_names_say(own, wanted, is_one):
+    assert is_of(EvaluationEntry(Path("x"), 0.0, {"env_id": own}), wanted) is is_one
 
 
 def test_evaluations_of_this_machine_are_compared_by_whoever_sees_its_runs(hub, bob):

@@ -73,6 +73,41 @@ def test_far_into_a_prompt_it_may_be_cut_there_too(
     assert torch.equal(kv, whole_kv)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cuts", [[224, 320], [288], [256, 352, 384]])
+def test_where_blocks_are_widest_a_cut_changes_nothing(
+    decoder: Decoder, cuts: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = torch.arange(390)[None] * 11 % 250
+    with torch.inference_mode():
+        expected = decoder.prefill(ids)
+        for name, value in (("FAR", 128), ("WIDE_TILE", 256), ("FARTHER", 256)):
+            monkeypatch.setattr(attention, name, value)
+        whole_kv, kv = decoder.prompt_room(1, 390), decoder.prompt_room(1, 390)
+        whole = decoder.prefill(ids, whole_kv)
+        with inference_threads(threads):
+            parts = [decoder.prefill(ids[:, a:b], kv, a) for a, b in zip([0, *cuts], [*cuts, 390], strict=True)]
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=5e-5)
+    assert torch.equal(torch.cat(parts, 1), whole)
+    assert torch.equal(kv, whole_kv)
+
+
+@pytest.mark.parametrize("keeps_bits", [True, False])
+def test_rows_that_nobody_asked_for_change_nothing(
+    decoder: Decoder, keeps_bits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = torch.arange(390)[None] * 11 % 250
+    with torch.inference_mode():
+        for name, value in (("FAR", 128), ("WIDE_TILE", 256), ("FARTHER", 256)):
+            monkeypatch.setattr(attention, name, value)
+        kv = decoder.prompt_room(1, 390)
+        whole = decoder.prefill(ids, kv)
+        monkeypatch.setattr(attention, "_keeps_bits", lambda *_: keeps_bits)
+        monkeypatch.setattr(attention, "_begins_alike", lambda *_: keeps_bits)
+        assert torch.equal(decoder.prefill(ids[:, 320:], kv, 320), whole[:, 320:])
+        assert torch.equal(decoder.prefill(ids[:, :100]), whole[:, :100])
+
+
 def test_a_prompt_is_taken_up_where_a_block_begins_only(decoder: Decoder) -> None:
     with pytest.raises(AssertionError, match="where a block begins"):
         decoder.prefill(torch.ones(1, 4, dtype=torch.long), decoder.prompt_room(1, 40), 5)

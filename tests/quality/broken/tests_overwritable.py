@@ -13,14 +13,14 @@ ROWS = [
         "answer": f"def add(x):\n    return x + {n}",
         "tests": f"assert add(1) == {n + 1}",
     }
-    for n in range(20)
+    for n in range(8)
 ]
 
 
 def correct(completion, tests, parser):
     code = parser.parse_answer(completion) or ""
     program = code + "\n" + tests
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=5)
+    done = subprocess.run([sys.executable, "-IS", "-c", program], capture_output=True, timeout=5)
     return float(done.returncode == 0 and bool(code.strip()))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from arena import attack_as_test, broken, open_plant, traces_of_test
+from arena import a_sixth, attack_as_test, broken, open_plant, traces_of_test
 from attacks import ATTACKS, Attack
 from planted import Planted
 
@@ -33,9 +33,9 @@ async def test_contained(pool: SandboxPool, planted: Planted, attack: Attack) ->
     assert (await pool.judge("print(1)", [StdioTest("", "1")])).has_passed
 
 
-@pytest.mark.parametrize("attack", OPEN_WITHOUT_ISOLATION, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", a_sixth(OPEN_WITHOUT_ISOLATION))
 async def test_gets_through_without_isolation(unsafe_pool: SandboxPool, planted: Planted, attack: Attack) -> None:
-    """Proof that each check above can fail."""
+    """Proof that each check above can fail: a sixth of them each time, all in the nightly tier."""
     result = await attack_as_test(unsafe_pool, attack, planted)
     assert traces_of_test(result, planted) != [], result
 

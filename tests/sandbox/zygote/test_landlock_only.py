@@ -94,7 +94,7 @@ async def test_contained_or_known_to_be_open(judge: SandboxPool, planted: Plante
     await check_attack(judge, planted, attack)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("attack", [a for a in ATTACKS if a not in QUICK], ids=lambda attack: attack.name)
 async def test_the_rest_of_the_suite_too(judge: SandboxPool, planted: Planted, attack: Attack) -> None:
     await check_attack(judge, planted, attack)

@@ -38,6 +38,19 @@ POINTS = [
 ]
 
 
+EACH_TIME = {
+    "before the optimiser step", "with half a version folder", "inside the commit", "before the checkpoint",
+    "with a checkpoint without manifest", "at the very end", "beside the next pass",
+}  # fmt: skip
+"""One of each kind of moment; the others are for the nightly tier."""
+
+
+def points(among):
+    return [
+        pytest.param(point, id=point[0], marks=() if point[0] in EACH_TIME else pytest.mark.nightly) for point in among
+    ]
+
+
 def dying(function, when, at_call):
     calls = 0
 
@@ -82,7 +95,7 @@ BESIDE = [
 ]
 
 
-@pytest.mark.parametrize("point", BESIDE, ids=lambda point: point[0])
+@pytest.mark.parametrize("point", points(BESIDE))
 def test_a_trainer_killed_with_a_version_under_way_resumes_to_the_same_bytes(
     point, reference, make_run, train_here, ledger_of, monkeypatch
 ):
@@ -107,7 +120,7 @@ def test_a_trainer_killed_with_a_checkpoint_under_way_resumes_to_the_same_bytes(
     test_a_killed_trainer_resumes_to_the_same_bytes(point, reference, make_run, train_here, ledger_of)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point[0])
+@pytest.mark.parametrize("point", points(POINTS))
 def test_a_killed_trainer_resumes_to_the_same_bytes(point, reference, make_run, train_here, ledger_of):
     run_dir = make_run(shipped=STEPS, max_steps=STEPS)
     assert train_and_die(train_here, run_dir, *point[1:]) == signal.SIGKILL

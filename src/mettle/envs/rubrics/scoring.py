@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from mettle.envs.errors import JudgeError, RolloutTimeout, attributed
-from mettle.envs.state import State
+from mettle.envs.state import OWN_REWARD, State
 from mettle.errors import RolloutError
 from mettle.processes.clock import steady_time
 
@@ -74,5 +74,5 @@ def set_advantages(states: Sequence[MutableMapping[str, Any]]) -> None:
         for step in state.get("trajectory") or []:
             if step.get("advantage") is None:
                 step["advantage"] = state["advantage"]
-            if step.get("reward") is None:
-                step["reward"] = reward
+            if step.get("reward") is None and reward is not None:
+                step["reward"], step[OWN_REWARD] = reward, False

@@ -1,8 +1,8 @@
 """Looking into a wheel or a source archive that a stranger has sent, without unpacking it.
 
-Parts: `read_wheel`, `read_source`, `list_files`, `read_member`. Invariants: nothing is written; no more than a bounded
-number of bytes and entries is ever read, whatever the archive says of itself; a name that leads out of the archive, a
-link or a device is refused.
+Parts: `read_wheel`, `read_source`, `list_files`, `read_member`, `unpacked_members`. Invariants: nothing is written; no
+more than a bounded number of bytes and entries is ever read, whatever the archive says of itself; a name that leads out
+of the archive, a link or a device is refused.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def read_wheel(path: Path, *, name: str, version: str) -> str:
 def read_source(path: Path, *, name: str, version: str) -> SourceFacts:
     """README and project of a source archive. Raises: UserError when it lacks them, is another's, or is hostile."""
     wanted: dict[str, str] = {}
-    for member, file in _members(path):
+    for member, file in unpacked_members(path):
         if member in ("README.md", "pyproject.toml") and file is not None:
             wanted[member] = _limited(file, member)
     if not wanted.get("README.md", "").strip():
@@ -116,7 +116,7 @@ def list_files(path: Path) -> list[Listed]:
 
 def read_member(path: Path, wanted: str, max_bytes: int) -> tuple[bytes, int] | None:
     """(the first bytes, size) of a file in a source archive; None when it is not there."""
-    for member, file in _members(path):
+    for member, file in unpacked_members(path):
         if member == wanted and file is not None:
             data = file.read(max_bytes)
             return data, len(data) + _rest(file)
@@ -132,7 +132,7 @@ def _rest(file: IO[bytes]) -> int:
 
 
 def _sizes(path: Path) -> Iterator[tuple[str, int]]:
-    for member, file in _members(path):
+    for member, file in unpacked_members(path):
         if file is not None:
             yield member, _rest(file)
 
@@ -140,8 +140,8 @@ def _sizes(path: Path) -> Iterator[tuple[str, int]]:
 class _Bounded(io.RawIOBase):
     """A stream that fails after so many bytes: what an archive unpacks to is not known before."""
 
-    def __init__(self, file: io.BufferedIOBase) -> None:
-        self._file, self._left = file, MAX_UNPACKED_BYTES
+    def __init__(self, file: io.BufferedIOBase, max_bytes: int) -> None:
+        self._file, self._left, self._max_bytes = file, max_bytes, max_bytes
 
     def readable(self) -> bool:
         return True
@@ -150,18 +150,21 @@ class _Bounded(io.RawIOBase):
         data = self._file.read(min(size, 1 << 20) if size >= 0 else 1 << 20)
         self._left -= len(data)
         if self._left < 0:
-            raise UserError(f"the archive unpacks to more than {MAX_UNPACKED_BYTES >> 20:,} MiB")
+            raise UserError(f"the archive unpacks to more than {self._max_bytes >> 20:,} MiB")
         return data
 
 
-def _members(path: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
-    """(path, content) of a source archive's members, one after the other; folders have None."""
+def unpacked_members(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[tuple[str, IO[bytes] | None]]:
+    """(path, content) of a source archive's members, one after the other; folders have None.
+
+    Raises: UserError for one that is hostile, or unpacks to more than `max_bytes`.
+    """
     import gzip
 
     try:
         with (
             gzip.open(path) as raw,
-            tarfile.open(fileobj=cast(IO[bytes], _Bounded(raw)), mode="r|", bufsize=1 << 16) as archive,
+            tarfile.open(fileobj=cast(IO[bytes], _Bounded(raw, max_bytes)), mode="r|", bufsize=1 << 16) as archive,
         ):
             for number, entry in enumerate(archive):
                 _check_sizes(number + 1, entry.size)

@@ -230,6 +230,21 @@ def find_release(c: Connection, environment: HubEnvironment, wanted: str) -> Rel
     return found
 
 
+def find_pair(c: Connection, environment: HubEnvironment, before: str, after: str) -> tuple[Release, Release]:
+    """Two releases by what `find_release` takes; `before` empty is the one that `after` followed.
+
+    Raises: HttpError 404 when one of them is not there.
+    """
+    newer = find_release(c, environment, after)
+    if before:
+        return find_release(c, environment, before), newer
+    known = releases_of(c, environment.id)
+    older = next((r for r in known if r.created_at < newer.created_at), None)
+    if older is None:
+        raise HttpError(404, f"{environment.slug}@{newer.version} is its first version: there is none before it")
+    return older, newer
+
+
 def set_yanked(c: Connection, release: Release, reason: str | None) -> None:
     """Yank with a reason, or take it back (None): pip then installs it only where it is named exactly."""
     values = {"is_yanked": reason is not None, "yanked_reason": (reason or "")[:200]}

@@ -1,15 +1,37 @@
 """Models on one environment, without a ranking inside the noise.
 
-Of each model its newest completed evaluation stands. A place says how many others are surely above: those whose 95 %
-interval lies wholly above one's own. Models whose intervals overlap share a place, whatever their means are.
+Parts: `Ranked` (an evaluation that may stand there, pushed or of this machine's store), `leaderboard`, `Place`. Of each
+model its newest completed evaluation stands; one of this machine stands beside a pushed one of the same model. A place
+says how many others are surely above: those whose 95 % interval lies wholly above one's own. Models whose intervals
+overlap share a place, whatever their means are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
+from mettle.evals.reader import EvaluationEntry
 from mettle.hub.results.pushed import COMPLETED, PushedResult
+from mettle.wording import number
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """An evaluation with an interval. `name` is what a comparison takes, `at` when it ended (seconds since 1970)."""
+
+    name: str
+    address: str
+    environment: str
+    model: str
+    mean: float
+    ci_low: float
+    ci_high: float
+    num_samples: int
+    num_tasks: int | None
+    at: float
+    is_local: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +40,7 @@ class Place:
 
     first: int
     last: int
-    result: PushedResult
+    result: Ranked
 
     @property
     def shown(self) -> str:
@@ -26,16 +48,42 @@ class Place:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-def leaderboard(results: Sequence[PushedResult]) -> list[Place]:
-    """The models, the highest mean first. An evaluation without an interval (of one task, or none) has no place."""
-    newest: dict[str, PushedResult] = {}
-    for result in sorted(results, key=lambda each: each.completed_at or 0.0):
-        if result.status == COMPLETED and result.mean is not None and result.ci_low is not None:
-            newest[result.model] = result
-    ranked = sorted(newest.values(), key=lambda each: (-(each.mean or 0.0), each.model))
+def leaderboard(results: Iterable[Ranked]) -> list[Place]:
+    """The models, the highest mean first."""
+    newest = {(each.model, each.is_local): each for each in sorted(results, key=lambda each: each.at)}
+    ranked = sorted(newest.values(), key=lambda each: (-each.mean, each.model, each.is_local))
     places = []
     for one in ranked:
-        above = sum((other.ci_low or 0.0) > (one.ci_high or 0.0) for other in ranked)
-        below = sum((other.ci_high or 0.0) < (one.ci_low or 0.0) for other in ranked)
+        above = sum(other.ci_low > one.ci_high for other in ranked)
+        below = sum(other.ci_high < one.ci_low for other in ranked)
         places.append(Place(1 + above, len(ranked) - below, one))
     return places
+
+
+def rank_pushed(results: Sequence[PushedResult]) -> list[Ranked]:
+    """Those that may stand on a leaderboard: one without an interval (of one task, or none) has no place."""
+    return [
+        Ranked(
+            each.id, f"/evaluations/{each.id}", each.environment, each.model, each.mean, each.ci_low, each.ci_high,
+            each.num_samples, each.num_tasks, each.completed_at or 0.0, False,
+        ) for each in results
+        if each.status == COMPLETED and each.mean is not None and each.ci_low is not None and each.ci_high is not None
+    ]  # fmt: skip
+
+
+def rank_local(entries: Iterable[tuple[str, EvaluationEntry]]) -> list[Ranked]:
+    """The same of this machine's store; each with the name it has in addresses."""
+    found = []
+    for name, entry in entries:
+        if entry.problem is not None or not entry.is_complete or entry.reward is None or entry.interval is None:
+            continue
+        address = f"/{quote(name)}" if name.startswith("runs/") else f"/evaluations/{quote(name, safe='')}"
+        reward = (entry.metadata.get("stats") or {}).get("reward") or {}
+        num_tasks = number(reward.get("num_tasks"))
+        found.append(
+            Ranked(
+                name, address, entry.env_id, entry.model, entry.reward, *entry.interval, entry.num_done or 0,
+                None if num_tasks is None else int(num_tasks), entry.modified_at, True,
+            )
+        )  # fmt: skip
+    return found

@@ -14,6 +14,7 @@ from mettle.hub.caller import Caller
 from mettle.hub.registry import catalogue, releases
 from mettle.hub.registry.archives import list_files, normalized_name, read_member
 from mettle.hub.registry.catalogue import HubEnvironment, Order, Wanted
+from mettle.hub.registry.differences import difference_of
 from mettle.hub.registry.releases import Announced
 from mettle.hub.routes.addresses import iso, root_of
 from mettle.hub.routes.json_bodies import HubRequest, body_of
@@ -255,6 +256,18 @@ def inspect(
         raise HttpError(404, f"{environment.slug}@{release.version} has no file {path[:200]!r}")
     listed = {"kind": "directory", "entries": list(entries.values()), "truncated": False}
     return {"data": {**listed, "path": path, "version_id": release.id}}
+
+
+@router.get("/{owner}/{name}/difference")
+def difference(
+    lab: LabHere, caller: EnvironmentReader, owner: str, name: str, before: str = "", after: str = "latest"
+) -> dict[str, Any]:
+    """What differs between the sources of two versions; without `before`, from the one that `after` followed."""
+    with lab.database.read() as c:
+        environment = catalogue.find_environment(c, caller, owner, name)
+        old, new = releases.find_pair(c, environment, before, after)
+    found = difference_of(lab.blobs.path(old.source_sha256), lab.blobs.path(new.source_sha256))
+    return {"data": {"before": old.version, "after": new.version, **found.to_dict()}}
 
 
 @router.delete("/{owner}/{name}")

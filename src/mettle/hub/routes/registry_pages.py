@@ -15,6 +15,7 @@ from mettle.hub.pages import page, query_of
 from mettle.hub.registry import catalogue, releases
 from mettle.hub.registry.archives import list_files, read_member
 from mettle.hub.registry.catalogue import Order, Wanted
+from mettle.hub.registry.differences import difference_of
 from mettle.hub.registry.readme import render_readme
 from mettle.hub.routes.actions_api import retry_check
 from mettle.hub.routes.addresses import root_of
@@ -80,6 +81,19 @@ def environment_page(
         may_push=caller.is_member(environment.owner_id),
         may_govern=caller.governs(environment.owner_id), may_star=caller.is_session, **shown,
     )  # fmt: skip
+
+
+@router.get("/environments/{owner}/{name}/difference")
+def difference_page(
+    lab: LabHere, caller: Anybody, owner: str, name: str, before: str = "", after: str = "latest"
+) -> HTMLResponse:
+    """What differs between two versions; without `before`, from the one that `after` followed."""
+    with lab.database.read() as c:
+        environment = catalogue.find_environment(c, caller, owner, name)
+        old, new = releases.find_pair(c, environment, before, after)
+        known = releases.releases_of(c, environment.id)
+    found = difference_of(lab.blobs.path(old.source_sha256), lab.blobs.path(new.source_sha256))
+    return page("difference.html", environment=environment, releases=known, old=old, new=new, found=found)
 
 
 @router.post("/environments/{owner}/{name}")

@@ -10,13 +10,14 @@ from sqlalchemy import Connection
 
 from mettle.hub.access import EvalReader, EvalWriter, LabHere
 from mettle.hub.accounts import audit
+from mettle.hub.api import catalog_of
 from mettle.hub.caller import Caller, owner_of
 from mettle.hub.registry import catalogue
 from mettle.hub.results import pushed
-from mettle.hub.results.leaderboard import leaderboard
+from mettle.hub.results.leaderboard import Ranked, leaderboard, rank_local, rank_pushed
 from mettle.hub.results.pushed import Described, PushedResult
 from mettle.hub.routes.addresses import iso, root_of
-from mettle.hub.routes.chosen import rank_chosen
+from mettle.hub.routes.chosen import may_see_local, rank_chosen
 from mettle.hub.routes.json_bodies import HubRequest, body_of
 
 MAX_SAMPLES_BYTES = 64 << 20
@@ -122,13 +123,13 @@ def compare(
 
 
 @router.get("/leaderboard")
-def ranked(lab: LabHere, caller: EvalReader, environment: str) -> dict[str, Any]:
-    """The models on an environment; those whose intervals overlap share a place."""
+def ranked(request: Request, lab: LabHere, caller: EvalReader, environment: str) -> dict[str, Any]:
+    """The models on an environment; those whose intervals overlap share a place. `is_local`: of this machine."""
     with lab.database.read() as c:
         found, _ = pushed.list_results(c, caller, environment=environment, limit=1000)
-    return {
-        "places": [{"place": p.shown, "first": p.first, "last": p.last, **_row(p.result)} for p in leaderboard(found)]
-    }
+    here = catalog_of(request).evaluations.on(environment) if may_see_local(lab, caller) else []
+    places = leaderboard([*rank_pushed(found), *rank_local(here)])
+    return {"places": [{"place": p.shown, "first": p.first, "last": p.last, **_row(p.result)} for p in places]}
 
 
 @router.get("/{result_id:result}")
@@ -196,10 +197,11 @@ def _environment(c: Connection, caller: Caller, asked: EvaluationAsked) -> tuple
     return known.slug, known.id
 
 
-def _row(result: PushedResult) -> dict[str, Any]:
+def _row(result: Ranked) -> dict[str, Any]:
     return {
-        "evaluation_id": result.id, "model_name": result.model, "mean": result.mean,
-        "interval": [result.ci_low, result.ci_high], "num_tasks": result.num_tasks,
+        "evaluation_id": result.name, "model_name": result.model, "mean": result.mean,
+        "interval": [result.ci_low, result.ci_high], "num_tasks": result.num_tasks, "is_local": result.is_local,
+        "environment": result.environment,
     }  # fmt: skip
 
 

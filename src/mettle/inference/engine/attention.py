@@ -14,15 +14,18 @@ computed in a prompt may be used again for a prompt. Blocks of 32 cost no more t
 (0.5B shape, 512 tokens: 10.4 ms a layer against 14.7; 2,048: 117 against 121; blocks of 256: 157).
 
 Far into a prompt, from `FAR` on, most of a block's work is the keys before it, which need no mask and are quicker for
-more queries at once. There the blocks are of `TILE`: what the keys before give and what the block itself gives are
-computed apart and weighed by their sums (8,192 positions, four heads of 32: 480 ms a layer where blocks with a mask
-took 680, and one causal call 450).
+more queries at once. There the blocks are of `TILE`, and from `FARTHER` on of `WIDE_TILE`: what the keys before give
+and what the block gives are computed apart and weighed by their sums (8,192 positions, four heads of 32: 213 ms a
+layer in blocks of 512, 242 in blocks of 128, and one causal call 232). The keys before are read for the rows that are
+asked for alone, where a trial shows that this keeps the bits: else a few tokens behind a long prompt would cost 512.
+The first `NEAR` positions are one causal call where a trial shows that it gives the bits of blocks with a mask.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -32,10 +35,15 @@ from torch import Tensor
 from mettle.inference.engine.architecture import ModelShape
 
 BLOCK = 32
+NEAR = 128
+"""A multiple of `BLOCK`."""
 TILE = 128
 """A multiple of `BLOCK`."""
 FAR = 1024
 """A multiple of `TILE`."""
+WIDE_TILE = 512
+FARTHER = 4096
+"""A multiple of `WIDE_TILE`."""
 LENGTH_STEP = 16
 MAX_QUERIES = 3
 
@@ -60,6 +68,10 @@ class PromptAttention:
         self._kv = kv_NLKTE
         self._start, self._end = start, end
         self._has_tiles = kv_NLKTE.device.type == "cpu" and _knows_sums()
+        kind = (shape.head_size, kv_NLKTE.dtype, torch.get_num_threads())
+        self._has_free_rows = self._has_tiles and end > FAR and _keeps_bits(*kind)
+        has_windows = any(window is not None and window < NEAR for window in shape.windows)
+        self._has_free_start = self._has_tiles and not has_windows and NEAR <= FAR and _begins_alike(*kind)
         self._masks = {window: self._mask(window) for window in shape.windows}
 
     def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
@@ -69,44 +81,69 @@ class PromptAttention:
         kv = self._kv[:, layer]
         kv[:, :, start:end] = heads[:, shape.num_heads :]
         window = shape.layers[layer].window
-        parts, at = [], start
+        attended = heads.new_empty(num_prompts, length, shape.num_heads, shape.head_size)
+        at = start
+        if start == 0 and self._has_free_start:
+            at = min(NEAR, end)
+            query = heads[:, : shape.num_heads, :at]
+            attended[:, :at] = self._beginning(kv, query).transpose(1, 2)
         while at < end:
-            is_far = self._is_far(at, window)
-            size = TILE if is_far else BLOCK
+            size = self._size(at, window)
             first = at // size * size
             stop = min(first + size, end)
             query = heads[:, : shape.num_heads, at - start : stop - start]
-            if stop - at < size:  # rows that nobody asked for
-                query = F.pad(query, (0, 0, at - first, first + size - stop))
-            found = self._tile(kv, query, first) if is_far else self._block(kv, query, first, window)
-            parts.append(found[:, :, at - first : stop - first])
+            found = self._block(kv, query, at, window) if size == BLOCK else self._tile(kv, query, at, size)
+            attended[:, at - start : stop - start] = found.transpose(1, 2)
             at = stop
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        return attended.transpose(1, 2).reshape(num_prompts * length, -1)
+        return attended.view(num_prompts * length, -1)
+
+    def _size(self, position: int, window: int | None) -> int:
+        """Positions of the block that this one lies in."""
+        if not self._is_far(position, window):
+            return BLOCK
+        return TILE if position < FARTHER else WIDE_TILE
 
     def _is_far(self, position: int, window: int | None) -> bool:
         return self._has_tiles and window is None and position >= FAR
 
-    def _block(self, kv: Tensor, query: Tensor, first: int, window: int | None) -> Tensor:
-        """What `BLOCK` queries [N, H, BLOCK, E] from position `first` on attend to."""
-        stop = first + BLOCK
+    def _beginning(self, kv: Tensor, query: Tensor) -> Tensor:
+        """What a prompt's first queries [N, H, P, E], `NEAR` at most, attend to."""
+        shape, length = self._shape, query.shape[2]
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        query = F.pad(query, (0, 0, 0, -length % BLOCK))
+        own = kv[:, :, : query.shape[2]].repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
+        key, value = own.chunk(2, 1)
+        found: Tensor = attend(query, key, value, 0.0, True, scale=shape.attention_scale)[0]
+        return found[:, :, :length]
+
+    def _block(self, kv: Tensor, query: Tensor, at: int, window: int | None) -> Tensor:
+        """What queries [N, H, P, E] attend to, which begin the block at position `at` or are all of it."""
+        stop, length = at + BLOCK, query.shape[2]
+        if length < BLOCK:  # rows that nobody asked for
+            query = F.pad(query, (0, 0, 0, BLOCK - length))
         key, value, grouped = self._before(kv, query, stop)
         mask = self._masks[window][:, -stop:]
         found = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=self._shape.attention_scale)
-        return found.view(query.shape)
+        return found.view(query.shape)[:, :, :length]
 
-    def _tile(self, kv: Tensor, query: Tensor, first: int) -> Tensor:
-        """What `TILE` queries [N, H, TILE, E] from position `first` on attend to."""
+    def _tile(self, kv: Tensor, query: Tensor, at: int, size: int) -> Tensor:
+        """What queries [N, H, P, E] from position `at` on attend to, which lie in a block of `size`."""
         shape, attend = self._shape, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        own = kv[:, :, first : first + TILE]
-        own = F.pad(own, (0, 0, 0, TILE - own.shape[2])).repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
+        first, length = at // size * size, query.shape[2]
+        own = kv[:, :, first : first + size]
+        own = F.pad(own, (0, 0, 0, size - own.shape[2])).repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
         key, value = own.chunk(2, 1)
-        found, sums_NHP = attend(query, key, value, 0.0, True, scale=shape.attention_scale)
-        key, value, grouped = self._before(kv, query, first)
+        whole = F.pad(query, (0, 0, at - first, first + size - at - length))  # with rows that nobody asked for
+        found, sums_NHP = attend(whole, key, value, 0.0, True, scale=shape.attention_scale)
+        asked, skipped = whole, 0
+        if self._has_free_rows:  # whole blocks: what is left over after 32 numbers may be computed in another way
+            asked, skipped = F.pad(query, (0, 0, 0, -length % BLOCK)), at - first
+            found, sums_NHP = (part[:, :, skipped : skipped + asked.shape[2]] for part in (found, sums_NHP))
+        key, value, grouped = self._before(kv, asked, first)
         earlier, earlier_sums = attend(grouped, key, value, 0.0, False, scale=shape.attention_scale)
-        weight_NHP1 = torch.sigmoid(earlier_sums.reshape(sums_NHP.shape) - sums_NHP)[..., None]
-        merged: Tensor = torch.lerp(found, earlier.view(query.shape), weight_NHP1.to(found.dtype))
-        return merged
+        weight_NHP1 = torch.sigmoid(earlier_sums.reshape(asked.shape[:3]) - sums_NHP)[..., None]
+        merged: Tensor = torch.lerp(found, earlier.view(asked.shape), weight_NHP1.to(found.dtype))
+        return merged[:, :, at - first - skipped :][:, :, :length]
 
     def _before(self, kv: Tensor, query: Tensor, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         # Queries as [N, K, G * P, E]: those of one kv head share its keys without a copy.
@@ -125,6 +162,44 @@ class PromptAttention:
 def _knows_sums() -> bool:
     """Whether this build of torch tells the logarithm of attention's sums, by which two parts of it can be joined."""
     return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+@lru_cache(maxsize=16)
+def _keeps_bits(head_size: int, dtype: torch.dtype, num_threads: int) -> bool:
+    """Whether queries get the same bits from keys before them whatever their number, from a block on."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    noise = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, num_threads, count, head_size, generator=noise).to(dtype) for count in (2 * WIDE_TILE, FAR, FAR)
+    )
+    whole = attend(query, key, value, 0.0, False)
+    for first, stop in ((0, BLOCK), (BLOCK, 3 * BLOCK), (TILE, 3 * TILE), (WIDE_TILE - 5 * BLOCK, WIDE_TILE)):
+        part = attend(query[:, :, first:stop].contiguous(), key, value, 0.0, False)
+        if not all(torch.equal(some, all_of[:, :, first:stop]) for some, all_of in zip(part, whole, strict=True)):
+            return False
+    return True
+
+
+@lru_cache(maxsize=16)
+def _begins_alike(head_size: int, dtype: torch.dtype, num_threads: int) -> bool:
+    """Whether one causal call for a prompt's first blocks gives the bits of a call with a mask for each of them."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    noise = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, num_threads, NEAR, head_size, generator=noise).to(dtype).unbind()
+    places = torch.arange(NEAR)
+    mask = _seen(places, places[-BLOCK:], None).to(dtype)
+    blocks = [
+        F.scaled_dot_product_attention(
+            query[:, :, at : at + BLOCK], key[:, :, : at + BLOCK], value[:, :, : at + BLOCK],
+            attn_mask=mask[:, NEAR - BLOCK - at :],
+        )
+        for at in range(0, NEAR, BLOCK)
+    ]  # fmt: skip
+    for stop in range(BLOCK, NEAR + 1, BLOCK):
+        parts = (query[:, :, :stop], key[:, :, :stop], value[:, :, :stop])
+        if not torch.equal(attend(*parts, 0.0, True)[0], torch.cat(blocks, 2)[:, :, :stop]):
+            return False
+    return True
 
 
 class Span(NamedTuple):

@@ -48,7 +48,7 @@ def project(
         source = _qk_normed(shape, rotated, layer.qk_norm)
     if rotation is not None:
         swapped = torch.roll(source, shape.head_size // 2, -1)
-        torch.addcmul(source * rotation.cos, swapped, rotation.sin, out=rotated)
+        torch.addcmul(source.mul_(rotation.cos), swapped, rotation.sin, out=rotated)
     elif source is not rotated:
         rotated.copy_(source)
     return heads
@@ -74,7 +74,7 @@ def finish(
     for rows in adapters:
         rows.add("gate_up", gate_up, normed)
     gate, up = gate_up.chunk(2, -1)
-    inner_RF = _activate(gate, shape.activation) * up
+    inner_RF = _activate(gate, shape.activation).mul_(up)
     ends = (layer.mlp.down, layer.mlp.down_bias, layer.mlp_end_norm)
     return _add(shape, hidden_RD, inner_RF, *ends, "down", adapters)
 
@@ -85,10 +85,10 @@ def _normed(shape: ModelShape, rows_RD: Tensor, weight: Tensor | None) -> Tensor
 
 def _qk_normed(shape: ModelShape, heads: Tensor, weight: Tensor) -> Tensor:
     if shape.qk_norm == "head":
-        return F.rms_norm(heads, (shape.head_size,), None, shape.norm_eps) * weight
+        return F.rms_norm(heads, (shape.head_size,), None, shape.norm_eps).mul_(weight)
     parts = torch.split(heads, [shape.num_heads, shape.num_kv_heads], 1)
     normed = [F.rms_norm(part, tuple(part.shape[1:]), None, shape.norm_eps) for part in parts]
-    return torch.cat(normed, 1) * weight
+    return torch.cat(normed, 1).mul_(weight)
 
 
 def _add(

@@ -84,7 +84,7 @@ class Matrix:
     def added_to(self, rows_RX: Tensor, rows_RD: Tensor) -> Tensor:
         """`rows_RX` plus rows times the matrix."""
         if self._packed is not None:
-            return rows_RX + packed_product(rows_RD, self._packed)
+            return packed_product(rows_RD, self._packed).add_(rows_RX)
         assert self._plain_t is not None, "a matrix is packed or plain"
         return torch.addmm(rows_RX, rows_RD, self._plain_t)
 

@@ -249,9 +249,10 @@ class _Source:
 def tokens_of_a_step(num_parameters: int) -> int:
     """How many tokens of prompts go into one step by default: those of about two seconds of a CPU core.
 
-    Less would read large weights too often for too few rows; more would keep an abort and what runs waiting.
+    Less would read large weights too often for too few rows; more would keep an abort and what runs waiting, and what a
+    layer makes of more than 2,048 rows of even a small model leaves the cache before it is read.
     """
-    return min(8192, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
+    return min(2048, max(128, int(2e11 / (2 * num_parameters)) // 32 * 32))
 
 
 def _count_numbers(value: object) -> int:

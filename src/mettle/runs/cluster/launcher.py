@@ -171,6 +171,14 @@ class RayLauncher:
             return [(n, b) for n, b in self._bundles.items() if n == TRAINER or n.startswith(f"{TRAINER}-")]
         return [(name, self._bundles[name])] if name in self._bundles else []
 
+    def can_start(self, spec: ProcessSpec) -> bool:
+        """Each begins by itself; whether there is a place shows when it has been started."""
+        return True
+
+    def pids(self) -> list[int]:
+        """What a cluster runs beside a run is the cluster's."""
+        return []
+
     def news(self) -> list[HostNews]:
         """Where processes were placed, and which of them wait for a place."""
         found, self._news = self._news, []

@@ -1,0 +1,139 @@
+"""Do the example configs learn, on seeds drawn after their recipes were fixed?
+
+    python benchmarks/example_seeds.py arithmetic lora --seeds 11 12 13
+
+Runs `configs/NAME.toml` once a seed, one after the other, keeps the figures in `benchmarks/results/example_seeds.json`
+(a run that stands there is not run again), draws `docs/assets/example-seeds.svg` from that file, and prints its table.
+Without names it draws and prints alone. `--take RUN...` reads runs that are there instead, each of the example that its
+name begins with (`lora-12`). The worst run of an example is one of its lines, like the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from example_curves import by_version
+from line_charts import Line, Panel, charts_svg
+
+from mettle.runs.create import read_run_config
+from mettle.runs.summary import summarise
+from mettle.storage.evals import read_evals
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "example_seeds.json"
+PICTURE = ROOT / "docs" / "assets" / "example-seeds.svg"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", nargs="*", help="names of files in configs/, without .toml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(11, 12, 13))
+    parser.add_argument("--take", type=Path, nargs="+", default=(), metavar="RUN", help="runs that are there")
+    options = parser.parse_args()
+    rows = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    known = {(row["example"], row["seed"]): row for row in rows}
+    for path in options.take:
+        row = figures_of(path, path.name.rsplit("-", 1)[0])
+        keep(known, row)
+    for example in options.examples:
+        for seed in options.seeds:
+            if (example, seed) not in known:
+                keep(known, run_seed(example, seed))
+    PICTURE.write_text(charts_svg([panel_of(*pair) for pair in by_example(known)]))
+    print("\n".join(table(known)))
+
+
+def run_seed(example: str, seed: int) -> dict[str, Any]:
+    """One run, as a person would start it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / example
+        command = [sys.executable, "-m", "mettle.cli", "rl", "run", str(ROOT / "configs" / f"{example}.toml")]
+        subprocess.run([*command, "--seed", str(seed), "--dir", str(folder)], check=True)
+        return figures_of(folder, example)
+
+
+def figures_of(path: Path, example: str) -> dict[str, Any]:
+    """What is kept of a run: its curves, and what it took."""
+    run_dir = RunDir.existing(path)
+    ledger = Ledger(run_dir.ledger, is_read_only=True)
+    try:
+        summary = summarise(ledger, run_dir.path)
+        evals = [row for row in read_evals(ledger.database) if row.is_finished and row.mean is not None]
+        warm = ledger.journal.fact("warm_up")
+    finally:
+        ledger.close()
+    if summary["state"] != "finished":
+        raise SystemExit(f"{path} is {summary['state']}: only what came to its end counts")
+    environments = list(dict.fromkeys(row.env_id for row in evals))
+    return {
+        "example": example,
+        "seed": read_run_config(run_dir).seed,
+        "steps": summary["steps"],
+        "warm_up_steps": warm["step"] if warm else 0,
+        "cpu_s": round(summary["cpu_s"]),
+        "held_out": {
+            name: [
+                [row.step, *(round(float(value or 0), 4) for value in (row.mean, row.ci_low, row.ci_high))]
+                for row in by_version([row for row in evals if row.env_id == name])
+            ]
+            for name in environments
+        },
+        "train_reward": summary["train_reward"],
+    }
+
+
+def keep(known: dict[tuple[str, int], dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add a run to the file at once, so that what follows may be stopped."""
+    known[row["example"], row["seed"]] = row
+    rows = [known[key] for key in sorted(known)]
+    RESULTS.write_text(json.dumps({"runs": rows}, separators=(",", ":")) + "\n")
+
+
+def by_example(known: dict[tuple[str, int], dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Example, environment, and the runs of them, by seed."""
+    names = sorted({(example, name) for (example, _), row in known.items() for name in row["held_out"]})
+    return [
+        (example, name, [row for (its, _), row in sorted(known.items()) if its == example]) for example, name in names
+    ]
+
+
+def panel_of(example: str, name: str, rows: list[dict[str, Any]]) -> Panel:
+    """Held-out reward by version, one line a seed; the training reward of each, thin."""
+    held_out = [
+        Line(f"seed {row['seed']}: {row['held_out'][name][-1][1]:.3f}", [point[:2] for point in row["held_out"][name]])
+        for row in rows
+    ]
+    training = []
+    if len(rows[0]["held_out"]) == 1:  # that of several environments is of all of them together
+        training = [Line("", list(enumerate(row["train_reward"], 1)), is_faint=True) for row in rows]
+    title = example if len(rows[0]["held_out"]) == 1 else f"{example}: {name}"
+    highest = max((point[1] for line in (*held_out, *training) for point in line.points), default=1.0)
+    return Panel(title, "step", [*held_out, *training], highest=max(1.0, highest), height=180)
+
+
+def table(known: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
+    """A row an example: every seed's first and last held-out reward, the last with its interval."""
+    lines = ["| config | steps | CPU-seconds | held-out reward, seed by seed |", "|---|---|---|---|"]
+    for example, name, rows in by_example(known):
+        told = [f"{row['seed']}: {_told(row['held_out'][name])}" for row in rows]
+        shown = f"`{example}.toml`" + (f", `{name}`" if len(rows[0]["held_out"]) > 1 else "")
+        costs = sorted(row["cpu_s"] for row in rows)
+        lines.append(f"| {shown} | {rows[0]['steps']} | {costs[0]} to {costs[-1]} | {'; '.join(told)} |")
+    return lines
+
+
+def _told(points: list[list[float]]) -> str:
+    (_, first, _, _), (_, last, low, high) = points[0], points[-1]
+    return f"{first:.2f} to {last:.2f} [{low:.2f}, {high:.2f}]"
+
+
+if __name__ == "__main__":
+    main()

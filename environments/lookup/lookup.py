@@ -1,0 +1,89 @@
+"""Who is whose friend: a table that only a tool can read, small enough for a policy made from nothing.
+
+Each question has a table of its own, so nothing can be known by heart: `friend of friend of bo` takes two calls, the
+second with the name that the first one found, and then the last name alone. A guess is right once in twenty-three.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import mettle.envs as vf
+
+NAMES = [first + second for first in "bdklmt" for second in "aeio"]
+SHOWN = ("right", "any")
+MAX_HOPS = 4
+
+
+def ask(who: str, friends: dict[str, str]) -> str:
+    """The name of a friend."""
+    return friends.get(who) or f"nobody is called {who}"
+
+
+class LookupEnv(vf.StatefulToolEnv):
+    """Each rollout's calls read the table of its own question."""
+
+    def __init__(self, *, shown: str, max_hops: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shown, self.max_hops = shown, max_hops
+        self.add_tool(ask, args_to_skip=["friends"])
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: vf.Messages, state: vf.State, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The table beside what the model gave."""
+        return {**tool_args, "friends": state["info"]["friends"]}
+
+    def demonstrate(self, messages: vf.Messages, row: Mapping[str, Any]) -> Any:
+        """As many calls as the question takes, or a number of them that has nothing to do with it (`shown = "any"`)."""
+        info = row["info"]
+        found = [message["content"] for message in messages if message["role"] == "tool"]
+        hops = info["hops"] if self.shown == "right" else random.Random(info["seed"]).randint(1, self.max_hops)
+        if len(found) == hops:
+            return found[-1]
+        who = found[-1] if found else info["who"]
+        call = vf.ToolCall(id=f"call_{len(found)}", name="ask", arguments=json.dumps({"who": who}))
+        return vf.AssistantMessage(content="", tool_calls=[call])
+
+
+def correct(completion: Any, answer: str, parser: Any) -> float:
+    """1 when the last message is the name that was asked for, and nothing else."""
+    return float((parser.parse_answer(completion[-1:]) or "").strip() == answer)
+
+
+def make_rows(num_rows: int, *, seed: str, max_hops: int) -> list[dict[str, Any]]:
+    """Questions, each with a table in which one leads to all others before the first comes again."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(num_rows):
+        ring = rng.sample(NAMES, len(NAMES))
+        hops = rng.randint(1, max_hops)
+        info = {
+            "who": ring[0],
+            "hops": hops,
+            "friends": dict(zip(ring, [*ring[1:], ring[0]], strict=True)),
+            "seed": rng.randrange(2**32),
+        }
+        rows.append({"question": "friend of " * hops + ring[0], "answer": ring[hops], "info": info})
+    return rows
+
+
+def load_environment(
+    max_hops: int = 2, shown: str = "right", num_train: int = 5000, num_eval: int = 200, seed: int = 0
+) -> vf.ToolEnv:
+    """Questions of 1 to `max_hops` friends; demonstrated are as many calls as it takes ("right") or "any" number."""
+    if shown not in SHOWN:
+        raise ValueError(f"shown is one of {', '.join(SHOWN)}, not {shown!r}")
+    if not 1 <= max_hops <= MAX_HOPS:
+        raise ValueError(f"max_hops is 1 to {MAX_HOPS}, not {max_hops}")
+    return LookupEnv(
+        shown=shown,
+        max_hops=max_hops,
+        dataset=lambda: make_rows(num_train, seed=f"{seed}/train", max_hops=max_hops),
+        eval_dataset=lambda: make_rows(num_eval, seed=f"{seed}/eval", max_hops=max_hops),
+        rubric=vf.Rubric(funcs=[correct], weights=[1.0], parser=vf.Parser()),
+        max_turns=max_hops + 2,
+    )

@@ -1,0 +1,210 @@
+"""A process that has imported what others begin with, and forks them: a trainer or an engine starts in milliseconds.
+
+Importing torch and transformers takes a process three to seven seconds of a processor. Here one process does it, and
+hands it on; what was imported is in memory once.
+
+Parts: `ForkServer` (for who starts processes), `AdoptedProcess` (a child that it made), `main` (the server itself:
+`python -m mettle.processes.fork_server FD PARENT MODULE...`).
+Invariants: a child belongs to who asked for it, which waits for it, and not to the server; it has streams, session,
+environment and command line of its own, as after an exec. A server forks only while it has one thread and can't have
+touched an accelerator; otherwise it ends, and everyone gets a new interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mettle.processes.orphans import tie_to_thread
+
+IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "pidfd_open")
+READY = b"ready"
+_ANSWER_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
+_ARG_START, _ARG_END = 45, 46
+"""Where /proc/PID/stat has the addresses of the command line, counted from the state."""
+
+
+class AdoptedProcess:
+    """A child of this process that another one made: as much of `subprocess.Popen` as is needed of it."""
+
+    stdin = stdout = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it, so nobody knows; as `Popen` has it
+                pid, status = self.pid, 0
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._end)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            select.select([self._end], [], [], left)
+        return code
+
+
+class ForkServer:
+    """The other end of a fork server's socket, of which `theirs` is what the fork server is given."""
+
+    def __init__(self) -> None:
+        self._line, self.theirs = socket.socketpair()
+        self._state = "importing"
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether it is not yet known if it can fork."""
+        if self._state == "importing" and select.select([self._line], [], [], 0)[0]:
+            self._state = "ready" if self._heard(len(READY)) == READY else "gone"
+        return self._state == "importing"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can fork."""
+        return not self.is_importing and self._state == "ready"
+
+    def fork(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int
+    ) -> AdoptedProcess:
+        """A child of this process that runs `module` and prints to the descriptor `output`.
+
+        `environment` is all of it. Raises: OSError when the fork server does not answer; then it is of no more use.
+        """
+        told = json.dumps([module, list(arguments), dict(environment)]).encode()
+        try:
+            self._line.settimeout(_ANSWER_S)
+            with _adopting():
+                socket.send_fds(self._line, [len(told).to_bytes(8, "big")], [output])
+                self._line.sendall(told)
+                answer = self._heard(8)
+            if len(answer) < 8:
+                raise OSError("the fork server has ended")
+            return AdoptedProcess(int.from_bytes(answer, "big"))
+        except OSError:
+            self._state = "gone"
+            raise
+
+    def close(self) -> None:
+        """Nothing more is asked of it, so it ends."""
+        self._state = "gone"
+        self._line.close()
+        self.theirs.close()
+
+    def _heard(self, size: int) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            return _received(self._line, size)
+        return b""
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Within the block, children of this process's children that lose their parent become its own."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _received(line: socket.socket, size: int) -> bytes:
+    """Fewer bytes than `size` when the other side is gone."""
+    found = b""
+    while len(found) < size and (piece := line.recv(size - len(found))):
+        found += piece
+    return found
+
+
+def main(arguments: Sequence[str]) -> str:
+    """Import, say so, fork for who asks. Returns in a child alone: the module that it is to run."""
+    line, parent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    for module in arguments[2:]:
+        importlib.import_module(module)
+    if why := _unfit():
+        sys.exit(f"processes are started one by one: {why}")
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to every page, and so copy it
+    line.sendall(READY)
+    while True:
+        size, given, _, _ = socket.recv_fds(line, 8, 1)
+        if not size:
+            os._exit(0)  # nobody is left who could ask
+        told = _received(line, int.from_bytes(size, "big"))
+        between = os.fork()
+        if between == 0:
+            if os.fork() > 0:
+                os._exit(0)  # what has no parent goes to who asked
+            return _begin(line, parent, given[0], *json.loads(told))
+        os.waitpid(between, 0)
+        os.close(given[0])
+
+
+def _unfit() -> str:
+    """Why a fork of this process could not do what a new one can; empty when it can."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")):
+        return "this build of torch has drivers that a fork cannot use"
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"what was imported has started {threads - 1} threads"
+    return ""
+
+
+def _begin(
+    line: socket.socket, parent: int, output: int, module: str, arguments: list[str], environment: dict[str, str]
+) -> str:
+    os.setsid()
+    while os.getppid() != parent:  # the process between has not ended yet
+        time.sleep(0.0005)
+    tie_to_thread(parent)
+    line.sendall(os.getpid().to_bytes(8, "big"))
+    line.close()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    _show_as([sys.executable, "-m", module, *arguments])
+    return module
+
+
+def _show_as(command: list[str]) -> None:
+    """Be listed under this command, as far as there is room."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    text = b"\0".join(map(os.fsencode, command))[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    found = main(sys.argv[1:])
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # it may have been imported here
+    runpy.run_module(found, run_name="__main__", alter_sys=True)
