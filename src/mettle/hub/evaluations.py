@@ -156,8 +156,8 @@ class EvaluationCatalog:
         trains its first and its last. `owner/name` is also what is known here by its name alone.
         """
         found = [(name, entry) for name, entry in self.own().items() if is_of(entry, environment)]
-        for folder in self._run_folders():
-            if self.is_own(folder):
+        for folder, is_own in self._runs().items():
+            if is_own:
                 continue
             inside = [
                 entry
