@@ -128,6 +128,7 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/usage"): ("admin's session", "", {"action": "quota", "name": "robots", "figure": "5"}),
     ("GET", "/training"): ("training page", "", None),
     ("POST", "/training"): ("session", "", {"toml": ""}),
+    ("GET", "/training/{run_id}"): ("own runs", "/training/JOB", None),
     ("POST", "/training/{run_id}"): ("own runs' session", "/training/JOB", {"action": "stop"}),
     ("GET", "/dashboard/training/{run_id}"): ("open", "/dashboard/training/JOB", None),
     ("GET", "/simple/"): ("public read", "", None),
