@@ -14,7 +14,9 @@ from typing import Any
 import mettle.envs as vf
 
 NUMBER = re.compile(r"-?\d+")
-SHOWN = ("answer", "any")
+SHOWN = ("answer", "any", "possible")
+WASTED = -0.5
+"""What a turn is worth, with `turn_rewards`, that named no number or one that the answers had ruled out."""
 MAX_DIGITS = 100
 """A longer number is no guess, and Python refuses to read one of thousands."""
 
@@ -27,11 +29,14 @@ class NumberGuessEnv(vf.MultiTurnEnv):
         self.shown, self.turn_rewards = shown, turn_rewards
 
     def demonstrate(self, messages: vf.Messages, row: Mapping[str, Any]) -> str:
-        """The hidden number at once, or one drawn anew at each turn (`shown = "any"`), whatever was answered."""
+        """The hidden number at once, or one drawn anew at each turn: of all, or of those that are still `possible`."""
         if self.shown == "answer":
             return str(row["answer"])
-        info = row["info"]
-        return str(random.Random(f"{info['seed']}/{len(messages)}").randint(info["low"], info["high"]))
+        info, guesses = row["info"], [int(m["content"]) for m in messages if m["role"] == "assistant"]
+        lowest, highest = info["low"], info["high"]
+        if self.shown == "possible":
+            lowest, highest = still_possible(guesses, int(row["answer"]), info)
+        return str(random.Random(f"{info['seed']}/{len(messages)}").randint(lowest, highest))
 
     async def setup_state(self, state: vf.State) -> vf.State:
         """Nothing has been guessed."""
@@ -44,7 +49,7 @@ class NumberGuessEnv(vf.MultiTurnEnv):
         guess = last_guess(state)
         if guess is None:
             if self.turn_rewards:
-                state.add_step_reward(0.0)
+                state.add_step_reward(WASTED)
             return [vf.UserMessage(content="say a number")]
         if self._take(guess, state):
             state["final_env_response"] = [vf.UserMessage(content="correct")]
@@ -59,18 +64,24 @@ class NumberGuessEnv(vf.MultiTurnEnv):
             if guess is not None:
                 self._take(guess, state)
             elif self.turn_rewards:
-                state.add_step_reward(0.0)
+                state.add_step_reward(WASTED)
 
     def _take(self, guess: int, state: vf.State) -> bool:
-        """Note a guess, and whether it was right; with `turn_rewards` one that could have been earns its turn 1."""
-        secret, before = int(state["answer"]), state["guesses"]
-        lowest = max((said + 1 for said in before if said < secret), default=state["info"]["low"])
-        highest = min((said - 1 for said in before if said > secret), default=state["info"]["high"])
+        """Note a guess, and whether it was right."""
+        secret = int(state["answer"])
+        lowest, highest = still_possible(state["guesses"], secret, state["info"])
         if self.turn_rewards:
-            state.add_step_reward(float(lowest <= guess <= highest))
+            # Nothing for a number that could have been: else a long game would be worth more than a short one.
+            state.add_step_reward(1.0 if guess == secret else 0.0 if lowest <= guess <= highest else WASTED)
         state["guesses"].append(guess)
         state["is_found"] = guess == secret
         return bool(state["is_found"])
+
+
+def still_possible(guesses: list[int], secret: int, info: Mapping[str, Any]) -> tuple[int, int]:
+    """The lowest and the highest number that the answers to `guesses` have left, both included."""
+    lowest = max((said + 1 for said in guesses if said < secret), default=info["low"])
+    return lowest, min((said - 1 for said in guesses if said > secret), default=info["high"])
 
 
 def last_guess(state: vf.State) -> int | None:
@@ -130,8 +141,9 @@ def load_environment(
 ) -> vf.MultiTurnEnv:
     """Numbers from `low` to `high`; without `max_guesses`, as many as halving the range needs.
 
-    What is demonstrated is the hidden number (`shown = "answer"`), or whole games of numbers at random ("any"). With
-    `turn_rewards` each turn has a reward of its own, for algorithms that look at turns.
+    What is demonstrated is the hidden number (`shown = "answer"`), or whole games of numbers at random: "any" ones, or
+    those that the answers have left "possible". With `turn_rewards` each turn has a reward of its own, for algorithms
+    that look at turns.
     """
     if shown not in SHOWN:
         raise ValueError(f"shown is one of {', '.join(SHOWN)}, not {shown!r}")

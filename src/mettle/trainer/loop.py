@@ -38,7 +38,7 @@ from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
 from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
-from mettle.trainer.model import Policy, load_policy, shard_policy
+from mettle.trainer.model import Policy, load_policy
 from mettle.trainer.publish import canary_sequences, fixed_sequences
 from mettle.trainer.tenant import Tenant
 from mettle.trainer.world import World
@@ -295,16 +295,21 @@ def make_learner(
 
     Raises: UserError when the model cannot be loaded, or the adapters that are asked for do not fit it.
     """
-    grid_of(config, world)  # what cannot be is refused before any weight is read
     policy = load_base(config, model, world)
     digest = "" if config.lora is None else world.share(model_digest(model) if world.is_main else None)
     return learner_on(policy, config, world, base_digest=digest, on_progress=on_progress)
 
 
 def load_base(config: TrainerConfig, model: Path, world: World) -> Policy:
-    """The network that a trainer's config asks for, whole still; frozen where adapters are trained."""
-    dtype = getattr(torch, config.dtype)
-    policy = load_policy(model, world, dtype=dtype, is_frozen=config.lora is not None, is_whole=True)
+    """The network that a trainer's config asks for, cut among the ranks; frozen where adapters are trained."""
+    policy = load_policy(
+        model,
+        world,
+        dtype=getattr(torch, config.dtype),
+        is_frozen=config.lora is not None,
+        grid=grid_of(config, world),  # what cannot be is refused before any weight is read
+        is_offloaded=config.cpu_offload,
+    )
     policy.checkpoint_activations(config.activation_checkpointing)
     return policy
 
@@ -312,8 +317,7 @@ def load_base(config: TrainerConfig, model: Path, world: World) -> Policy:
 def learner_on(
     policy: Policy, config: TrainerConfig, world: World, *, base_digest: str, on_progress: Callable[[], None]
 ) -> Learner:
-    """A learner at its start, on a network that is whole still. Any number of learners of adapters may share one."""
-    grid = grid_of(config, world)
+    """A learner at its start. Any number of learners of adapters may share a network."""
     lora = config.lora
     tenant = None
     if lora is not None:
@@ -322,7 +326,6 @@ def learner_on(
     # The adapter is in force while it is measured: its factors keep their inputs.
     policy.adapters.use(None if tenant is None else tenant.adapter)
     recipe = dataclasses.replace(recipe, micro_batch=fit_micro_batch(recipe.micro_batch, policy, world))
-    shard_policy(policy, world, grid, is_offloaded=config.cpu_offload)
     return Learner(
         policy,
         recipe,

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.layout import Layout, bare_targets
@@ -27,11 +29,12 @@ GIB = 2**30
 def fit_micro_batch(config: MicroBatchConfig, policy: Policy, world: World) -> MicroBatchConfig:
     """The config with `max_tokens` lowered to what `activation_gib` allows; a longer sequence still goes alone.
 
-    The policy is whole still: sharded weights have no storage of their own to be told from what is kept.
+    Every rank calls it, and finds what the one with most to keep does.
     """
     if config.activation_gib is None:
         return config
-    per_token = activation_bytes_per_token(policy, world)
+    own = torch.tensor(activation_bytes_per_token(policy, world), dtype=torch.float64, device=world.device)
+    per_token = float(world.largest(own))
     fitting = max(1, int(config.activation_gib * GIB / per_token))
     if fitting >= config.max_tokens:
         return config
@@ -41,28 +44,44 @@ def fit_micro_batch(config: MicroBatchConfig, policy: Policy, world: World) -> M
 
 def activation_bytes_per_token(policy: Policy, world: World) -> float:
     """Bytes that a forward pass keeps for its backward pass, for each token, when every token is a target."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    own: set[int] = set()
     kept: dict[int, int] = {}
 
+    def know(module: nn.Module, _: Any = None) -> None:
+        own.update(_storage(parameter) for parameter in module.parameters() if not isinstance(parameter, DTensor))
+
     def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if _storage(tensor) not in own:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
+    know(policy)
+    # What FSDP2 gathers for a module is there when its turn comes, and in the same storage each time.
+    gathering = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    hooks = [module.register_forward_pre_hook(know) for module in gathering]
     was_checkpointing = policy.is_checkpointing
     policy.checkpoint_activations(False)
     alive: list[Tensor | None] = []  # or an address could be used twice, and count once
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         alive.extend(policy(*_probe(policy, world)))
     policy.checkpoint_activations(was_checkpointing)
-    whole = sum(kept.values()) / PROBE_TOKENS
+    for hook in hooks:
+        hook.remove()
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
+    # Ranks that share a sequence have a part of its tokens each.
+    whole = sum(kept.values()) * policy.grid.context / PROBE_TOKENS
     if not was_checkpointing:
         return whole
     # Of each layer its input stays, and one layer at a time is computed again.
     config: Any = policy.network.config
     size = torch.finfo(policy.dtype).bits // 8
     return float(config.num_hidden_layers * config.hidden_size * size + whole / config.num_hidden_layers)
+
+
+def _storage(tensor: Tensor) -> int:
+    """Of which storage a tensor is a view. Its address would not do: memory that was let go is used again."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _probe(policy: Policy, world: World) -> tuple[Layout, Tensor, Tensor]:

@@ -7,6 +7,7 @@ Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,10 +32,13 @@ from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacke
 from mettle.trainer.grid import Grid
 from mettle.trainer.layout import Layout
 from mettle.trainer.loss import token_logprobs
+from mettle.trainer.parts import CannotCut, ModelFiles, bare_network, read_parts, restore_buffers, sources_of
 from mettle.trainer.passes import pass_price
 from mettle.trainer.routers import Routers
 from mettle.trainer.widened import widen
 from mettle.trainer.world import World
+
+logger = logging.getLogger(__name__)
 
 IntRow = NDArray[np.int64]
 
@@ -290,9 +294,17 @@ def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
 
 
 def load_policy(
-    folder: Path, world: World, *, dtype: torch.dtype, is_frozen: bool = False, is_whole: bool = False
+    folder: Path,
+    world: World,
+    *,
+    dtype: torch.dtype,
+    is_frozen: bool = False,
+    is_whole: bool = False,
+    grid: Grid | None = None,
+    is_offloaded: bool = False,
 ) -> Policy:
-    """The policy in a Hugging Face model directory, sharded among several ranks unless it is to be `is_whole`.
+    """The policy in a Hugging Face model directory, sharded among several ranks (see `shard_policy`) unless it is to be
+    `is_whole`. Of what is sharded each rank reads its own part, where the files and the model allow it.
 
     Weights are float32. A base under adapters, which `is_frozen`, keeps the type of its files where `dtype` is that: it
     is mapped then and not copied, so that the processes of a host share it; a CPU that multiplies no such numbers
@@ -300,6 +312,11 @@ def load_policy(
     """
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is not a model directory: it has no config.json")
+    if world.size > 1 and not is_whole:
+        try:
+            return _load_parts(folder, world, dtype, grid, is_frozen=is_frozen, is_offloaded=is_offloaded)
+        except CannotCut as why:  # by what all ranks see alike, and before they have said a word to each other
+            logger.info("every rank reads the whole model", extra={"why": str(why)})
     try:
         network = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto" if is_frozen else torch.float32, attn_implementation="sdpa", local_files_only=True
@@ -314,7 +331,30 @@ def load_policy(
     policy.train()
     policy.requires_grad_(not is_frozen)
     if not is_whole:
-        shard_policy(policy, world)
+        shard_policy(policy, world, grid, is_offloaded=is_offloaded)
+    return policy
+
+
+def _load_parts(
+    folder: Path, world: World, dtype: torch.dtype, grid: Grid | None, *, is_frozen: bool, is_offloaded: bool
+) -> Policy:
+    """The same of a model that is cut before it is read. Raises: CannotCut."""
+    checkpoint = ModelFiles(folder)
+    is_as_stored = is_frozen and checkpoint.holds_only(dtype)
+    try:
+        network = bare_network(folder, dtype if is_as_stored else torch.float32)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the model in {folder} cannot be loaded: {error}") from error
+    sources = sources_of(network, checkpoint)
+    restore_buffers(network, world.device)
+    policy = Policy(network, dtype)
+    policy.train()
+    policy.requires_grad_(not is_frozen)
+    shard_policy(policy, world, grid, is_offloaded=is_offloaded)
+    place = torch.device("cpu") if is_offloaded else world.device
+    policy._apply(lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
+    network.tie_weights()
+    read_parts({**dict(network.named_parameters()), **dict(network.named_buffers())}, sources, checkpoint)
     return policy
 
 

@@ -38,7 +38,7 @@ from mettle.trainer.initial import ensure_initial_policy
 from mettle.trainer.learner import Learner, Recipe
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.memory import fit_micro_batch
-from mettle.trainer.model import full_state, load_policy, shard_policy
+from mettle.trainer.model import full_state, load_policy
 from mettle.trainer.probe import EnvironmentProbe, ProbeReading, RewardProbe
 from mettle.trainer.process import setup_torch
 from mettle.trainer.program import guarded
@@ -143,9 +143,8 @@ def _warm_up_run(run_dir: RunDir, config: SftConfig, world: World, ledger: Ledge
     demonstrations = read_demonstrations(
         run_dir.path / "sft" / "demonstrations.jsonl", Renderer.from_directory(run_dir.model)
     )
-    policy = load_policy(run_dir.model, world, dtype=torch.float32, is_whole=True)
+    policy = load_policy(run_dir.model, world, dtype=torch.float32)
     micro_batch = fit_micro_batch(config.micro_batch, policy, world)
-    shard_policy(policy, world)
     recipe = Recipe(config.optim, config.scheduler, DefaultLoss(), micro_batch, config.max_steps)
     learner = Learner(policy, recipe, world, on_progress=heart.advance)
     store = EvalStore(ledger.database, ShardWriter(run_dir.rollouts, "probe")) if world.rank == 0 else None
