@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.trainer.plan import CALL_S, Measured, Watch, further_bytes, predict, share_of_each
+from mettle.trainer.plan import CALL_S, Measured, QuietTime, further_bytes, predict, share_of_each
 
 SEEN = Measured(
     prompt_tokens=10, completion_tokens=20, reward=0.5, num_sequences=8, prefill_s=1.0, decode_token_s=0.1,
@@ -70,7 +70,7 @@ def test_waits_for_a_core_are_not_counted(monkeypatch):
     clock = iter([10.0, 14.0])
     monkeypatch.setattr("mettle.trainer.plan.waits_for_cores_s", lambda: next(waits))
     monkeypatch.setattr("mettle.trainer.plan.time.perf_counter", lambda: next(clock))
-    watch = Watch()
+    watch = QuietTime()
     assert watch.measure(lambda: None) == pytest.approx(1.0, abs=0.2)
     assert watch.share == pytest.approx(0.25, abs=0.05)
 
@@ -79,4 +79,4 @@ def test_without_the_kernel_s_word_a_thread_s_own_time_counts(monkeypatch):
     monkeypatch.setattr("mettle.trainer.plan.waits_for_cores_s", lambda: None)
     clock = iter([0.0, 1e6])
     monkeypatch.setattr("mettle.trainer.plan.time.perf_counter", lambda: next(clock))
-    assert Watch().measure(lambda: sum(range(1000))) < 1e5
+    assert QuietTime().measure(lambda: sum(range(1000))) < 1e5

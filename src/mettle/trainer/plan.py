@@ -5,7 +5,7 @@ sequences as the run keeps going are decoded for a few tokens, one micro batch m
 version is published and loaded. Parts: `Measured` (what was seen), `predict` (what follows). Written to RUN/plan.json.
 
 Others on the host take its cores for a while and leave them again, so a measurement of a second says little of the next
-hour. What is measured is therefore the time without the waits for a core (`Watch`), which is the same at any load; what
+hour. What is measured is therefore the time without the waits for a core (`QuietTime`), which is the same at any load; what
 share of the time this process got a core, over all measurements together, makes of it the time at this load.
 """
 
@@ -119,7 +119,7 @@ class Plan:
     quiet_run_s: float
 
 
-class Watch:
+class QuietTime:
     """Measures time without waits for a core, where the kernel tells of these; and how much of the time they were."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ def plan_run(run_dir: RunDir) -> None:
         per_rollout = len(transport.answered) / 2
         prompt, completion = (per_rollout * mean for mean in _mean_lengths(transport))
         number = min(engine.max_slots, settings["batch_size"])
-        watch = Watch()
+        watch = QuietTime()
         prefill_s, token_s = _decode(watch, transport, number, engine)
         engine_bytes = _memory() - before
         learner = make_learner(config.alone(), run_dir.model, world)
@@ -268,7 +268,7 @@ def _mean_lengths(transport: EngineTransport) -> tuple[float, float]:
     return prompt, sum(len(generation.choices[0].token_ids) for _, generation in pairs) / len(pairs)
 
 
-def _micro_step(watch: Watch, learner: Learner, batch: Batch) -> float:
+def _micro_step(watch: QuietTime, learner: Learner, batch: Batch) -> float:
     numbers = iter(range(1, 5))
     first_s = watch.measure(lambda: learner.train(batch, next(numbers)))
     if first_s >= WARM_S:
@@ -280,7 +280,7 @@ def _micro_step(watch: Watch, learner: Learner, batch: Batch) -> float:
     return statistics.median(found)
 
 
-def _decode(watch: Watch, transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:
+def _decode(watch: QuietTime, transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:
     """(seconds for the prompts of `number` sequences, seconds for one more token of each)."""
     prompts = [list(request.prompt_ids) for request, _ in transport.answered[:2]]
     room = transport.scheduler.limits.max_model_len - max(len(prompt) for prompt in prompts)
@@ -343,7 +343,7 @@ def _memory() -> int:
 
 
 def _hand_over(
-    watch: Watch, run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, served: Decoder
+    watch: QuietTime, run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, served: Decoder
 ) -> tuple[float, float]:
     folder = run_dir.version(1)
 
