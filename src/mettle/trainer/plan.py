@@ -5,8 +5,8 @@ sequences as the run keeps going are decoded for a few tokens, one micro batch m
 version is published and loaded. Parts: `Measured` (what was seen), `predict` (what follows). Written to RUN/plan.json.
 
 Others on the host take its cores for a while and leave them again, so a measurement of a second says little of the next
-hour. What is measured is therefore the time without the waits for a core (`QuietTime`), which is the same at any load; what
-share of the time this process got a core, over all measurements together, makes of it the time at this load.
+hour. What is measured is therefore the time without the waits for a core (`QuietTime`), which is the same at any load;
+what share of the time this process got a core, over all measurements together, makes of it the time at this load.
 """
 
 from __future__ import annotations
