@@ -121,7 +121,8 @@ class Nursery:
         self._parent = os.getpid()
         self._line, line = socket.socketpair()
         flush()
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             self._line.close()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
@@ -130,6 +131,11 @@ class Nursery:
             finally:
                 os._exit(0)
         line.close()
+
+    def close(self) -> None:
+        """End it; whom it has made go on."""
+        self._line.close()
+        os.waitpid(self._pid, 0)
 
     def ask(self, birth: Birth) -> int:
         """The pid of a child of this process."""
@@ -284,6 +290,7 @@ def hand_on(streams: tuple[int, int, int], passed: tuple[int, ...], own: dict[in
 
 def be_new(cwd: Any, env: Any) -> None:
     """What an interpreter has before its program: none of the tests' handlers, hooks, filters and environment."""
+    warnings.simplefilter("ignore")  # of files that tests before have left open, which go from here on
     gc.freeze()
     importlib.invalidate_caches()
     atexit._clear()

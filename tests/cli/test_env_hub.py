@@ -120,6 +120,19 @@ def test_what_a_version_changed_is_shown_by_file_and_line(mettle, hub):
     assert mettle("env", "diff", "bob/my-task@0.1.0", "7.0").code == 2
 
 
+def test_a_hosted_run_is_started_again_from_a_version(mettle, hub):
+    body = {"model": "tiny", "environments": [{"id": "reverse-text"}], "max_steps": 4}
+    run = hub.with_token("bob").post("/api/v1/rft/runs", json=body).json()["run"]
+    assert "no version is on disk" in mettle("rl", "checkpoints", run["id"]).out
+    (hub.lab.folder / "runs" / run["id"] / "weights" / "v2").mkdir(parents=True)
+    assert "v2" in mettle("rl", "checkpoints", run["id"]).out
+    made = mettle("rl", "restart", run["id"], "--step", "2", "--json").json
+    assert (made["maxSteps"], made["name"].endswith("from v2")) == (2, True)
+    assert mettle("rl", "restart", run["id"], "--step", "7").code == 2
+    assert mettle("rl", "restart", run["id"]).code == 2
+    assert mettle("rl", "restart", "../x").code == 2
+
+
 def test_a_log_of_inspect_is_taken_in_viewed_and_pushed(mettle, hub):
     log = str(Path(__file__).parents[1] / "evals" / "data" / "sums.eval")
     taken = mettle("eval", "import", log)

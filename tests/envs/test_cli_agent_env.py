@@ -139,7 +139,7 @@ async def test_an_agent_that_hangs_is_stopped_in_time_and_scored_by_what_it_left
     ("command", "options", "words"),
     [
         ("echo -n 5 > /work/answer.txt", {}, r"agent_completed\) without one answer of the model"),
-        ("echo -n 5 > /work/answer.txt; sleep 100", {"timeout_seconds": 0.5}, r"timeout_reached\) without one answer"),
+        ("echo -n 5 > /work/answer.txt; sleep 100", {"timeout_seconds": 3.0}, r"timeout_reached\) without one answer"),
         ("python3 /work/agent.py; echo -n 5 > /work/answer.txt", {"model": "full"}, "does not fit the model's context"),
     ],
 )

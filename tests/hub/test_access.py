@@ -128,6 +128,7 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/usage"): ("admin's session", "", {"action": "quota", "name": "robots", "figure": "5"}),
     ("GET", "/training"): ("training page", "", None),
     ("POST", "/training"): ("session", "", {"toml": ""}),
+    ("GET", "/training/{run_id}"): ("own runs", "/training/JOB", None),
     ("POST", "/training/{run_id}"): ("own runs' session", "/training/JOB", {"action": "stop"}),
     ("GET", "/dashboard/training/{run_id}"): ("open", "/dashboard/training/JOB", None),
     ("GET", "/simple/"): ("public read", "", None),
@@ -172,6 +173,8 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
 SESSIONS = {"eve's session", "kim's session", "bob's session", "ann's session"}
 TOKENS = {f"bob's {scope}" for scope in SCOPES}
 EVERYBODY = {"nobody", *SESSIONS, *TOKENS}
+NIGHTLY = {f"bob's {scope}" for scope in ("account:write", "evals:write", "sandboxes:read", "training:read")}
+"""Each time all people, and a token of each area."""
 
 
 def tokens(area: str, *rights: str) -> set[str]:
@@ -240,7 +243,9 @@ def test_every_route_is_in_the_table(hub):
     assert set(routes_of(hub)) == set(ROUTES)
 
 
-@pytest.mark.parametrize("who", sorted(EVERYBODY))
+@pytest.mark.parametrize(
+    "who", [pytest.param(who, marks=pytest.mark.nightly if who in NIGHTLY else ()) for who in sorted(EVERYBODY)]
+)
 def test_who_may_do_what(hub, who):
     places = prepared(hub)
     client = caller(hub, who)

@@ -207,6 +207,17 @@ def test_a_field_without_meaning_is_one_line_about_its_file(field: str, value: A
         assert str(good) in mettle("eval", "view", "--plain")[1] or "good" in out
 
 
+def test_a_number_beyond_all_reckoning_is_none() -> None:
+    """Its square is more than a float can hold, so no variance can be made of it."""
+    rows = [*ROWS[:3], {**ROWS[3], "reward": 1e308}]
+    files = {
+        "metadata.json": json.dumps(METADATA).encode(),
+        "results.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in rows),
+    }
+    with workspace(files) as (_, bad):
+        read_everything(bad)
+
+
 @settings(max_examples=15)
 @given(files=damaged())
 def test_going_on_with_a_damaged_evaluation_runs_or_says_why_not(files: dict[str, bytes | None]) -> None:

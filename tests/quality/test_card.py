@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted(path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml"))
 STARTS_MACHINES = {"agent_task", "shell_task"}
 """A rollout starts an agent in one machine and is judged in another."""
+RUNS_CODE = STARTS_MACHINES | {"code_judge"}
+"""Their cards take the longest."""
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def statuses(card, section):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow, pytest.mark.nightly]) if n in STARTS_MACHINES else n for n in SHIPPED],
+    [pytest.param(n, marks=[pytest.mark.slow, pytest.mark.nightly]) if n in RUNS_CODE else n for n in SHIPPED],
 )
 def test_shipped_environments_pass(name, here, monkeypatch):
     """A copy: the card of the checkout's own would tell of the evaluations that somebody has run there."""

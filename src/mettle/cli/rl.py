@@ -11,7 +11,7 @@ import click
 from mettle.cli.groups import NounGroup
 from mettle.cli.outside import invite, work, workers
 from mettle.cli.replay import replay
-from mettle.cli.rl_hosted import submit_hosted
+from mettle.cli.rl_hosted import checkpoints, restart, submit_hosted
 from mettle.cli.rollouts import rollouts
 from mettle.cli.shares import go_on, share
 from mettle.cli.terminal import check_free, find_run, going_on, json_option, print_json, print_next, print_table
@@ -299,7 +299,7 @@ def export(run: str, folder: Path, version: int | None) -> None:
 rl.add_command(replay)
 rl.add_command(rollouts)
 rl.add_command(share)
-for command in (invite, work, workers):
+for command in (invite, work, workers, restart, checkpoints):
     rl.add_command(command)
 
 

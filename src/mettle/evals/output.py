@@ -13,10 +13,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mettle.records.tasks import UNSCORED, RolloutRecord
 from mettle.storage.plain_json import json_text
+
+MAX_NUMBER: Final = 1e100
+"""A number that is read and is greater is none: the third powers of such numbers are summed to intervals."""
 
 TASK_FIELDS = ("prompt", "answer", "info")
 KINDS_BY_TYPE = {
@@ -180,12 +183,12 @@ def _mapping(value: Any) -> Mapping[str, Any] | None:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """A finite number that figures can be made of, or None."""
     try:
         number = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # a whole number of more than 308 digits
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MAX_NUMBER else None
 
 
 def _seconds(timing: Mapping[str, Any] | None, name: str) -> float | None:

@@ -43,7 +43,8 @@ PAGES = {
     "/evaluations/{name}/rollouts/{index}": ["/evaluations/{first}/rollouts/0"],
     "/hosted-evaluations": ["/hosted-evaluations"],
     "/hosted-evaluations/{result_id:result}": ["/hosted-evaluations/{waiting}"],
-    "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/usage": ["/usage"],
+    "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/training/{run_id}": ["/training/{run}"],
+    "/usage": ["/usage"],
     "/dashboard/tokens/challenge": ["/dashboard/tokens/challenge?code={code}"],
     "/runs/{name}": ["/runs/done"], "/runs/{name}/rollouts": ["/runs/done/rollouts"],
     "/runs/{name}/rollouts/{rollout_id:path}": ["{rollout}"],
@@ -101,8 +102,10 @@ def furnish(hub):
     page = hub.signed_in("ann")
     assert page.form("/secrets/ann", name="OPENAI_API_KEY", value="x", action="secret").status_code == 303
     body = {"model": "tiny", "environments": [{"id": "reverse-text"}], "name": LONG.replace("/", " ")}
-    assert ann.post(RUNS, json=body).status_code == 201
+    run = ann.post(RUNS, json=body).json()["run"]["id"]
+    (hub.lab.folder / "runs" / run / "weights" / "v3").mkdir(parents=True)
     asked = {"environment": "reverse-text", "model": "m", "api_base_url": "http://127.0.0.1:9/v1"}
+    told["run"] = run
     told["waiting"] = page.form("/hosted-evaluations", **asked).headers["location"].rpartition("/")[2]
     told["link"] = page.post("/people/invite", data={"csrf": page.csrf}).text.partition("/join/")[2].partition("<")[0]
     made = hub.anonymous().post("/api/v1/auth_challenge/generate", json={"encryptionPublicKey": _public_key()})

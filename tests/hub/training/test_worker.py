@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+import tomllib
 
 import pytest
 
-from mettle.hub.training import jobs, worker
+from mettle.hub.training import jobs, program, worker
 from mettle.hub.training.jobs import run_folder
 
 BODY = {"model": "tiny", "environments": [{"id": "reverse-text"}], "max_steps": 3, "batch_size": 32, "max_tokens": 8}
@@ -125,6 +127,90 @@ def test_versions_are_listed_and_downloaded_as_a_tar(hub, bob, tmp_path):
         assert sorted(archive.getnames()) == ["adapter_config.json", "weights.bin"]
         assert archive.extractfile("weights.bin").read() == b"x" * 1000
     assert bob.get(f"/api/v1/rft/runs/{run['id']}/checkpoints/9").status_code == 404
+
+
+def with_versions(hub, run, *numbers):
+    from mettle.storage.run_dir import RunDir
+
+    for number in numbers:
+        folder = RunDir(run_folder(hub.lab.folder, run["id"])).version(number)
+        folder.mkdir(parents=True)
+        (folder / "weights.bin").write_bytes(b"x")
+
+
+def test_a_new_run_begins_from_a_version_with_the_steps_that_are_left(hub, bob, programs):
+    asked = {**BODY, "max_steps": 5, "lora_rank": 4}
+    run = bob.post("/api/v1/rft/runs", json=asked).json()["run"]
+    with_versions(hub, run, 0, 2, 5)
+    address = f"/api/v1/rft/runs/{run['id']}/restart"
+    made = bob.put(address, params={"step": 2}).json()["run"]
+    assert (made["status"], made["name"], made["maxSteps"]) == ("QUEUED", f"{run['name']} from v2", 3)
+    assert made["plannedTokens"] == pytest.approx(run["plannedTokens"] * 3 / 5, abs=1)
+    assert bob.get(f"/api/v1/rft/runs/{run['id']}").json()["run"]["status"] == "QUEUED"
+    refused = bob.put(address, params={"step": 3})
+    assert (refused.status_code, "it has v0, v2, v5" in refused.json()["detail"]) == (404, True)
+    assert bob.put(address, params={"step": 5}).status_code == 409
+    assert hub.with_token("eve").put(address, params={"step": 2}).status_code == 404
+    bob.put(f"/api/v1/rft/runs/{run['id']}/stop")
+    queue = worker.QueueWorker(hub.lab)
+    queue.step()
+    folder = run_folder(hub.lab.folder, made["id"])
+    source, start = str(run_folder(hub.lab.folder, run["id"])), f"{folder}.start"
+    assert programs[0][0][2:] == [
+        "mettle.hub.training.program", source, "2", start, "rl", "run", f"{folder}.toml", "--dir", str(folder), "--json",
+    ]  # fmt: skip
+    written = tomllib.loads(folder.with_suffix(".toml").read_text())
+    assert written["model"] == {"lora": {"rank": 4}, "path": start}
+    assert (written["max_steps"], "warm_up" in written, "start" in written) == (3, False, False)
+
+
+def test_the_model_directory_of_a_version_is_written_once_before_the_run(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(program.subprocess, "run", lambda words, check: done.append(words))
+    words = ["RUN", "2", str(tmp_path / "start"), "rl", "run", "x.toml"]
+    assert program.command_of(words)[3:] == ["rl", "run", "x.toml"]
+    (tmp_path / "start").mkdir()
+    assert program.command_of(words)[3:] == ["rl", "run", "x.toml"]
+    assert [each[3:] for each in done] == [["rl", "export", "RUN", str(tmp_path / "start"), "--version", "2"]]
+
+
+def test_the_page_of_versions_starts_a_run_from_one(hub, bob):
+    run = bob.post("/api/v1/rft/runs", json=BODY).json()["run"]
+    with_versions(hub, run, 1, 3)
+    page = hub.signed_in("bob")
+    shown = page.get(f"/training/{run['id']}").text
+    assert "Start a run from v1" in shown
+    assert "Start a run from v3" not in shown
+    assert page.form(f"/training/{run['id']}", action="restart", step="1").status_code == 303
+    (made, _) = bob.get("/api/v1/rft/runs").json()["runs"]
+    assert made["name"].endswith("from v1")
+    assert f'href="/training/{run["id"]}"' in page.get(f"/training/{made['id']}").text
+    assert page.form(f"/training/{run['id']}", action="restart", step="x").status_code == 400
+    assert hub.signed_in("eve").get(f"/training/{run['id']}").status_code == 404
+
+
+@pytest.mark.nightly
+@pytest.mark.e2e
+def test_a_run_from_a_version_is_trained_to_its_end(hub, bob):
+    queue = worker.QueueWorker(hub.lab)
+    run = bob.post("/api/v1/rft/runs", json={**BODY, "max_steps": 4}).json()["run"]
+    assert ended(bob, queue, run)["status"] == "COMPLETED"
+    made = bob.put(f"/api/v1/rft/runs/{run['id']}/restart", params={"step": 3}).json()["run"]
+    done = ended(bob, queue, made)
+    assert (done["status"], done["errorMessage"]) == ("COMPLETED", None)
+    assert [c["step"] for c in bob.get(f"/api/v1/rft/runs/{made['id']}/checkpoints").json()["checkpoints"]][-1] == 1
+    queue.close()
+
+
+def ended(client, queue, run):
+    """The run when it is over."""
+    for _ in range(3000):
+        queue.step()
+        now = client.get(f"/api/v1/rft/runs/{run['id']}").json()["run"]
+        if now["status"] in jobs.OVER:
+            return now
+        time.sleep(0.1)
+    raise AssertionError(f"{run['id']} has not ended: {now['status']}")
 
 
 def test_the_page_queues_a_toml_and_says_what_is_wrong_with_one(hub):

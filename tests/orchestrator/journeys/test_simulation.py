@@ -134,7 +134,7 @@ def check_a_run(world, lag, inflight, sampler):
 
 
 @pytest.mark.parametrize(
-    "transaction", [pytest.param(n, marks=() if n % 3 == 1 else pytest.mark.nightly) for n in range(1, 40)]
+    "transaction", [pytest.param(n, marks=() if n % 6 == 1 else pytest.mark.nightly) for n in range(1, 40)]
 )
 def test_a_kill_before_or_after_any_transaction_is_survived(transaction):
     options = config(max_steps=3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 
 import aiohttp
 import pytest
+from tests.forking import Nursery, forked_processes
 
 from mettle.trainer.service import models as models_module
 from mettle.trainer.service.store import Store
@@ -18,26 +21,34 @@ from mettle.trainer.service.store import Store
 from .conftest import Refused, Wire, WireModel, datum, running
 
 DATA = [datum("hello world"), datum("goodbye")]
-SERVE = """
-import asyncio, json, sys
-from mettle.trainer.service.config import TrainServeConfig
-from mettle.trainer.service.server import serve
-asyncio.run(serve(TrainServeConfig(**json.loads(sys.argv[1])), lambda url: print(url, flush=True)))
-"""
 NUM_STEPS = 6
 LONG = [[datum(f"{n} hello world " * 30) for n in range(24)], [datum("goodbye " * 40)] * 12]
 """Several passes each, so that a kill comes in the middle of one."""
 
 
+@pytest.fixture(scope="module")
+def _forked_services():
+    """Services begin with torch imported: from a fork that was made while there was no event loop."""
+    importlib.import_module("mettle.cli.main")
+    with forked_processes("mettle.cli"), pytest.MonkeyPatch.context() as patch:
+        nursery = Nursery()
+        patch.setattr(Nursery, "here", nursery)
+        yield
+        nursery.close()
+
+
 async def start(settings, port):
-    config = settings(port=port).model_dump_json()
+    config = settings(port=port)
+    chosen = {"base_model": config.base_model, "data": config.data, "port": port, "poll_s": config.poll_s}
+    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SERVE, config, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+        sys.executable, "-m", "mettle.cli", "train", "serve", *words, "--device", config.device,
+        stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
     assert child.stdout is not None
-    url = (await child.stdout.readline()).decode().strip()
-    assert url, "the service did not come up"
-    return child, url
+    told = re.search(r"http://\S+", (await child.stdout.readline()).decode())
+    assert told, "the service did not come up"
+    return child, told[0]
 
 
 def free_port():
@@ -68,6 +79,7 @@ async def one_step(model, step, data=tuple([each] for each in DATA)):
 
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.usefixtures("_forked_services")
 @pytest.mark.parametrize(
     "kills", [pytest.param((3,), id="one"), pytest.param((1, 2, 5, 7, 9), id="five", marks=pytest.mark.nightly)]
 )

@@ -25,6 +25,7 @@ from mettle.hub.routes.addresses import iso, root_of
 from mettle.hub.routes.json_bodies import body_of
 from mettle.hub.training import jobs, usage
 from mettle.hub.training.acceptance import accept
+from mettle.hub.training.branching import start_folder, start_from
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import Submission, offered_models
 from mettle.hub.training.told import hidden_of
@@ -82,9 +83,15 @@ def stop_run(lab: LabHere, caller: TrainingWriter, run_id: str) -> dict[str, Any
 
 
 @router.put("/runs/{run_id}/restart")
-def restart_run(lab: LabHere, caller: TrainingWriter, run_id: str) -> dict[str, Any]:
-    """Let it go on from its last checkpoint."""
-    return _change(lab, caller, run_id, "restart")
+def restart_run(
+    lab: LabHere, caller: TrainingWriter, run_id: str, step: Annotated[int | None, Query(ge=0, le=1 << 31)] = None
+) -> dict[str, Any]:
+    """Let it go on from its last checkpoint; with `step`, queue a new run that begins from that version of it."""
+    if step is None:
+        return _change(lab, caller, run_id, "restart")
+    with lab.database.write() as c:
+        made = start_from(c, lab, caller, jobs.find_job(c, caller, run_id), step)
+        return {"run": _shown(c, made)}
 
 
 @router.delete("/runs/{run_id}")
@@ -94,7 +101,8 @@ def delete_run(lab: LabHere, caller: TrainingWriter, run_id: str) -> dict[str, A
         job = jobs.find_job(c, caller, run_id)
         jobs.delete_job(c, job)
         audit.note(c, caller.name, "run.delete", job.name, address=caller.address)
-    shutil.rmtree(run_folder(lab.folder, run_id), ignore_errors=True)
+    for folder in (run_folder(lab.folder, run_id), start_folder(lab.folder, run_id)):
+        shutil.rmtree(folder, ignore_errors=True)
     return {"success": True}
 
 

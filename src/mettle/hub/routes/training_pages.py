@@ -18,7 +18,9 @@ from mettle.hub.routes.looking import looking
 from mettle.hub.routes.training_api import change_job
 from mettle.hub.training import jobs
 from mettle.hub.training.acceptance import accept
+from mettle.hub.training.branching import start_from
 from mettle.hub.training.submission import BUILT_IN, Submission, offered_models
+from mettle.hub.training.versions import shown_versions
 from mettle.web.bodies import first_fault
 from mettle.web.problems import HttpError
 
@@ -61,11 +63,27 @@ def submit(lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
     return RedirectResponse("/training", status_code=303)
 
 
+@router.get("/training/{run_id}")
+def versions_page(lab: LabHere, caller: SignedIn, run_id: str) -> HTMLResponse:
+    """The versions of a run that are on disk, to download or to start a run from."""
+    _must_read(caller)
+    with lab.database.read() as c:
+        job = jobs.find_job(c, caller, run_id)
+    return page("run_versions.html", job=job, versions=shown_versions(lab.folder, run_id))
+
+
 @router.post("/training/{run_id}")
 def change(request: Request, lab: LabHere, caller: SignedIn, run_id: str, fields: CheckedForm) -> Response:
-    """Stop it, or let it go on."""
+    """Stop it, let it go on, or start another from a version of it."""
+    action, step = fields.get("action", ""), fields.get("step", "")
     with lab.database.write() as c:
-        change_job(c, caller, jobs.find_job(c, caller, run_id), fields.get("action", ""))
+        job = jobs.find_job(c, caller, run_id)
+        if action == "restart" and step:
+            if not (step.isascii() and step.isdigit() and len(step) < 10):
+                raise HttpError(400, f"{step[:40]!r} is no version")
+            start_from(c, lab, caller, job, int(step))
+        else:
+            change_job(c, caller, job, action)
     return RedirectResponse("/training", status_code=303)
 
 
@@ -76,8 +94,7 @@ def old_address(run_id: str) -> Response:
 
 
 def _training(lab: Lab, caller: Caller, text: str, problem: str = "", status: int = 200) -> HTMLResponse:
-    if not caller.may("training:read"):
-        raise HttpError(403, "this token does not cover training:read; make one that does", code="scope_missing")
+    _must_read(caller)
     with lab.database.read() as c:
         found, total = jobs.list_jobs(c, caller, limit=100)
         ahead = {job.id: jobs.num_ahead(c, job) for job in found}
@@ -87,3 +104,8 @@ def _training(lab: Lab, caller: Caller, text: str, problem: str = "", status: in
     )  # fmt: skip
     answer.status_code = status
     return answer
+
+
+def _must_read(caller: Caller) -> None:
+    if not caller.may("training:read"):
+        raise HttpError(403, "this token does not cover training:read; make one that does", code="scope_missing")

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from mettle.errors import MettleError
 from mettle.hub.training.jobs import run_folder
 from mettle.runs.adapters import find_adapter
 from mettle.storage.run_dir import RunDir
+
+
+class ShownVersion(NamedTuple):
+    """A version as a page lists it."""
+
+    step: int
+    num_bytes: int
+    written_at: float
+
+
+def shown_versions(root: Path, run_id: str) -> list[ShownVersion]:
+    """The newest first."""
+    found = []
+    for step, path in versions_on_disk(root, run_id):
+        try:
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            found.append(ShownVersion(step, size, path.stat().st_mtime))
+        except OSError:
+            continue  # a run that goes on is just removing it
+    return found[::-1]
 
 
 def versions_on_disk(root: Path, run_id: str) -> list[tuple[int, Path]]:

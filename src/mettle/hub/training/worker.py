@@ -18,6 +18,7 @@ from mettle.errors import MettleError, UserError
 from mettle.hub.lab import Lab
 from mettle.hub.logs import hide
 from mettle.hub.training import jobs, usage
+from mettle.hub.training.branching import START, start_folder
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import as_toml
 from mettle.hub.training.told import environment_for, hidden_of
@@ -102,11 +103,18 @@ class QueueWorker:
         folder = run_folder(self._lab.folder, job.id)
         folder.parent.mkdir(parents=True, exist_ok=True)
         config = folder.parent / f"{job.id}.toml"
-        config.write_text(as_toml({"name": job.id, **job.config}), encoding="utf-8")
+        settings = {"name": job.id, **job.config}
+        program = ["mettle.cli"]
+        if begun := settings.pop(START, None):
+            start = start_folder(self._lab.folder, job.id)
+            settings["model"] = {**settings["model"], "path": str(start)}
+            source = run_folder(self._lab.folder, begun["run"])
+            program = ["mettle.hub.training.program", str(source), str(begun["version"]), str(start)]
+        config.write_text(as_toml(settings), encoding="utf-8")
         words = ["resume", str(folder)] if (folder / "run.db").exists() else ["run", str(config), "--dir", str(folder)]
         with (folder.parent / f"{job.id}.out").open("ab") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "mettle.cli", "rl", *words, "--json"], stdin=subprocess.DEVNULL, stdout=out,
+                [sys.executable, "-m", *program, "rl", *words, "--json"], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, start_new_session=True, env=environment,
             )  # fmt: skip
         self._child = (job.id, process)
