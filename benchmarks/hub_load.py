@@ -1,11 +1,14 @@
 """What a Hub that is full answers in: pages and API routes over thousands of environments, runs, evaluations.
 
-The Hub is filled through its own tables and run directories through the run's own ledger; each route is asked several
-times, in this process, without a network. The numbers that matter are the 95th percentile of each route in processor
-milliseconds, which other programs on the machine do not change much, and the bytes that it sends.
+The Hub is filled through its own tables, run directories through the run's own ledger, and samples as pushes leave
+them; then servers are started over it, one or several, and asked in turn, each route several times. Where a route
+stands for many things (an evaluation, a page), each time another one is asked for. The numbers that matter are the 95th
+percentile of each route in processor milliseconds of the server, which other programs on the machine do not change
+much, and the bytes that it sends. `ms` is what passes until the answer is there: with PostgreSQL its work too, and the
+wait for processors that others use. With `--database` an empty PostgreSQL database is filled.
 
-Run: `python benchmarks/hub_load.py [--environments 10000] [--runs 1000] [--evaluations 1000] [--steps 100000]
-[--asks 20] [--json FILE]`
+Run: `python benchmarks/hub_load.py [--environments 10000] [--runs 1000] [--evaluations 1000] [--samples 1000000]
+[--steps 100000] [--asks 20] [--servers 1] [--database postgresql+psycopg://me@host/hub] [--json FILE]`
 """
 
 from __future__ import annotations
@@ -15,36 +18,46 @@ import json
 import math
 import os
 import platform
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert
-from starlette.testclient import TestClient
+import httpx
+from sqlalchemy import func, insert, select
 
+from mettle.evals.results import METADATA, RESULTS
 from mettle.hub import tables
 from mettle.hub.accounts import people, tokens
 from mettle.hub.accounts.identifiers import new_id
 from mettle.hub.accounts.passwords import Passwords
-from mettle.hub.app import create_app
 from mettle.hub.database import HubDatabase
 from mettle.hub.lab import Lab
 from mettle.hub.registry.catalogue import refresh_listing
+from mettle.hub.results import pushed
+from mettle.storage.evals import EvalPlan, EvalStore
+from mettle.storage.files import write_json
 from mettle.storage.ledger import Ledger
 from mettle.storage.object_blobs import blob_store
 from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import ShardWriter
 
 WORDS = ("sums", "words", "proofs", "games", "shell", "search", "maps", "poker", "science", "code", "letters", "chess")
 README = "# An environment\n\nIt asks for {} and {}, one turn, and rewards what is right.\n" + "Some more words. " * 60
-TARGET_MS, TARGET_BYTES = 100.0, 50_000
+TARGET_MS = 100.0
 METRICS = ("loss/mean", "entropy/mean", "mismatch_kl/mean", "optim/grad_norm")
 
 
-def fill(folder: Path, num_environments: int, num_evaluations: int) -> Lab:
+def fill(folder: Path, num_environments: int, num_evaluations: int, num_samples: int, address: str) -> Lab:
     """A Hub with ann, her environments of one release each, and evaluations of them."""
-    database = HubDatabase.in_folder(folder)
+    database = HubDatabase(address) if address else HubDatabase.in_folder(folder)
     database.migrate()
     now = time.time()
     with database.write() as c:
@@ -78,7 +91,8 @@ def fill(folder: Path, num_environments: int, num_evaluations: int) -> Lab:
                 "environment": f"ann/{environments[index % 50]['name']}",
                 "environment_id": environments[index % 50]["id"],
                 "model": f"model-{index // 50}", "status": "COMPLETED", "is_public": True, "framework": "mettle",
-                "metadata": {}, "metrics": {}, "num_samples": 1000, "num_bytes": 0, "mean": index % 97 / 97,
+                "metadata": {}, "metrics": {}, "num_samples": num_samples // num_evaluations, "num_bytes": 0,
+                "mean": index % 97 / 97,
                 "ci_low": index % 97 / 97 - 0.01, "ci_high": index % 97 / 97 + 0.01, "num_tasks": 100,
                 "created_at": now - index, "updated_at": now - index, "completed_at": now - index,
             }
@@ -89,12 +103,43 @@ def fill(folder: Path, num_environments: int, num_evaluations: int) -> Lab:
     return Lab(folder, database, blob_store("", folder / "blobs"))
 
 
+def write_samples(lab: Lab, num_samples: int) -> None:
+    """The files of each evaluation, as a push that was completed leaves them."""
+    with lab.database.read() as c:
+        rows = c.execute(select(tables.results.c.id, tables.results.c.environment, tables.results.c.model)).all()
+    each = num_samples // max(1, len(rows))
+    template = json.dumps(
+        {
+            "example_id": -1, "reward": -2, "error": None, "metrics": {"correct": -2}, "info": {}, "answer": "seven",
+            "prompt": [{"role": "user", "content": "How many cards has -3 in its hand, when two are played?"}],
+            "completion": [{"role": "assistant", "content": "First I count. " * 20 + "It is seven."}],
+        }, separators=(",", ":"),
+    )  # fmt: skip
+    for number, (result_id, environment, model) in enumerate(rows):
+        folder = pushed.folder_of(lab.folder, result_id)
+        folder.mkdir(parents=True)
+        with (folder / RESULTS).open("w", encoding="utf-8") as file:
+            for index in range(each):
+                name = f"{WORDS[(index + number) % 12]}{index % 97}"
+                file.write(
+                    template.replace('"example_id":-1', f'"example_id":{index // 10}')
+                    .replace(":-2", f":{index % 3 % 2}.0").replace("-3", name) + "\n"
+                )  # fmt: skip
+        told = {"env_id": environment, "model": model, "num_examples": each // 10, "rollouts_per_example": 10}
+        write_json(folder / METADATA, told)
+
+
 def write_runs(root: Path, num_runs: int, num_steps: int) -> None:
-    """Short runs, and `long` with `num_steps` steps of each of `METRICS`."""
+    """Short runs, of which every tenth is an evaluation by itself, and `long` with `num_steps` steps of `METRICS`."""
     for index in range(num_runs):
         ledger = Ledger(RunDir(root / f"run-{index:05d}").ledger)
-        ledger.journal.record_metrics(1, {"loss/mean": 0.5})
-        ledger.journal.set_fact("state", "finished")
+        if index % 10 == 9:
+            store = EvalStore(ledger.database, ShardWriter(RunDir(root / f"run-{index:05d}").rollouts))
+            number = store.begin(EvalPlan("eval", "words", 2, 4, 0, "m", {"rollouts_per_example": 2}))
+            store.end(number, mean=0.5, interval=(0.4, 0.6), metadata={"time": 6.0})
+        else:
+            ledger.journal.record_metrics(1, {"loss/mean": 0.5})
+            ledger.journal.set_fact("state", "finished")
         ledger.close()
     ledger = Ledger(RunDir(root / "long").ledger)
     rows = ((name, step, math.sin(step / 1000)) for name in METRICS for step in range(1, num_steps + 1))
@@ -104,55 +149,152 @@ def write_runs(root: Path, num_runs: int, num_steps: int) -> None:
     ledger.close()
 
 
-def measure(client: TestClient, path: str, asks: int) -> dict[str, Any]:
-    """Processor milliseconds of a route after one warm-up, and bytes."""
-    first = client.get(path)
-    assert first.status_code == 200, f"{path} answers {first.status_code}: {first.text[:200]}"
-    spent = []
-    for _ in range(asks):
-        before = time.process_time()
-        client.get(path)
-        spent.append(1000 * (time.process_time() - before))
-    p95 = statistics.quantiles(spent, n=20, method="inclusive")[-1]
-    return {"path": path, "p50_ms": statistics.median(spent), "p95_ms": p95, "bytes": len(first.content)}
+@dataclass
+class Server:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    client: httpx.Client
+
+    @classmethod
+    @contextmanager
+    def started(cls, folder: Path, workspace: Path, database: str, token: str) -> Iterator[Server]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = ["-m", "mettle.cli.main", "hub", "serve", "--data", str(folder), "--port", str(port)]
+        words += ["--runs", str(folder / "runs"), *(["--database", database] if database else [])]
+        words += ["--no-check-pushes", "--no-sandboxes"]
+        log = workspace / f"server-{port}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen([sys.executable, *words], cwd=workspace, stdout=file, stderr=file)
+        headers = {"Authorization": f"Bearer {token}"}
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=300)
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                try:
+                    if client.get("/health").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    time.sleep(0.1)
+            yield cls(process, client)
+        finally:
+            client.close()
+            process.terminate()
+            process.wait(60)
+
+    def cpu_s(self) -> float:
+        """Processor seconds of all of its threads."""
+        used = 0
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has ended meanwhile
+                used += int((task / "schedstat").read_text().split()[0])
+        return used / 1e9
+
+
+def measure(servers: list[Server], name: str, paths: list[str], asks: int) -> dict[str, Any]:
+    """A route, asked of the servers in turn after one warm-up of each; each time the next of `paths`."""
+    for server in servers:
+        first = server.client.get(paths[-1])
+        assert first.status_code == 200, f"{paths[-1]} answers {first.status_code}: {first.text[:200]}"
+    cpu, wall, most = [], [], 0
+    for number in range(asks):
+        server = servers[number % len(servers)]
+        before, since = server.cpu_s(), time.perf_counter()
+        answer = server.client.get(paths[number % len(paths)])
+        wall.append(1000 * (time.perf_counter() - since))
+        cpu.append(1000 * (server.cpu_s() - before))
+        most = max(most, len(answer.content))
+        assert answer.status_code == 200, f"{paths[number % len(paths)]} answers {answer.status_code}"
+    told = {f"p{n}_ms": statistics.quantiles(cpu, n=100, method="inclusive")[n - 1] for n in (50, 95)}
+    took = {f"p{n}_wall_ms": statistics.quantiles(wall, n=100, method="inclusive")[n - 1] for n in (50, 95)}
+    return {"route": name, **told, **took, "bytes": most}
+
+
+def routes(lab: Lab) -> dict[str, list[str]]:
+    """What is asked, by the words that a table has for it."""
+    one = f"ann/{WORDS[0]}-{WORDS[0]}-0"
+    with lab.database.read() as c:
+        ids = list(c.scalars(select(tables.results.c.id).order_by(tables.results.c.created_at)))
+        total = c.scalar(select(func.count()).select_from(tables.environments)) or 0
+    many = [f"/evaluations/{each}" for each in ids[:400]]
+    asked = {
+        "environments, the newest": ["/environments"],
+        "environments with a word": [f"/environments?words={word}" for word in WORDS],
+        "environments with two": [f"/environments?words={one}+{other}" for one in WORDS[:4] for other in WORDS[4:]],
+        "environments with a word that all have": ["/environments?words=environment"],
+        "environments with a tag": [f"/environments?tag={word}" for word in WORDS],
+        "environments, the last pages": [f"/environments?page={max(1, total // 30 - n)}" for n in range(10)],
+        "environments by name, the last pages": [
+            f"/environments?sort=name&page={max(1, total // 30 - n)}" for n in range(10)
+        ],
+        "one environment": [f"/environments/{one}"],
+        "all names for pip": ["/simple/"],
+        "evaluations": ["/evaluations"],
+        "evaluations with a word": [f"/evaluations?words=model-{n}" for n in range(20)],
+        "evaluations of an environment": [f"/evaluations?environment={one}"],
+        "runs, the newest 50": ["/"],
+        "runs, the last pages": ["/?page=18", "/?page=17"],
+        "the long run": ["/runs/long"],
+        "what is new of it": ["/runs/long/live.json"],
+        "its metrics": ["/runs/long/metrics"],
+        "environments, for programs": ["/api/v1/environmentshub/?limit=20"],
+        "evaluations, for programs": ["/api/v1/evaluations/?limit=20"],
+        "usage": ["/usage"],
+    }
+    if (pushed.folder_of(lab.folder, ids[0]) / RESULTS).exists():
+        asked |= {
+            "an evaluation, for the first time": many,
+            "an evaluation, once more": many[-1:],
+            "its samples": [f"{many[-1]}/rollouts?page={n}" for n in range(1, 20)],
+            "words in samples, for the first time": [f"{each}/rollouts?words=poker7" for each in many],
+            "other words in the same samples": [f"{many[-1]}/rollouts?words={word}{n}" for n, word in enumerate(WORDS)],
+            "a sample": [f"{many[-1]}/rollouts/{n}" for n in range(20)],
+            "samples, for programs": [f"/api/v1{each}/samples?limit=100" for each in many],
+        }
+    return asked
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("environments", 10_000), ("runs", 1000), ("evaluations", 1000), ("steps", 100_000)):
+    sizes = {"environments": 10_000, "runs": 1000, "evaluations": 1000, "samples": 1_000_000, "steps": 100_000}
+    for name, default in {**sizes, "asks": 20, "servers": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--asks", type=int, default=20)
+    parser.add_argument("--database", default="", help="address of an empty PostgreSQL database; else SQLite")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mettle-hub-load-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="mettle-hub-load-") as scratch, ExitStack() as stack:
         folder = Path(scratch) / "hub"
         folder.mkdir()
-        lab = fill(folder, given.environments, given.evaluations)
+        lab = fill(folder, given.environments, given.evaluations, given.samples, given.database)
+        write_samples(lab, given.samples)
         write_runs(folder / "runs", given.runs, given.steps)
         with lab.database.write() as c:
             found = people.find_person(c, "ann")
             assert found is not None, "she was made when the Hub was filled"
             token = tokens.create_token(c, found.id, "load", tokens.SCOPES)[1]
-        app = create_app(folder / "runs", workspace=Path(scratch) / "workspace", allowed_hosts=None, lab=lab)
-        client = TestClient(app, base_url="http://hub.test", headers={"Authorization": f"Bearer {token}"})
-        one = f"ann/{WORDS[0]}-{WORDS[0]}-0"
-        paths = [
-            "/environments", "/environments?words=poker", "/environments?words=poker+maps", "/environments?tag=chess",
-            "/environments?page=300", f"/environments/{one}", "/evaluations", "/evaluations?words=model-3",
-            f"/evaluations?environment={one}", "/", "/?page=20", "/runs/long", "/runs/long/live.json",
-            "/runs/long/metrics", "/api/v1/environmentshub/?limit=20", "/api/v1/evaluations/?limit=20", "/usage",
-        ]  # fmt: skip
-        rows = [measure(client, path, given.asks) for path in paths]
+        servers = [
+            stack.enter_context(Server.started(folder, Path(scratch), given.database, token))
+            for _ in range(given.servers)
+        ]
+        rows = [measure(servers, name, paths, given.asks) for name, paths in routes(lab).items()]
         lab.close()
-    print(f"{'route':55} {'p50 ms':>8} {'p95 ms':>8} {'bytes':>9}")
+    print(f"{'route':40} {'p50 CPU ms':>10} {'p95 CPU ms':>10} {'p50 ms':>8} {'p95 ms':>8} {'bytes':>9}")
     for row in rows:
-        print(f"{row['path']:55} {row['p50_ms']:8.1f} {row['p95_ms']:8.1f} {row['bytes']:9,}")
-    slow = [row["path"] for row in rows if row["p95_ms"] > TARGET_MS]
-    print(f"over {TARGET_MS:.0f} ms: {', '.join(slow) or 'none'}")
+        print(
+            f"{row['route']:40} {row['p50_ms']:10.1f} {row['p95_ms']:10.1f} {row['p50_wall_ms']:8.1f}"
+            f" {row['p95_wall_ms']:8.1f} {row['bytes']:9,}"
+        )
+    slow = [row["route"] for row in rows if row["p95_ms"] > TARGET_MS]
+    print(f"over {TARGET_MS:.0f} processor ms: {', '.join(slow) or 'none'}")
     if given.json:
         about = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-        sizes = {name: getattr(given, name) for name in ("environments", "runs", "evaluations", "steps", "asks")}
-        given.json.write_text(json.dumps({**about, **sizes, "routes": rows}, indent=1) + "\n")
+        asked = {name: getattr(given, name) for name in (*sizes, "asks", "servers")}
+        kind = "PostgreSQL" if given.database else "SQLite"
+        given.json.write_text(json.dumps({**about, "database": kind, **asked, "routes": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

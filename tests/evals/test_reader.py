@@ -63,6 +63,23 @@ def test_search_finds_what_was_said_whatever_the_case(saved):
     assert list(reader.search("question", lambda facts: facts.reward == 0.0)) == [1]
 
 
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.text(st.sampled_from('aBk\N{KELVIN SIGN}\N{LATIN SMALL LETTER SHARP S}s7\n \\"/')), max_size=4),
+    wanted=st.text(st.sampled_from('abks7"\\/'), min_size=1, max_size=3),
+    is_ascii=st.booleans(),
+)
+def test_search_misses_nothing_that_the_lines_write_in_another_way(tmp_path, texts, wanted, is_ascii):
+    rows = [{"example_id": n, "reward": 1.0, "prompt": [{"role": "user", "content": t}]} for n, t in enumerate(texts)]
+    (tmp_path / "metadata.json").write_text("{}")
+    lines = [json.dumps(row, ensure_ascii=is_ascii) + "\n" for row in rows]
+    (tmp_path / "results.jsonl").write_text("".join(lines), encoding="utf-8")
+    reader = EvaluationReader(tmp_path)
+    told = json.dumps(wanted)[1:-1].casefold()
+    expected = [n for n, text in enumerate(texts) if told in json.dumps(text, ensure_ascii=False).casefold()]
+    assert set(expected) <= set(reader.search(told))
+
+
 def test_statistics_are_worked_out_from_the_rows(saved):
     cost = {"input_usd": 0.1, "output_usd": 0.2, "total_usd": 0.3}
     stats = EvaluationReader(saved([[1.0, 0.0], [None, 1.0]], metadata={"cost": cost})).stats()

@@ -13,7 +13,29 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from tests.hub.lab_writer import HubWriter
+
 WAIT_S = 300.0
+KINDS = ["sqlite", pytest.param("postgresql", marks=[pytest.mark.nightly, pytest.mark.e2e])]
+"""Of databases. PostgreSQL has to be installed, which it is not everywhere."""
+
+
+@contextlib.contextmanager
+def hub_on(kind: str, folder: Path) -> Iterator[HubWriter]:
+    """A Hub with bob and eve on SQLite, or on a PostgreSQL of its own; the test is skipped where there is none."""
+    with contextlib.ExitStack() as stack:
+        url = ""
+        if kind == "postgresql":
+            pytest.importorskip("psycopg", reason="psycopg is not installed (extra postgres)")
+            if postgres_programs() is None:
+                pytest.skip("PostgreSQL is not installed here")
+            url = stack.enter_context(own_database(stack.enter_context(own_postgres()), "hub"))
+        made = HubWriter(folder, url=url)
+        stack.callback(made.close)
+        for name in ("bob", "eve"):
+            made.person(name)
+        yield made
 
 
 def postgres_programs() -> Path | None:

@@ -124,6 +124,37 @@ def test_one_that_fails_says_why_one_is_stopped_and_one_of_a_killed_hub_goes_on(
     assert hub.with_token("eve").get(f"{HOSTED}/{first}/logs").status_code == 404
 
 
+def test_one_that_goes_beyond_the_quota_is_stopped_midway(hub, bob, evaluations, monkeypatch, tmp_path):
+    hub.lab.models = tmp_path / "models"
+    (hub.lab.models / "small").mkdir(parents=True)
+    (hub.lab.models / "small" / "config.json").write_text("{}")
+    hub.signed_in("ann").form("/usage", action="quota", name="bob", figure="500")
+    body = asked({"api_base_url": None}, inference_model="small")
+    result = bob.post(HOSTED, json=body).json()["evaluation_id"]
+    run_in_place_of_mettle(monkeypatch, "import time; time.sleep(600)")
+    taken = [400]
+    monkeypatch.setattr(worker.usage, "played_tokens", lambda path: taken[0])
+    monkeypatch.setattr(worker, "COUNT_EVERY_S", 0.0)
+    evaluations.step()
+    with hub.lab.database.read() as c:
+        (job,) = jobs.with_status(c, jobs.RUNNING, jobs.EVAL)
+    found = worker.evaluation_folder(hub.lab.folder, job.id) / "results" / "a" / "b"
+    found.mkdir(parents=True)
+    (found / "run.db").touch()
+    evaluations.step()
+    assert evaluations._child[1].poll() is None, "400 of 500"
+    taken[0] = 501
+    evaluations.step()
+    evaluations.step()
+    evaluations._child[1].wait(60)
+    evaluations.step()
+    with hub.lab.database.read() as c:
+        ended = jobs.job_of(c, job.id)
+    assert (ended.status, ended.num_tokens) == (jobs.STOPPED, 501)
+    assert ended.error == "stopped: the month's quota is used up"
+    assert bob.get(f"/api/v1/evaluations/{result}").json()["status"] == "CANCELLED"
+
+
 def test_a_version_of_ones_own_hosted_run_is_evaluated(hub, bob, tmp_path):
     run = bob.post(
         "/api/v1/rft/runs", json={"model": "tiny", "environments": [{"id": "reverse-text"}], "batch_size": 32}

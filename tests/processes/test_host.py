@@ -42,3 +42,13 @@ def test_cores_are_those_of_the_affinity_and_the_quota(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     (files / "cgroup" / "cpu.max").write_text(quota)
     assert host.usable_cores() == cores
+
+
+def test_waits_for_cores_are_told_by_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_OWN_THREADS", tmp_path)
+    assert host.waits_for_cores_s() is None
+    for thread, waited in (("7", 1_500_000_000), ("8", 0)):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(f"900000000 {waited} 12\n")
+    (tmp_path / "9").mkdir()  # has ended
+    assert host.waits_for_cores_s() == {"7": 1.5, "8": 0.0}

@@ -3,8 +3,10 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mettle.trainer.plan import CALL_S, Measured, further_bytes, predict
+from mettle.trainer.plan import CALL_S, Measured, QuietTime, further_bytes, predict, share_of_each
 
 SEEN = Measured(
     prompt_tokens=10, completion_tokens=20, reward=0.5, num_sequences=8, prefill_s=1.0, decode_token_s=0.1,
@@ -40,3 +42,41 @@ def test_ranks_share_the_training_and_each_reads_the_weights():
     assert further_bytes(**sizes, alone=4150, num_ranks=2, num_replicas=1, is_base=True) == 150
     assert further_bytes(**sizes, alone=4150, num_ranks=4, num_replicas=2, is_base=True) == 450 + 4000
     assert further_bytes(**sizes, alone=1150, num_ranks=4, num_replicas=1, is_base=False) == 4400 - 1150
+
+
+def test_what_others_take_makes_the_step_longer_and_not_the_quiet_one():
+    loaded = dataclasses.replace(SEEN, cpu_share=0.5)
+    quiet, busy = (
+        predict(seen, batch_size=16, max_steps=10, is_overlapped=True, cores=2, threads=2) for seen in (SEEN, loaded)
+    )
+    assert quiet.quiet_step_s == quiet.step_s == busy.quiet_step_s
+    # Two cores among four threads, one of them ours; with a second one of ours each gets two fifths.
+    assert busy.step_s == pytest.approx(quiet.step_s / 0.4)
+    assert busy.run_s == pytest.approx(10 * busy.step_s)
+    assert busy.train_s == pytest.approx(quiet.train_s / 0.4)
+    in_turns = predict(loaded, batch_size=16, max_steps=1, is_overlapped=False, cores=2, threads=2)
+    assert in_turns.step_s == pytest.approx(2 * in_turns.quiet_step_s)
+
+
+@given(share=st.floats(0.01, 1), cores=st.integers(1, 16), threads=st.integers(1, 16))
+def test_no_thread_gets_more_beside_its_like(share: float, cores: int, threads: int):
+    one, more = share_of_each(share, cores, 1), share_of_each(share, cores, threads)
+    assert 0 < more <= one <= 1
+    assert one == pytest.approx(share)
+
+
+def test_waits_for_a_core_are_not_counted(monkeypatch):
+    waits = iter([{"1": 2.0, "2": 0.0}, {"1": 5.0, "2": 1.0, "3": 0.5}])
+    clock = iter([10.0, 14.0])
+    monkeypatch.setattr("mettle.trainer.plan.waits_for_cores_s", lambda: next(waits))
+    monkeypatch.setattr("mettle.trainer.plan.time.perf_counter", lambda: next(clock))
+    watch = QuietTime()
+    assert watch.measure(lambda: None) == pytest.approx(1.0, abs=0.2)
+    assert watch.share == pytest.approx(0.25, abs=0.05)
+
+
+def test_without_the_kernel_s_word_a_thread_s_own_time_counts(monkeypatch):
+    monkeypatch.setattr("mettle.trainer.plan.waits_for_cores_s", lambda: None)
+    clock = iter([0.0, 1e6])
+    monkeypatch.setattr("mettle.trainer.plan.time.perf_counter", lambda: next(clock))
+    assert QuietTime().measure(lambda: sum(range(1000))) < 1e5

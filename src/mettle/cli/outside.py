@@ -103,14 +103,19 @@ def work(
 def workers(run: str, is_json: bool) -> None:
     """Show the workers from outside of a run, and what became of their work."""
     from mettle.inference.outside.roster import read_roster
+    from mettle.runs.outside import has_door, no_door
     from mettle.storage.run_dir import RunDir
 
-    found = read_roster(RunDir.existing(find_run(run)).outside)
+    run_dir = RunDir.existing(find_run(run))
+    found = read_roster(run_dir.outside)
     names = ("name", "state", "taken", "sampled", "num_tokens", "checked", "returned", "refused", "reason")
     if is_json:
         print_json(
             [{"key": one.key, "joined_at": one.joined_at} | {n: getattr(one, n) for n in names} for one in found]
         )
+        return
+    if not found and not has_door(run_dir):
+        click.echo(no_door(run_dir))
         return
     if not found:
         click.echo(f"nobody has worked for {run} from outside")

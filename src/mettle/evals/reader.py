@@ -12,7 +12,7 @@ A run that trains has many evaluations: `RUN` means its newest, `RUN:final` its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from mettle.errors import MettleError, StorageError, UserError
 from mettle.evals.estimator import RunningMean
 from mettle.evals.facts import RolloutFacts, facts_of_row, facts_of_stored
-from mettle.evals.output import error_row, output_row, record_of
+from mettle.evals.output import error_row, figures_of, output_row, record_of
 from mettle.evals.passing import PassRule
 from mettle.evals.places import find_folders
 from mettle.evals.report import Stats, stats_of
@@ -271,8 +271,12 @@ class EvaluationReader:
     def search(self, text: str, is_wanted: Callable[[RolloutFacts], bool] | None = None) -> Iterator[int]:
         """Numbers of the rollouts whose conversation, answer or error holds `text`, whatever the case."""
         wanted = text.casefold()
-        for index, record in self.records():
+        for index in self._rollouts.may_hold(wanted):
             if is_wanted is not None and not is_wanted(self.facts[index]):
+                continue
+            try:
+                record = self._rollouts.figures(index)
+            except StorageError:
                 continue
             said = [record.messages, record.answer, record.info, error_row(record)]
             if wanted in json.dumps(said, ensure_ascii=False).casefold():
@@ -301,6 +305,13 @@ class _Rollouts(Protocol):
 
     def refresh(self) -> int: ...
     def record(self, index: int) -> RolloutRecord: ...
+    def figures(self, index: int) -> RolloutRecord:
+        """`record` without what only publishing it again needs."""
+        ...
+
+    def may_hold(self, wanted: str) -> Iterable[int]:
+        """The rollouts that have to be looked at for a text; at least those that hold it."""
+        ...
 
 
 class _Stored:
@@ -331,6 +342,11 @@ class _Stored:
     def record(self, index: int) -> RolloutRecord:
         return read_rollout(RunDir(self._folder).rollouts, self._rows[index])
 
+    figures = record
+
+    def may_hold(self, wanted: str) -> Iterable[int]:
+        return range(len(self.facts))
+
 
 class _Published:
     """Rollouts of a `results.jsonl`, by the offsets of its lines."""
@@ -358,6 +374,12 @@ class _Published:
         return len(self.facts) - before
 
     def record(self, index: int) -> RolloutRecord:
+        return record_of(self._row(index))
+
+    def figures(self, index: int) -> RolloutRecord:
+        return figures_of(self._row(index))
+
+    def _row(self, index: int) -> dict[str, Any]:
         try:
             with self._file.open("rb") as file:
                 file.seek(self._offsets[index])
@@ -366,7 +388,31 @@ class _Published:
             raise StorageError(f"cannot read {self._file}: {error.strerror}") from error
         if row is None:
             raise StorageError(f"{self._file} was rewritten while it was read; look again")
-        return record_of(row)
+        return row
+
+    def may_hold(self, wanted: str) -> Iterable[int]:
+        # A plain word stands in the line as it stands in the text, unless JSON has written some of it in numbers; a
+        # number alone may be written in another way.
+        is_plain = wanted.isascii() and wanted.isalnum() and not wanted.isdigit()
+        if not is_plain:
+            yield from range(len(self.facts))
+            return
+        sought = wanted.encode()
+        try:
+            with self._file.open("rb") as file:
+                for index, offset in enumerate(self._offsets):
+                    file.seek(offset)
+                    line = file.readline()
+                    # An error is shown by words of our own.
+                    if (
+                        self.facts[index].cause is not None
+                        or sought in line.lower()
+                        or not line.isascii()
+                        or b"\\u" in line
+                    ):
+                        yield index
+        except OSError as error:
+            raise StorageError(f"cannot read {self._file}: {error.strerror}") from error
 
     def _add(self, line: bytes) -> None:
         row = parsed_row(line)

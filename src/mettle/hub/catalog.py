@@ -42,7 +42,7 @@ class RunCatalog:
 
     def __init__(self, root: Path, *, workspace: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self.root = root.resolve()
-        self.evaluations = EvaluationCatalog(workspace, self._folders)
+        self.evaluations = EvaluationCatalog(workspace, self._kinds_now)
         self._clock = clock
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
@@ -110,19 +110,25 @@ class RunCatalog:
         return self.evaluations.is_own(folder)
 
     def _training(self) -> list[str]:
-        """The runs with a trainer, those written last first. What one is, is looked up again when it was written."""
-        found = []
+        """The runs with a trainer, those written last first."""
+        found = [seen for seen, is_evaluation in self._look_closer() if not is_evaluation]
+        return [seen.path.name for seen in sorted(found, key=lambda seen: seen.written_at, reverse=True)]
+
+    def _kinds_now(self) -> dict[Path, bool]:
+        return {seen.path: is_evaluation for seen, is_evaluation in self._look_closer()}
+
+    def _look_closer(self) -> list[tuple[SeenRun, bool]]:
+        """The runs, and whether each is an evaluation without a trainer; looked up again when it was written."""
         kinds: dict[str, tuple[tuple[int, int, int], bool]] = {}
+        found = []
         for seen in self._look():
-            name = seen.path.name
-            kept = self._kinds.get(name)
+            kept = self._kinds.get(seen.path.name)
             if kept is None or kept[0] != seen.times:
                 kept = seen.times, self.is_evaluation(seen.path)
-            kinds[name] = kept
-            if not kept[1]:
-                found.append(seen)
+            kinds[seen.path.name] = kept
+            found.append((seen, kept[1]))
         self._kinds = kinds
-        return [seen.path.name for seen in sorted(found, key=lambda seen: seen.written_at, reverse=True)]
+        return found
 
     def _path(self, name: str) -> Path:
         return self.root if self.root.name == name and self._is_run(str(self.root)) else self.root / name
@@ -136,9 +142,6 @@ class RunCatalog:
             return None
         path = self.root / name
         return path if is_there and path.is_dir() and self._is_run(str(path)) else None
-
-    def _folders(self) -> list[Path]:
-        return [seen.path for seen in self._look()]
 
     def _look(self) -> list[SeenRun]:
         root = str(self.root)

@@ -131,9 +131,10 @@ class OpenEvaluation:
 class EvaluationCatalog:
     """The evaluations under a workspace, beside the runs of a folder."""
 
-    def __init__(self, root: Path | None, run_folders: Callable[[], list[Path]]) -> None:
+    def __init__(self, root: Path | None, runs: Callable[[], Mapping[Path, bool]]) -> None:
+        """`runs` has the run directories, and of each whether it is an evaluation by itself (`is_own`)."""
         self._root = None if root is None else root.resolve()
-        self._run_folders = run_folders
+        self._runs = runs
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[Path, int | None], OpenEvaluation] = OrderedDict()
         self._entries: dict[Path, tuple[tuple[float, ...], list[EvaluationEntry]]] = {}
@@ -155,8 +156,8 @@ class EvaluationCatalog:
         trains its first and its last. `owner/name` is also what is known here by its name alone.
         """
         found = [(name, entry) for name, entry in self.own().items() if is_of(entry, environment)]
-        for folder in self._run_folders():
-            if self.is_own(folder):
+        for folder, is_own in self._runs().items():
+            if is_own:
                 continue
             inside = [
                 entry
@@ -203,9 +204,9 @@ class EvaluationCatalog:
         return found
 
     def _own_folders(self) -> list[Path]:
-        runs = dict.fromkeys(self._run_folders())  # in order, and each found at once
+        runs = self._runs()
         under = [] if self._root is None else find_evaluations(self._root)
-        return [path for path in under if path not in runs] + [path for path in runs if self.is_own(path)]
+        return [path for path in under if path not in runs] + [path for path, is_own in runs.items() if is_own]
 
 
 def is_of(entry: EvaluationEntry, environment: str) -> bool:

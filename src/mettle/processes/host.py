@@ -10,12 +10,14 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _OWN_GROUP: Final = Path("/proc/self/cgroup")
+_OWN_THREADS: Final = Path("/proc/self/task")
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _NO_LIMIT: Final = 1 << 60
 
@@ -43,6 +45,20 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def waits_for_cores_s() -> dict[str, float] | None:
+    """Seconds that each thread of this process stood ready to run while others had the cores, by its id; None where the
+    kernel doesn't say."""
+    waits: dict[str, float] = {}
+    try:
+        threads = list(_OWN_THREADS.iterdir())
+    except OSError:
+        return None
+    for thread in threads:
+        with suppress(OSError):  # a thread that has ended meanwhile
+            waits[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return waits or None
 
 
 def release_freed_memory() -> None:

@@ -28,12 +28,20 @@ class WorkInvitation:
     url: str | None
 
 
+def has_door(run_dir: RunDir) -> bool:
+    """Whether a run lets workers in from outside."""
+    return read_run_config(run_dir).inference.outside is not None
+
+
+def no_door(run_dir: RunDir) -> str:
+    """What is to be said of one that doesn't."""
+    return f"run {run_dir.name} has no door for workers from outside: it was made without [inference.outside]"
+
+
 def invite_worker(run_dir: RunDir, name: str) -> WorkInvitation:
     """Make an invitation to a run. Raises: UserError when the run has no door."""
-    if read_run_config(run_dir).inference.outside is None:
-        raise UserError(
-            f"run {run_dir.name} has no door for workers from outside: it was made without [inference.outside]"
-        )
+    if not has_door(run_dir):
+        raise UserError(no_door(run_dir))
     token = invite(run_dir.outside, name)
     try:
         url = str(read_door(run_dir.outside)["url"])

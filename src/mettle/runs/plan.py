@@ -40,7 +40,8 @@ def plan(loaded: Loaded[RunConfig]) -> dict[str, Any]:
         write_configs(run_dir, loaded)
         Ledger(run_dir.ledger).close()
         command = [sys.executable, "-m", "mettle.trainer.plan", str(run_dir.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # In a session of its own, as a run's processes are: Linux may share its cores among sessions before processes.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("mettle.trainer.plan: ")
             raise (UserError if done.returncode == UserError.exit_code else ServiceError)(last)
@@ -90,14 +91,16 @@ def plan_lines(found: dict[str, Any]) -> list[str]:
         f"rollout    {seen['prompt_tokens']:.0f} tokens in, {seen['completion_tokens']:.0f} out,"
         f" reward {seen['reward']:.3f} (of two)",
         f"sampling   {duration(found['sample_s'])} a batch,"
-        f" {sampled:,.0f} tokens/s in {seen['num_sequences']} sequences",
-        f"training   {duration(found['train_s'])} a batch, {tokens / seen['micro_step_s']:,.0f} tokens/s,"
+        f" {sampled * found['quiet_step_s'] / found['step_s']:,.0f} tokens/s in {seen['num_sequences']} sequences",
+        f"training   {duration(found['train_s'])} a batch,"
+        f" {tokens / seen['micro_step_s'] * found['quiet_step_s'] / found['step_s']:,.0f} tokens/s,"
         f" micro batches of at most {seen['max_tokens']:,} tokens",
         *_rank_lines(found),
         f"weights    published in {duration(found['publish_s'])},"
         f" loaded by the engine in {duration(found['update_s'])}",
-        f"step       {duration(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])}",
+        f"step       {duration(found['step_s'])}; {found['max_steps']} steps about {duration(found['run_s'])};"
+        f" with nothing else on the machine {duration(found['quiet_step_s'])} and {duration(found['quiet_run_s'])}",
         f"memory     {memory}",
         f"measured   at a load of {seen['load']:.1f} on {found['cores']} cores, with a core for {seen['cpu_share']:.0%}"
-        " of the time; the seconds are those of such a load",
+        " of the time; the seconds are those of such a load, and between these and the others lies any lesser one",
     ]

@@ -3,6 +3,10 @@
 Nothing of the run is done: the policy is loaded, two rollouts of its first environment are sampled and scored, as many
 sequences as the run keeps going are decoded for a few tokens, one micro batch made of the rollouts is trained, and one
 version is published and loaded. Parts: `Measured` (what was seen), `predict` (what follows). Written to RUN/plan.json.
+
+Others on the host take its cores for a while and leave them again, so a measurement of a second says little of the next
+hour. What is measured is therefore the time without the waits for a core (`QuietTime`), which is the same at any load;
+what share of the time this process got a core, over all measurements together, makes of it the time at this load.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +32,7 @@ from mettle.inference.engine.protocol import GenerationRequest
 from mettle.inference.engine.published import load_published, prove
 from mettle.inference.engine.weights import inference_threads, read_state
 from mettle.processes.child import process_memory_bytes
+from mettle.processes.host import waits_for_cores_s
 from mettle.records.sampling import SamplingParams
 from mettle.records.tokens import Batch, filled
 from mettle.storage.files import write_json
@@ -50,7 +57,7 @@ MORE = (4, 16, 64, 256)
 CLEAR_S = 0.25
 """A difference below this is noise, and more tokens are decoded: a small model takes a millisecond a token."""
 WARM_S = 10.0
-"""A micro step that took less is taken again and the second one counts."""
+"""A micro step that took less is taken again, thrice at most while all took less; the median of the others counts."""
 ORCHESTRATION_BYTES, PAGE_BYTES, WORKER_BYTES = 105 * 2**20, 110 * 2**20, 35 * 2**20
 """Orchestrator and supervisor together, the run page, a process of an environment; each with what it alone holds."""
 CALL_S = 2e-3
@@ -59,7 +66,9 @@ CALL_S = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds are of wall time. `prompt_tokens` and `completion_tokens` are those of a rollout's calls together."""
+    """Seconds are of wall time without waits for a core. A rollout's calls together have `prompt_tokens` and
+    `completion_tokens`.
+    """
 
     prompt_tokens: float
     completion_tokens: float
@@ -77,7 +86,7 @@ class Measured:
     load: float = 0.0
     """Of the host, while it was measured: processes that ran or waited for a core."""
     cpu_share: float = 1.0
-    """Of the measuring's wall time in which it had a core; the rest of the time others had it."""
+    """Of the measuring's wall time in which it did not wait for a core; the rest of the time others had it."""
     calls: float = 1.0
     """Calls of the model in a rollout."""
     other_bytes: int = ORCHESTRATION_BYTES
@@ -92,7 +101,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step of the run and all of them, and memory at the peak over all of its processes."""
+    """One step of the run and all of them, and memory at the peak over all of its processes.
+
+    Seconds are those at the load that was measured, but `quiet_step_s` and `quiet_run_s`, which are those of a machine
+    with nothing else to do.
+    """
 
     sample_s: float
     train_s: float
@@ -102,10 +115,54 @@ class Plan:
     run_s: float
     memory_bytes: int
     measured: Measured
+    quiet_step_s: float
+    quiet_run_s: float
 
 
-def predict(seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: bool) -> Plan:
-    """What the measurements say of the run. With a core each, sampling goes on while a step is trained."""
+class QuietTime:
+    """Measures time without waits for a core, where the kernel tells of these; and how much of the time they were."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.quiet_s = 0.0, 0.0
+
+    def measure(self, work: Callable[[], object]) -> float:
+        """Seconds of wall time that `work` takes when each of its threads has a core.
+
+        Threads wait for each other, so that the one that waited longest for a core is taken for all.
+        """
+        waits, own_s, started = waits_for_cores_s(), time.thread_time(), time.perf_counter()
+        work()
+        wall_s, own_s = time.perf_counter() - started, time.thread_time() - own_s
+        if waits is None:
+            quiet_s = own_s
+        else:
+            later = waits_for_cores_s() or {}
+            quiet_s = wall_s - max((wait - waits.get(thread, 0.0) for thread, wait in later.items()), default=0.0)
+        quiet_s = min(wall_s, max(quiet_s, own_s))
+        self.wall_s, self.quiet_s = self.wall_s + wall_s, self.quiet_s + quiet_s
+        return quiet_s
+
+    @property
+    def share(self) -> float:
+        """Of the time, what was no wait."""
+        return 1.0 if self.wall_s == 0 else self.quiet_s / self.wall_s
+
+
+def share_of_each(share: float, cores: int, threads: int) -> float:
+    """Of the time in which `threads` would run, what each gets where one thread got `share` beside others' threads.
+
+    One thread that gets s of a core on C cores has C / s - 1 others beside it, all of them alike.
+    """
+    return min(1.0, share, cores / (cores / share + threads - 1)) if share < 1.0 else 1.0
+
+
+def predict(
+    seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: bool, cores: int = 1, threads: int = 1
+) -> Plan:
+    """What the measurements say of the run. With a core each, sampling goes on while a step is trained.
+
+    `threads` is how many of the run's compute at once on `cores`: beside others they take cores from each other too.
+    """
     waves = batch_size / seen.num_sequences
     sample_s = waves * (seen.prefill_s + seen.completion_tokens * seen.decode_token_s)
     sample_s += batch_size * seen.calls * CALL_S
@@ -113,7 +170,11 @@ def predict(seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: b
     trainer_s, engine_s = train_s + seen.publish_s, sample_s + seen.update_s
     step_s = max(trainer_s, engine_s) if is_overlapped else trainer_s + engine_s
     memory = seen.trainer_bytes + seen.rank_bytes + seen.engine_bytes + seen.other_bytes
-    return Plan(sample_s, train_s, seen.publish_s, seen.update_s, step_s, step_s * max_steps, memory, seen)
+    slower = 1 / share_of_each(seen.cpu_share, cores, threads if is_overlapped else 1)
+    return Plan(
+        sample_s * slower, train_s * slower, seen.publish_s * slower, seen.update_s * slower, step_s * slower,
+        step_s * slower * max_steps, memory, seen, step_s, step_s * max_steps,
+    )  # fmt: skip
 
 
 def plan_run(run_dir: RunDir) -> None:
@@ -132,17 +193,15 @@ def plan_run(run_dir: RunDir) -> None:
         per_rollout = len(transport.answered) / 2
         prompt, completion = (per_rollout * mean for mean in _mean_lengths(transport))
         number = min(engine.max_slots, settings["batch_size"])
-        clock = (time.perf_counter(), time.process_time())
-        prefill_s, token_s = _decode(transport, number, engine)
+        watch = QuietTime()
+        prefill_s, token_s = _decode(watch, transport, number, engine)
         engine_bytes = _memory() - before
         learner = make_learner(config.alone(), run_dir.model, world)
         largest = learner.recipe.micro_batch.max_tokens
         # With a teacher in the trainer each step has a forward pass of it too.
         batch = _batch(transport, settings["batch_size"], largest, has_teacher=learner.distiller.teacher is not None)
         rollouts = len(batch.sequence_lengths)
-        micro_s = learner.train(batch, 1)["time/step_s"]
-        if micro_s < WARM_S:  # a process's first step is slower than its others
-            micro_s = learner.train(batch, 2)["time/step_s"]
+        micro_s = _micro_step(watch, learner, batch)
         per_token = activation_bytes_per_token(learner.policy, world)
         activations = int(per_token * min(len(batch.token_ids), largest))
         trainer_bytes = _memory() - engine_bytes + activations
@@ -150,18 +209,20 @@ def plan_run(run_dir: RunDir) -> None:
             sum(parameter.nbytes for parameter in learner.policy.parameters()), before, activations, trainer_bytes,
             num_ranks=num_ranks, num_replicas=config.num_replicas, is_base=learner.tenant.is_base,
         )  # fmt: skip
-        publish_s, update_s = _hand_over(run_dir, learner, batch, engine, transport.scheduler.decoder)
-        cpu_share = min(1.0, (time.process_time() - clock[1]) / max(1e-9, time.perf_counter() - clock[0]))
+        publish_s, update_s = _hand_over(watch, run_dir, learner, batch, engine, transport.scheduler.decoder)
         # An adapter is added to its rows; whole weights stand beside those in use until they are proven.
         copies = 1 if config.lora is not None and transport.scheduler.decoder.forward_of == "mettle" else 2
         seen = Measured(
             prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
             largest, publish_s, update_s, trainer_bytes, before + copies * engine_bytes,
-            os.getloadavg()[0], cpu_share, per_rollout, _other_bytes(run_dir, settings),
+            os.getloadavg()[0], watch.share, per_rollout, _other_bytes(run_dir, settings),
             num_ranks, max(1, min(num_ranks, (cores - engine.threads) // config.num_threads)), rank_bytes,
         )  # fmt: skip
     is_overlapped = config.num_threads + engine.threads <= cores
-    plan = predict(seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped)
+    plan = predict(
+        seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped, cores=cores,
+        threads=config.num_threads * seen.num_at_once + engine.threads,
+    )  # fmt: skip
     write_json(run_dir.path / "plan.json", asdict(plan))
 
 
@@ -207,7 +268,19 @@ def _mean_lengths(transport: EngineTransport) -> tuple[float, float]:
     return prompt, sum(len(generation.choices[0].token_ids) for _, generation in pairs) / len(pairs)
 
 
-def _decode(transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:
+def _micro_step(watch: QuietTime, learner: Learner, batch: Batch) -> float:
+    numbers = iter(range(1, 5))
+    first_s = watch.measure(lambda: learner.train(batch, next(numbers)))
+    if first_s >= WARM_S:
+        return first_s
+    # A process's first step is slower than its others.
+    found: list[float] = []
+    while len(found) < 3 and first_s + sum(found) < WARM_S:
+        found.append(watch.measure(lambda: learner.train(batch, next(numbers))))
+    return statistics.median(found)
+
+
+def _decode(watch: QuietTime, transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:
     """(seconds for the prompts of `number` sequences, seconds for one more token of each)."""
     prompts = [list(request.prompt_ids) for request, _ in transport.answered[:2]]
     room = transport.scheduler.limits.max_model_len - max(len(prompt) for prompt in prompts)
@@ -216,10 +289,8 @@ def _decode(transport: EngineTransport, number: int, engine: InferenceConfig) ->
         params = SamplingParams(max_tokens=length, temperature=1.0, ignore_eos=True)
         share = math.ceil(number / len(prompts))
         requests = [GenerationRequest(f"{length}-{i}", prompt, params, share) for i, prompt in enumerate(prompts)]
-        started = time.perf_counter()
         with inference_threads(engine.threads):
-            run_requests(transport.scheduler, requests)
-        return time.perf_counter() - started
+            return watch.measure(lambda: run_requests(transport.scheduler, requests))
 
     decode(1)  # the first one warms up
     short_s, token_s = decode(SHORT), 1e-6
@@ -272,16 +343,17 @@ def _memory() -> int:
 
 
 def _hand_over(
-    run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, served: Decoder
+    watch: QuietTime, run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, served: Decoder
 ) -> tuple[float, float]:
-    started = time.perf_counter()
-    published = publish_version(run_dir.weights, 1, learner, canary_sequences(batch, 4))
-    published_at = time.perf_counter()
-    folder = run_dir.version(published.version)
-    with inference_threads(engine.threads):
+    folder = run_dir.version(1)
+
+    def load() -> None:
         policy = load_published(folder, 1, run_dir.model, served.with_state, served)
         prove(policy.decoder, folder, 1, tolerance=1.0, adapter=policy.adapter)
-    return published_at - started, time.perf_counter() - published_at
+
+    publish_s = watch.measure(lambda: publish_version(run_dir.weights, 1, learner, canary_sequences(batch, 4)))
+    with inference_threads(engine.threads):
+        return publish_s, watch.measure(load)
 
 
 if __name__ == "__main__":

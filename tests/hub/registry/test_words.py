@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from tests.hub.archives_made import push, source
 from tests.hub.lab_writer import HubWriter
-from tests.hub.postgres_made import own_database, own_postgres, postgres_programs
+from tests.hub.postgres_made import KINDS, hub_on
 
 from mettle.hub import backup
 from mettle.hub.database import HubDatabase, _script
@@ -25,22 +25,10 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.nightly, pytest.mark.e2e])])
+@pytest.fixture(params=KINDS)
 def writer(request, tmp_path):
-    if request.param == "sqlite":
-        made = HubWriter(tmp_path / "hub")
-        made.person("bob")
+    with hub_on(request.param, tmp_path / "hub") as made:
         yield made
-        made.close()
-        return
-    pytest.importorskip("psycopg", reason="psycopg is not installed (extra postgres)")
-    if postgres_programs() is None:
-        pytest.skip("PostgreSQL is not installed here")
-    with own_postgres() as address, own_database(address, "words") as url:
-        made = HubWriter(tmp_path / "hub", url=url)
-        made.person("bob")
-        yield made
-        made.close()
 
 
 def pushed(client, name, readme="# Read me", version="0.1.0", **more):

@@ -27,7 +27,7 @@ from mettle.hub.results import pushed
 from mettle.hub.training import jobs, usage
 from mettle.hub.training.jobs import TrainingJob
 from mettle.hub.training.told import environment_for, hidden_of
-from mettle.hub.training.worker import last_words
+from mettle.hub.training.worker import COUNT_EVERY_S, last_words
 from mettle.processes.child import import_path
 from mettle.processes.orphans import tie_to_thread
 from mettle.storage.files import write_json
@@ -53,6 +53,7 @@ class EvaluationWorker:
         self._over = threading.Event()
         self._child: tuple[str, subprocess.Popen[bytes]] | None = None
         self._asked_at: float | None = None
+        self._counted_at = -COUNT_EVERY_S
         self._thread = threading.Thread(target=self._work, name="evaluations", daemon=True)
 
     def start(self) -> None:
@@ -113,13 +114,14 @@ class EvaluationWorker:
             return
         code = self._child[1].poll()
         if code is None:
+            self._keep_to_quota(job)
             if job.is_stop_wanted:
                 self._ask_to_end()
             return
         self._kill()
         self._count(job)
         if job.is_stop_wanted:
-            self._end(job, jobs.STOPPED, pushed.CANCELLED)
+            self._end(job, jobs.STOPPED, pushed.CANCELLED, job.error)
         elif code:
             self._end(job, jobs.FAILED, pushed.FAILED, self._last_words(job))
         else:
@@ -157,6 +159,17 @@ class EvaluationWorker:
         total = sum(usage.played_tokens(each) for each in found)
         with self._lab.database.write() as c:
             usage.settle(c, jobs.job_of(c, job.id), total)
+
+    def _keep_to_quota(self, job: TrainingJob) -> None:
+        """Now and then, count what it has taken so far, and ask for its end where its owner's month is used up."""
+        now = time.monotonic()
+        if now - self._counted_at < COUNT_EVERY_S:
+            return
+        self._counted_at = now
+        self._count(job)
+        with self._lab.database.write() as c:
+            if not job.is_stop_wanted and usage.is_over(c, job.owner_id):
+                jobs.set_values(c, job.id, is_stop_wanted=True, error="stopped: the month's quota is used up")
 
     def _end(self, job: TrainingJob, status: str, shown: str, error: str = "") -> None:
         with self._lab.database.write() as c:

@@ -13,15 +13,17 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, or_, select, update
 
 from mettle.errors import MettleError, StorageError, UserError
+from mettle.evals.output import output_row, record_of
 from mettle.evals.reader import EvaluationReader
 from mettle.evals.report import plain
-from mettle.evals.results import METADATA, RESULTS
+from mettle.evals.results import METADATA, RESULTS, parsed_row
 from mettle.hub import tables
 from mettle.hub.accounts.identifiers import new_id
 from mettle.hub.caller import Caller
@@ -227,14 +229,33 @@ def delete_result(c: Connection, root: Path, result: PushedResult) -> None:
     shutil.rmtree(folder_of(root, result.id), ignore_errors=True)
 
 
-def reader_of(root: Path, result: PushedResult) -> EvaluationReader:
-    """Its rollouts. Raises: HttpError 409 while it is not completed."""
+def must_be_completed(result: PushedResult) -> None:
+    """Raises: HttpError 409 while it is not."""
     if result.status != COMPLETED:
         raise HttpError(409, f"the evaluation {result.name} is not completed yet")
+
+
+def reader_of(root: Path, result: PushedResult) -> EvaluationReader:
+    """Its rollouts. Raises: HttpError 409 while it is not completed."""
+    must_be_completed(result)
     try:
         return EvaluationReader(folder_of(root, result.id))
     except MettleError as error:
         raise HttpError(503, f"the files of this evaluation cannot be read: {error}") from error
+
+
+def samples_of(root: Path, result: PushedResult, first: int, limit: int) -> list[dict[str, Any]]:
+    """Some of its samples, as they are published; the lines before them are passed over, and those behind not read.
+
+    Raises: HttpError 409 while it is not completed, 503 when the file cannot be read.
+    """
+    must_be_completed(result)
+    try:
+        with (folder_of(root, result.id) / RESULTS).open("rb") as file:
+            rows = map(parsed_row, islice(file, first, first + limit))
+            return [output_row(record_of(row)) for row in rows if row is not None]
+    except OSError as error:
+        raise HttpError(503, f"the files of this evaluation cannot be read: {error.strerror or error}") from error
 
 
 def _visible_to(caller: Caller) -> ColumnElement[bool]:

@@ -147,9 +147,8 @@ def samples(
     """A page of its samples, as they were pushed."""
     with lab.database.read() as c:
         found = pushed.find_result(c, caller, result_id)
-    reader = pushed.reader_of(lab.folder, found) if found.num_samples else None
     first = (page - 1) * limit
-    rows = [reader.row(index) for index in range(first, min(first + limit, len(reader)))] if reader else []
+    rows = pushed.samples_of(lab.folder, found, first, limit) if first < found.num_samples else []
     pages = max(1, -(-found.num_samples // limit))
     shown = {"samples": rows, "total": found.num_samples, "page": page, "limit": limit, "total_pages": pages}
     return {"evaluation_id": result_id, **shown, "has_more": page < pages}

@@ -109,5 +109,5 @@ def open_pushed(request: Request, name: str) -> OpenEvaluation:
         raise HttpError(403, "this token does not cover evals:read; make one that does", code="scope_missing")
     with lab.database.read() as c:
         found = pushed.find_result(c, caller, name)
-    pushed.reader_of(lab.folder, found)
+    pushed.must_be_completed(found)
     return catalog_of(request).evaluations.open_at(pushed.folder_of(lab.folder, name).resolve(), None)
