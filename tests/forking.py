@@ -223,9 +223,7 @@ def serve(listener: socket.socket, module: str) -> NoReturn:
         if os.fork() == 0:
             child = os.fork()
             if child == 0:
-                Birth(Program(module, arguments), (0, 1, 2), (), False, None, cwd, env).live(
-                    dict(enumerate(given))
-                )
+                Birth(Program(module, arguments), (0, 1, 2), (), False, None, cwd, env).live(dict(enumerate(given)))
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             line.sendall(bytes([code if code >= 0 else 128 - code]))
             os._exit(0)
