@@ -185,8 +185,11 @@ sys.exit(int.from_bytes(line.recv(1), "big"))
 
 
 @contextlib.contextmanager
-def forked_command(script: Path) -> Iterator[None]:
-    """While it is open, `script` is a `mettle` for shells: it hands all that it was given to a fork of this process."""
+def forked_command(script: Path, module: str = "mettle.cli") -> Iterator[None]:
+    """While it is open, `script` is a program for shells: it hands all that it was given to a fork of this process.
+
+    The fork runs `module`; by default the program is `mettle`.
+    """
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         address, shim = Path(folder) / "line", Path(folder) / "shim.py"
         listener.bind(str(address))
@@ -198,7 +201,7 @@ def forked_command(script: Path) -> Iterator[None]:
         server = os.fork()
         if server == 0:
             try:
-                serve(listener)
+                serve(listener, module)
             finally:
                 os._exit(0)
         try:
@@ -208,7 +211,7 @@ def forked_command(script: Path) -> Iterator[None]:
             os.waitpid(server, 0)
 
 
-def serve(listener: socket.socket) -> NoReturn:
+def serve(listener: socket.socket, module: str) -> NoReturn:
     """Run what comes, each in a process of its own, and tell how it ended."""
     while True:
         line, _ = listener.accept()
@@ -220,9 +223,7 @@ def serve(listener: socket.socket) -> NoReturn:
         if os.fork() == 0:
             child = os.fork()
             if child == 0:
-                Birth(Program("mettle.cli", arguments), (0, 1, 2), (), False, None, cwd, env).live(
-                    dict(enumerate(given))
-                )
+                Birth(Program(module, arguments), (0, 1, 2), (), False, None, cwd, env).live(dict(enumerate(given)))
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             line.sendall(bytes([code if code >= 0 else 128 - code]))
             os._exit(0)
