@@ -132,7 +132,7 @@ def read_everything(bad: Path) -> None:
             list(texts_of(line))
         list(reader.search("a"))
     with contextlib.suppress(MettleError):
-        catalog = EvaluationCatalog(Path(), list)
+        catalog = EvaluationCatalog(Path(), dict)
         opened = catalog.open("toy--m~bad")
         shown = find_rollouts(opened, EvaluationFilter(words="a", sort="task"), 1)
         for rollout in shown.rollouts:

@@ -260,7 +260,9 @@ READERS: dict[str, Callable[[str], object]] = {
     "arithmetic": of_arithmetic,
     "kuhn_poker": lambda text: module("environments/kuhn_poker", "kuhn_poker").read_word(said(text)[0]),
     "nim": lambda text: module("environments/nim", "nim").last_number(said(text)[0]),
-    "number_guess": lambda text: module("environments/number_guess", "number_guess").last_number(said(text)[0]),
+    "number_guess": lambda text: module("environments/number_guess", "number_guess").last_guess(
+        {"trajectory": [{"is_truncated": False, "completion": said(text)}]}
+    ),
     "reverse_text": of_reverse_text,
     "science_choice": lambda text: module("environments/science_choice", "science_choice").given_letter(text),
     "wiki_search": of_wiki_search,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -277,7 +276,7 @@ def _micro_step(watch: QuietTime, learner: Learner, batch: Batch) -> float:
     found: list[float] = []
     while len(found) < 3 and first_s + sum(found) < WARM_S:
         found.append(watch.measure(lambda: learner.train(batch, next(numbers))))
-    return statistics.median(found)
+    return float(np.median(found))
 
 
 def _decode(watch: QuietTime, transport: EngineTransport, number: int, engine: InferenceConfig) -> tuple[float, float]:

@@ -136,7 +136,7 @@ async def test_rubrics_in_a_group_add_up():
     await group.score_group(states)
     assert states[0]["reward"] == 1.75
     assert states[0]["metrics"] == {"one": 1.0, "shared": 0.5, "<lambda>": 7.0}
-    assert states[0]["trajectory"][0] == {"reward": 1.75, "advantage": 0.0}
+    assert states[0]["trajectory"][0] == {"reward": 1.75, "advantage": 0.0, "has_own_reward": False}
     assert group.get_reward_func_names() == ["one", "shared", "<lambda>", "shared"]
     with pytest.raises(ValueError, match="at least one"):
         vf.RubricGroup([])
