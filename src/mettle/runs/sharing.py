@@ -67,6 +67,7 @@ class MemberProcess:
         self._deaths = 0
         self._start_at = 0.0
         self._is_begun = False
+        self._is_asked = False
 
     def attend(self) -> None:
         """Start it, or again after a kill; note how it has ended."""
@@ -92,6 +93,12 @@ class MemberProcess:
         """What it said last."""
         return self.process.last_line() if self.code not in (0, STOPPED, None) else ""
 
+    def ask_to_end(self) -> None:
+        """Once: a second signal would cut its ending short, as a second Ctrl-C does."""
+        if self._is_begun and not self._is_asked and self.code is None and self.process.exit_code() is None:
+            self._is_asked = True
+            self.process.signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """Ask it to end, and wait for that."""
         if self.code is not None:
@@ -99,11 +106,10 @@ class MemberProcess:
         if not self._is_begun:
             self.code = STOPPED
             return
-        if self.process.exit_code() is None:
-            self.process.signal(signal.SIGTERM)
-            if self.process.wait(STOP_GRACE_S) is None:
-                self.process.signal(signal.SIGKILL)
-                self.process.wait(5.0)
+        self.ask_to_end()
+        if self.process.exit_code() is None and self.process.wait(STOP_GRACE_S) is None:
+            self.process.signal(signal.SIGKILL)
+            self.process.wait(5.0)
         code = self.process.exit_code()
         self.code = STOPPED if code is None or code < 0 else code
 
@@ -180,8 +186,7 @@ class _Share:
 
     def _end_members(self) -> None:
         for member in self._members:  # all at once: each may take a while
-            if member.code is None and member.process.pid and member.process.exit_code() is None:
-                member.process.signal(signal.SIGTERM)
+            member.ask_to_end()
         for member in self._members:
             member.stop()
 
