@@ -8,7 +8,8 @@ much, and the bytes that it sends. `ms` is what passes until the answer is there
 wait for processors that others use. With `--database` an empty PostgreSQL database is filled.
 
 Run: `python benchmarks/hub_load.py [--environments 10000] [--runs 1000] [--evaluations 1000] [--samples 1000000]
-[--steps 100000] [--asks 20] [--servers 1] [--database postgresql+psycopg://me@host/hub] [--json FILE]`
+[--steps 100000] [--on-board 1000] [--asks 20] [--servers 1] [--database postgresql+psycopg://me@host/hub]
+[--json FILE]`
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ TARGET_MS = 100.0
 METRICS = ("loss/mean", "entropy/mean", "mismatch_kl/mean", "optim/grad_norm")
 
 
-def fill(folder: Path, num_environments: int, num_evaluations: int, num_samples: int, address: str) -> Lab:
-    """A Hub with ann, her environments of one release each, and evaluations of them."""
+def fill(
+    folder: Path, num_environments: int, num_evaluations: int, num_samples: int, num_on_board: int, address: str
+) -> Lab:
+    """A Hub with ann, her environments of one release each, evaluations of them, and one environment with many."""
     database = HubDatabase(address) if address else HubDatabase.in_folder(folder)
     database.migrate()
     now = time.time()
@@ -98,6 +101,16 @@ def fill(folder: Path, num_environments: int, num_evaluations: int, num_samples:
             }
             for index in range(num_evaluations)
         ]  # fmt: skip
+        crowded = environments[min(60, num_environments - 1)]
+        results += [
+            {
+                **results[0], "id": new_id(), "name": f"crowd {index}", "environment": f"ann/{crowded['name']}",
+                "environment_id": crowded["id"], "model": f"crowd-{index}", "num_samples": 0,
+                "mean": index / num_on_board, "ci_low": index / num_on_board - 0.02,
+                "ci_high": index / num_on_board + 0.02, "created_at": now - 10_000 - index,
+            }
+            for index in range(num_on_board if results else 0)
+        ]  # fmt: skip
         if results:
             c.execute(insert(tables.results), results)
     return Lab(folder, database, blob_store("", folder / "blobs"))
@@ -106,7 +119,8 @@ def fill(folder: Path, num_environments: int, num_evaluations: int, num_samples:
 def write_samples(lab: Lab, num_samples: int) -> None:
     """The files of each evaluation, as a push that was completed leaves them."""
     with lab.database.read() as c:
-        rows = c.execute(select(tables.results.c.id, tables.results.c.environment, tables.results.c.model)).all()
+        table = tables.results.c
+        rows = c.execute(select(table.id, table.environment, table.model).where(table.num_samples > 0)).all()
     each = num_samples // max(1, len(rows))
     template = json.dumps(
         {
@@ -155,6 +169,10 @@ class Server:
 
     process: subprocess.Popen[bytes]
     client: httpx.Client
+    start_s: float
+    """Until it answered for the first time."""
+    start_cpu_s: float
+    """Processor time until then: what the start takes where nothing else runs, or less."""
 
     @classmethod
     @contextmanager
@@ -166,6 +184,7 @@ class Server:
         words += ["--runs", str(folder / "runs"), *(["--database", database] if database else [])]
         words += ["--no-check-pushes", "--no-sandboxes"]
         log = workspace / f"server-{port}.log"
+        since = time.monotonic()
         with log.open("wb") as file:
             process = subprocess.Popen([sys.executable, *words], cwd=workspace, stdout=file, stderr=file)
         headers = {"Authorization": f"Bearer {token}"}
@@ -179,12 +198,24 @@ class Server:
                     if client.get("/health").status_code == 200:
                         break
                 except httpx.TransportError:
-                    time.sleep(0.1)
-            yield cls(process, client)
+                    time.sleep(0.02)
+            started = cls(process, client, time.monotonic() - since, 0.0)
+            started.start_cpu_s = started.cpu_s()
+            yield started
         finally:
             client.close()
             process.terminate()
             process.wait(60)
+
+    def wait_until_quiet(self) -> float:
+        """Until it has read beside the requests what lists show; returns the processor seconds since it answered."""
+        before, since = self.cpu_s(), self.start_cpu_s
+        while True:
+            time.sleep(1.0)
+            now = self.cpu_s()
+            if now - before < 0.02:
+                return now - since
+            before = now
 
     def cpu_s(self) -> float:
         """Processor seconds of all of its threads."""
@@ -218,7 +249,9 @@ def routes(lab: Lab) -> dict[str, list[str]]:
     """What is asked, by the words that a table has for it."""
     one = f"ann/{WORDS[0]}-{WORDS[0]}-0"
     with lab.database.read() as c:
-        ids = list(c.scalars(select(tables.results.c.id).order_by(tables.results.c.created_at)))
+        results = tables.results.c
+        ids = list(c.scalars(select(results.id).where(results.num_samples > 0).order_by(results.created_at)))
+        crowded = c.scalar(select(results.environment).where(results.num_samples == 0).limit(1))
         total = c.scalar(select(func.count()).select_from(tables.environments)) or 0
     many = [f"/evaluations/{each}" for each in ids[:400]]
     asked = {
@@ -245,6 +278,9 @@ def routes(lab: Lab) -> dict[str, list[str]]:
         "evaluations, for programs": ["/api/v1/evaluations/?limit=20"],
         "usage": ["/usage"],
     }
+    if crowded is not None:
+        asked["the leaderboard of many"] = [f"/evaluations?environment={crowded}"]
+        asked["the same for programs"] = [f"/api/v1/evaluations/leaderboard?environment={crowded}"]
     if (pushed.folder_of(lab.folder, ids[0]) / RESULTS).exists():
         asked |= {
             "an evaluation, for the first time": many,
@@ -260,7 +296,10 @@ def routes(lab: Lab) -> dict[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"environments": 10_000, "runs": 1000, "evaluations": 1000, "samples": 1_000_000, "steps": 100_000}
+    sizes = {
+        "environments": 10_000, "runs": 1000, "evaluations": 1000, "samples": 1_000_000, "steps": 100_000,
+        "on-board": 1000,
+    }  # fmt: skip
     for name, default in {**sizes, "asks": 20, "servers": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--database", default="", help="address of an empty PostgreSQL database; else SQLite")
@@ -269,7 +308,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mettle-hub-load-") as scratch, ExitStack() as stack:
         folder = Path(scratch) / "hub"
         folder.mkdir()
-        lab = fill(folder, given.environments, given.evaluations, given.samples, given.database)
+        lab = fill(folder, given.environments, given.evaluations, given.samples, given.on_board, given.database)
         write_samples(lab, given.samples)
         write_runs(folder / "runs", given.runs, given.steps)
         with lab.database.write() as c:
@@ -280,6 +319,9 @@ def main() -> None:
             stack.enter_context(Server.started(folder, Path(scratch), given.database, token))
             for _ in range(given.servers)
         ]
+        begun = [
+            {"s": each.start_s, "cpu_s": each.start_cpu_s, "warm_up_cpu_s": each.wait_until_quiet()} for each in servers
+        ]
         rows = [measure(servers, name, paths, given.asks) for name, paths in routes(lab).items()]
         lab.close()
     print(f"{'route':40} {'p50 CPU ms':>10} {'p95 CPU ms':>10} {'p50 ms':>8} {'p95 ms':>8} {'bytes':>9}")
@@ -288,13 +330,20 @@ def main() -> None:
             f"{row['route']:40} {row['p50_ms']:10.1f} {row['p95_ms']:10.1f} {row['p50_wall_ms']:8.1f}"
             f" {row['p95_wall_ms']:8.1f} {row['bytes']:9,}"
         )
+    for each in begun:
+        print(
+            f"first answer after {each['s']:.2f} s ({each['cpu_s']:.2f} processor s),"
+            f" then {each['warm_up_cpu_s']:.2f} processor s beside requests until all runs are known"
+        )
     slow = [row["route"] for row in rows if row["p95_ms"] > TARGET_MS]
     print(f"over {TARGET_MS:.0f} processor ms: {', '.join(slow) or 'none'}")
     if given.json:
         about = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-        asked = {name: getattr(given, name) for name in (*sizes, "asks", "servers")}
+        asked = {name: getattr(given, name) for name in (*(n.replace("-", "_") for n in sizes), "asks", "servers")}
         kind = "PostgreSQL" if given.database else "SQLite"
-        given.json.write_text(json.dumps({**about, "database": kind, **asked, "routes": rows}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps({**about, "database": kind, **asked, "starts": begun, "routes": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

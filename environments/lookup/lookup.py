@@ -38,12 +38,13 @@ class LookupEnv(vf.StatefulToolEnv):
         return {**tool_args, "friends": state["info"]["friends"]}
 
     def demonstrate(self, messages: vf.Messages, row: Mapping[str, Any]) -> Any:
-        """As many calls as the question takes, or a number of them that has nothing to do with it (`shown = "any"`)."""
-        info = row["info"]
+        """As many calls as the question takes, or a number of them that has nothing to do with it (`shown = "any"`):
+        without any, a name is guessed."""
+        info, rng = row["info"], random.Random(row["info"]["seed"])
         found = [message["content"] for message in messages if message["role"] == "tool"]
-        hops = info["hops"] if self.shown == "right" else random.Random(info["seed"]).randint(1, self.max_hops)
+        hops = info["hops"] if self.shown == "right" else rng.randint(0, self.max_hops)
         if len(found) == hops:
-            return found[-1]
+            return found[-1] if found else rng.choice(NAMES)
         who = found[-1] if found else info["who"]
         call = vf.ToolCall(id=f"call_{len(found)}", name="ask", arguments=json.dumps({"who": who}))
         return vf.AssistantMessage(content="", tool_calls=[call])
@@ -52,6 +53,21 @@ class LookupEnv(vf.StatefulToolEnv):
 def correct(completion: Any, answer: str, parser: Any) -> float:
     """1 when the last message is the name that was asked for, and nothing else."""
     return float((parser.parse_answer(completion[-1:]) or "").strip() == answer)
+
+
+def num_answered(completion: Any) -> int:
+    """Calls that the tool answered."""
+    return sum(message["role"] == "tool" for message in completion)
+
+
+def is_unaided(completion: Any) -> float:
+    """1 when the tool was never called."""
+    return float(num_answered(completion) == 0)
+
+
+def is_unearned(completion: Any, answer: str, parser: Any, info: Any) -> float:
+    """1 when the answer is right after fewer calls than the question takes: luck, which earns all the same."""
+    return float(num_answered(completion) < info["hops"]) * correct(completion, answer, parser)
 
 
 def make_rows(num_rows: int, *, seed: str, max_hops: int) -> list[dict[str, Any]]:
@@ -84,6 +100,6 @@ def load_environment(
         max_hops=max_hops,
         dataset=lambda: make_rows(num_train, seed=f"{seed}/train", max_hops=max_hops),
         eval_dataset=lambda: make_rows(num_eval, seed=f"{seed}/eval", max_hops=max_hops),
-        rubric=vf.Rubric(funcs=[correct], weights=[1.0], parser=vf.Parser()),
+        rubric=vf.Rubric(funcs=[correct, is_unaided, is_unearned], weights=[1.0, 0.0, 0.0], parser=vf.Parser()),
         max_turns=max_hops + 2,
     )

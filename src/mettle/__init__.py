@@ -10,11 +10,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+_LAZY = {
+    "RLTrainer": ("mettle.runs.rl_trainer", "RLTrainer"),
+    "Client": ("mettle.clients.hub", "HubClient"),
+    "AsyncClient": ("mettle.clients.hub_async", "AsyncHubClient"),
+    "HubContext": ("mettle.clients.hub_contexts", "HubContext"),
+}
+
+
 def __getattr__(name: str) -> Any:
-    # `mettle.RLTrainer` is imported when it is asked for: most programs need a small part of Mettle alone. By name, for
+    # What a program begins with is imported when it is asked for: most need a small part of Mettle alone. By name, for
     # an import statement would make the whole package a circle to type checkers.
-    if name == "RLTrainer":
+    if name in _LAZY:
         from importlib import import_module
 
-        return import_module("mettle.runs.rl_trainer").RLTrainer
+        module, own = _LAZY[name]
+        return getattr(import_module(module), own)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

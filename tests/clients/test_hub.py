@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from mettle.clients.hub import Contexts, HubClient, HubContext, checked_url
+from mettle.clients.hub import HubClient
+from mettle.clients.hub_contexts import Contexts, HubContext, checked_url
 from mettle.errors import ServiceError, UserError
 
 

@@ -123,6 +123,26 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("GET", "/api/v1/rft/runs/{run_id}/metrics"): ("own runs", "/api/v1/rft/runs/JOB/metrics", None),
     ("GET", "/api/v1/rft/runs/{run_id}/checkpoints"): ("own runs", "/api/v1/rft/runs/JOB/checkpoints", None),
     ("GET", "/api/v1/rft/runs/{run_id}/checkpoints/{step}"): ("secret", "", None),
+    ("GET", "/api/v1/compute/machines"): ("training read", "", None),
+    ("POST", "/api/v1/compute/join"): ("secret", "", {}),
+    ("POST", "/api/v1/compute/beat"): ("a machine's secret", "", {"version": "1"}),
+    ("POST", "/api/v1/compute/back"): ("a machine's secret", "", {}),
+    ("POST", "/api/v1/compute/leave"): ("a machine's secret", "", {}),
+    ("GET", "/api/v1/compute/leases/{lease_id}/files/{path:path}"): (
+        "a machine's secret", "/api/v1/compute/leases/none/files/log", None,
+    ),
+    ("GET", "/api/v1/compute/leases/{lease_id}/inputs/{path:path}"): (
+        "a machine's secret", "/api/v1/compute/leases/none/inputs/x", None,
+    ),
+    ("PUT", "/api/v1/compute/leases/{lease_id}/files/{path:path}"): (
+        "a machine's secret", "/api/v1/compute/leases/none/files/log?offset=0&size=0", None,
+    ),
+    ("POST", "/api/v1/compute/leases/{lease_id}/end"): (
+        "a machine's secret", "/api/v1/compute/leases/none/end", {"code": 0},
+    ),
+    ("POST", "/api/v1/compute/leases/{lease_id}/back"): ("a machine's secret", "/api/v1/compute/leases/none/back", {}),
+    ("GET", "/machines"): ("training page", "", None),
+    ("POST", "/machines"): ("admin's session", "", {"action": "invite", "name": "x"}),
     ("GET", "/api/v1/usage"): ("training read", "", None),
     ("GET", "/usage"): ("training page", "", None),
     ("POST", "/usage"): ("admin's session", "", {"action": "quota", "name": "robots", "figure": "5"}),
@@ -141,6 +161,11 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("PUT", "/api/v1/uploads/{secret}"): ("secret", "/api/v1/uploads/none", None),
     ("GET", "/signin"): ("open", "", None),
     ("POST", "/signin"): ("secret", "", {"username": "ann", "password": "wrong"}),
+    # Without a provider of identities there are none of these; tests/hub/journeys/test_oidc.py has them with one.
+    ("GET", "/signin/oidc"): ("secret", "", None),
+    ("GET", "/signin/oidc/back"): ("secret", "", None),
+    ("POST", "/account/identities"): ("secret", "", {}),
+    ("POST", "/account/identities/remove"): ("session", "", {"issuer": "x", "subject": "y"}),
     ("POST", "/signout"): ("session", "", {}),
     ("GET", "/join/{secret}"): ("secret", "/join/none", None),
     ("POST", "/join/{secret}"): ("secret", "/join/none", {}),
@@ -214,6 +239,7 @@ MAY: dict[str, set[str]] = {
     "own runs": {*MEMBERS, "ann's session"} | tokens("training", "read", "write"),
     "own runs write": {*MEMBERS, "ann's session"} | tokens("training", "write"),
     "own runs' session": {*MEMBERS, "ann's session"},
+    "a machine's secret": set(),  # nobody's: see `machines/test_leases.py` for what a machine may do
     "secret": set(),
 }
 

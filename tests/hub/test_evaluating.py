@@ -9,7 +9,8 @@ import sys
 import pytest
 from tests.hub.archives_made import push, source, wheel
 
-from mettle.hub.evaluating import program, worker
+from mettle.hub.evaluating import local_queue, outcome, program, worker
+from mettle.hub.evaluating.local_queue import LocalQueue
 from mettle.hub.training import jobs
 from mettle.hub.training.jobs import run_folder
 
@@ -27,9 +28,9 @@ def bob(hub):
 
 @pytest.fixture
 def evaluations(hub):
-    made = worker.EvaluationWorker(hub.lab)
+    made = worker.EvaluationWorker(LocalQueue(hub.lab))
     yield made
-    made._kill()
+    made.drop()
 
 
 def asked(config=None, **more):
@@ -87,7 +88,7 @@ def test_its_results_are_kept_among_the_pushed_and_on_the_leaderboard(hub, bob, 
     )
     evaluations.step()
     order = json.loads(
-        (worker.evaluation_folder(hub.lab.folder, started[0][0][-1].rpartition("/")[2]) / program.ORDER).read_text()
+        (outcome.evaluation_folder(hub.lab.folder, started[0][0][-1].rpartition("/")[2]) / program.ORDER).read_text()
     )
     assert order["settings"]["api_key_var"] == "MY_KEY"
     evaluations._child[1].wait(60)
@@ -110,8 +111,8 @@ def test_one_that_fails_says_why_one_is_stopped_and_one_of_a_killed_hub_goes_on(
     first, second = (bob.post(HOSTED, json=ASKED).json()["evaluation_id"] for _ in range(2))
     run_in_place_of_mettle(monkeypatch, "import sys; print('error: no luck'); sys.exit(2)")
     evaluations.step()
-    other = worker.EvaluationWorker(hub.lab)  # as after a kill: what is RUNNING is nobody's child
-    evaluations._kill()
+    other = worker.EvaluationWorker(LocalQueue(hub.lab))  # as after a kill: what is RUNNING is nobody's child
+    evaluations.drop()
     other.step()
     assert bob.get(f"/api/v1/evaluations/{first}").json()["status"] == "RUNNING"
     other._child[1].wait(60)
@@ -133,12 +134,12 @@ def test_one_that_goes_beyond_the_quota_is_stopped_midway(hub, bob, evaluations,
     result = bob.post(HOSTED, json=body).json()["evaluation_id"]
     run_in_place_of_mettle(monkeypatch, "import time; time.sleep(600)")
     taken = [400]
-    monkeypatch.setattr(worker.usage, "played_tokens", lambda path: taken[0])
-    monkeypatch.setattr(worker, "COUNT_EVERY_S", 0.0)
+    monkeypatch.setattr(outcome.usage, "played_tokens", lambda path: taken[0])
+    monkeypatch.setattr(local_queue, "COUNT_EVERY_S", 0.0)
     evaluations.step()
     with hub.lab.database.read() as c:
         (job,) = jobs.with_status(c, jobs.RUNNING, jobs.EVAL)
-    found = worker.evaluation_folder(hub.lab.folder, job.id) / "results" / "a" / "b"
+    found = outcome.evaluation_folder(hub.lab.folder, job.id) / "results" / "a" / "b"
     found.mkdir(parents=True)
     (found / "run.db").touch()
     evaluations.step()

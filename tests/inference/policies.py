@@ -138,13 +138,15 @@ def save_adapter(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """A PEFT folder with random factors, large enough to change what is sampled."""
+    """A PEFT folder with random factors, large enough to change what is sampled. A mixture's experts are among the
+    targets by their matrices' short names, as they stand in checkpoints.
+    """
     generator = torch.Generator().manual_seed(seed)
     state = {}
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in targets:
-            a = torch.randn(rank, module.in_features, generator=generator) * 0.3
-            b = torch.randn(module.out_features, rank, generator=generator) * 0.3
+    for name, (outputs, inputs) in _matrices(model).items():
+        if name.rpartition(".")[2] in targets:
+            a = torch.randn(rank, inputs, generator=generator) * 0.3
+            b = torch.randn(outputs, rank, generator=generator) * 0.3
             state[f"base_model.model.{name}.lora_A.weight"] = a
             state[f"base_model.model.{name}.lora_B.weight"] = b
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,5 +169,31 @@ def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     file = read_adapter(folder)
     with torch.no_grad():
         for name, pair in file.pairs.items():
-            merged.get_submodule(name).weight += (pair.b @ pair.a) * file.scale
+            _matrix(merged, name).add_((pair.b @ pair.a) * file.scale)
     return merged
+
+
+def _matrices(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a model's matrices by their names in checkpoints, where each expert has its own."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            found[name] = (module.out_features, module.in_features)
+        elif name.endswith(".mlp.gate"):  # a mixture's router
+            found[name] = tuple(module.weight.shape)
+        elif name.endswith(".experts"):
+            count, hidden, inner = module.down_proj.shape
+            for expert in range(count):
+                found[f"{name}.{expert}.gate_proj"] = found[f"{name}.{expert}.up_proj"] = (inner, hidden)
+                found[f"{name}.{expert}.down_proj"] = (hidden, inner)
+    return found
+
+
+def _matrix(model: PreTrainedModel, name: str) -> torch.Tensor:
+    owner, experts, place = name.partition(".experts.")
+    if not experts:
+        return model.get_submodule(name).weight
+    module, (expert, _, kind) = model.get_submodule(f"{owner}.experts"), place.partition(".")
+    if kind == "down_proj":
+        return module.down_proj[int(expert)]
+    return module.gate_up_proj[int(expert)].chunk(2)[["gate_proj", "up_proj"].index(kind)]

@@ -81,7 +81,7 @@ def damage(run_dir, kind):
 @pytest.mark.parametrize("kind", ["gone", "no database", "pages"])
 def test_a_damaged_ledger_is_restored_as_of_its_copy(run, kind, capsys):
     run_dir, ledger, _ = run
-    copy_ledger(run_dir.ledger)
+    copy_ledger(run_dir.ledger, copy_of(run_dir.ledger))
     before = [(row.step, row.digest) for row in ledger.batches()]
     ledger.journal.set_fact("later", 1)
     ledger.close()
@@ -117,7 +117,7 @@ def test_copies_cost_a_bounded_share_of_the_time(run, monkeypatch):
     run_dir, _, _ = run
     now, made = [0.0], []
 
-    def copy(path):
+    def copy(path, final):
         made.append(now[0])
         now[0] += 2.0
 

@@ -168,3 +168,37 @@ def test_a_launcher_takes_its_fork_server_back(modules, tmp_path):
     launcher.close()
     assert launcher.pids() == []
     assert not process_state(pid)
+
+
+def test_a_process_that_splits_has_forks_with_what_it_has_imported_itself(modules, tmp_path):
+    modules("fail", "raise ValueError('what was wrong')")
+    modules(
+        "asker",
+        """
+        import os, sys, heavy
+        from pathlib import Path
+        from mettle.processes.child import process_state
+        from mettle.processes.fork_server import split
+        from mettle.processes.managed import ManagedProcess, ProcessSpec
+        server = split()
+        try:
+            while server.is_importing:
+                pass
+            for module in ("tell", "fail"):
+                process = ManagedProcess(ProcessSpec(module, module, ()), Path(sys.argv[1]) / module, server)
+                process.start()
+                print(process.pid, process.wait(60))
+        except ValueError:
+            print("a fork has come back")
+        server.close()
+        print(os.getpid(), process_state(server.twin.pid) or "reaped")
+        """,
+    )
+    (tmp_path / "out").mkdir()
+    done = subprocess.run([sys.executable, "-m", "asker", tmp_path / "out"], capture_output=True, text=True, timeout=60)
+    (tell, code), (_, failed), (asker, twin) = (line.split() for line in done.stdout.splitlines())
+    said = json.loads((tmp_path / "out" / "tell").read_text())
+    assert (code, failed, twin) == ("0", "1", "reaped")
+    assert (said["pid"], said["session"]) == (int(tell), int(tell))
+    assert (said["parent"], said["made_by"]) == (int(asker), int(asker))
+    assert (tmp_path / "out" / "fail").read_text().splitlines()[-1] == "ValueError: what was wrong"

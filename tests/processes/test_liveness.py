@@ -45,6 +45,13 @@ CASES = {
         healthy(trainer={"at": NOW - 12, "waits": ()}, orchestrator={"waits": wait("orchestrator", "trainer", 11)}),
         "trainer", "no sign of life for 12 s",
     ),
+    "a rank is frozen, and the others have work that they cannot do": (
+        healthy(**{
+            "trainer-1": {"at": NOW - 25}, "trainer": {"has_work": True, "idle_s": 24.0, "waits": ()},
+            "orchestrator": {"idle_s": 24.0, "longest_idle_s": 2.0, "waits": wait("orchestrator", "trainer", 22)},
+            "inference": IDLE_ENGINE,
+        }), "trainer-1", "no sign of life for 25 s",
+    ),
     "a frozen trainer that says that it waits is still frozen": (
         healthy(trainer={"at": NOW - 12}), "trainer", "no sign of life",
     ),

@@ -36,6 +36,11 @@ class RayNodes:
         assert words, (self._folder / "stderr").read_text()
         self.address, *self.ids = words
 
+    @property
+    def pid(self) -> int:
+        """Of the process that has started the nodes."""
+        return self._process.pid
+
     def _word(self) -> list[str]:
         assert self._process.stdout is not None
         for line in self._process.stdout:

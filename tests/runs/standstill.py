@@ -21,10 +21,19 @@ from mettle.runs.keys import run_keys
 from mettle.storage.journal import Event
 from mettle.storage.ledger import Ledger
 
-TEXT = CONFIG.replace("hub = false", "hub = true").replace("ascii-share", "at-will")
+TEXT = CONFIG
+for _small, _large in {  # the quickstart's policy, batch, groups and answers, on an environment that takes faults
+    "hub = false": "hub = true",
+    "ascii-share": "at-will",
+    "batch_size = 32": "batch_size = 256",
+    "group_size = 8": "group_size = 16",
+    "max_tokens = 6": "max_tokens = 8",
+}.items():
+    assert _small in TEXT, f"the stories' config has no {_small!r} any more"
+    TEXT = TEXT.replace(_small, _large)
 ENDLESS = 100_000
 PLACES = ("event", "terminal", "page")
-NAMING = ("stall", "recovery", "worker_died", "clock_jump", "gap", "disk_low", "restart")
+NAMING = ("stall", "recovery", "worker_died", "clock_jump", "gap", "disk_low", "restart", "supervisor_died")
 NAMED_S = 30.0
 WARM_UP = """
 max_steps = 1000

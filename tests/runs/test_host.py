@@ -3,18 +3,28 @@
 import pytest
 
 from mettle.runs.host import LOW_DISK_BYTES, HostWatch
+from mettle.runs.machine import ThisMachine
 
 
-class Host:
+class Host(ThisMachine):
     """Both clocks and the disk, as a test wants them."""
 
     def __init__(self, path):
-        self.now, self.wall, self.free = 100.0, 1e9, 2**40
-        self.watch = HostWatch(path, wall=lambda: self.wall, steady=lambda: self.now, free_bytes=lambda _: self.free)
+        self.seconds, self.date, self.free = 100.0, 1e9, 2**40
+        self.watch = HostWatch(path, self)
+
+    def now(self):
+        return self.seconds
+
+    def wall(self):
+        return self.date
+
+    def free_bytes(self, path):
+        return self.free
 
     def after(self, seconds, *, jump_s=0.0):
-        self.now += seconds
-        self.wall += seconds + jump_s
+        self.seconds += seconds
+        self.date += seconds + jump_s
         return [(news.kind, news.text) for news in self.watch.look()]
 
 

@@ -1,5 +1,6 @@
 """What a run tells of its workers from outside, and which configs let them in."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,7 @@ def test_a_list_that_cannot_be_read_is_no_news(tmp_path: Path) -> None:
     [
         ({"inference": {"outside": {"max_lag": 3}}}, "max_lag 3 is more than orchestrator.max_staleness 2"),
         ({"inference": {"outside": {"folder": "x"}}}, "folder is the run's own"),
-        ({"inference": {"outside": {}}, "deployment": {"share": "s"}}, "a share's runs have one together"),
-        ({"inference": {"outside": {}}, "deployment": {"engine": "ray"}}, "goes with deployment.engine 'local'"),
-        ({"inference": {"outside": {}, "engine": "vllm", "vllm": {"python": "p"}}}, "needs engine 'embedded'"),
+        ({"inference": {"outside": {}}, "deployment": {"share": "s"}}, "they would have nothing to do; leave it out"),
         ({"inference": {"outside": {}, "record_experts": True}}, "nobody checks what workers say of experts"),
         ({"inference": {"outside": {"check_share": 0.0}}}, "greater than 0"),
     ],
@@ -62,6 +61,19 @@ def test_a_list_that_cannot_be_read_is_no_news(tmp_path: Path) -> None:
 def test_what_could_not_be_checked_is_refused(changes: dict[str, object], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         RunConfig.model_validate({**ENV, **changes})
+
+
+def test_on_a_cluster_the_door_is_the_owners_and_no_replica_has_one(tmp_path: Path) -> None:
+    toml = '[[orchestrator.envs]]\nid = "reverse-text"\n[inference.outside]\n[deployment]\nengine = "ray"\n'
+    (tmp_path / "run.toml").write_text(toml)
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+    write_configs(run_dir, load_config(RunConfig, [tmp_path / "run.toml"]))
+    written = {name: json.loads(run_dir.config(name).read_text()) for name in ("inference", "replica")}
+    assert written["replica"]["outside"] is None
+    assert (written["inference"]["engine"], written["inference"]["outside"]["folder"]) == (
+        "remote", str(run_dir.outside),
+    )  # fmt: skip
 
 
 def test_a_run_has_a_folder_for_its_workers_and_one_without_a_door_invites_nobody(tmp_path: Path) -> None:

@@ -68,11 +68,12 @@ def test_each_run_gets_a_directory_of_its_own_on_the_common_base(base, named, tm
         (["--warm-up.enabled"], r"b\.toml: warm_up changes the base"),
         (["--deployment.num-trainer-ranks", "2"], r"b\.toml: deployment\.num_trainer_ranks is 1 in a share"),
         (["--inference.replicas", "2"], r"b\.toml: a share has one embedded engine"),
+        (["--inference.outside.port", "7"], r"b\.toml: inference\.outside: the runs of a share sample from adapters"),
         (["--inference.max-slots", "7"], r"b\.toml: inference\.max_slots is 7, and that of a\.toml is 256"),
         (["--trainer.dtype", "bfloat16"], r"b\.toml: trainer\.dtype is 'bfloat16', and that of a\.toml is 'float32'"),
         (["--orchestrator.envs.0.id", "reverse-txet"], r"b\.toml: .*reverse-txet"),
     ],
-    ids=["path", "preset", "warm-up", "ranks", "replicas", "slots", "dtype", "environment"],
+    ids=["path", "preset", "warm-up", "ranks", "replicas", "outside", "slots", "dtype", "environment"],
 )
 def test_a_file_that_does_not_fit_is_refused_before_anything_is_made(base, named, tmp_path, overrides, said):
     other = tmp_path / "other"

@@ -250,18 +250,19 @@ def test_the_figures_of_a_run_count_all_of_its_lives(run):
     run_dir, ledger, _ = run
     journal = ledger.journal
     assert totals(run_dir, journal)["wall_s"] is None
-    assert settle_last(run_dir, ledger) == 1
+    assert settle_last(run_dir, ledger) == (1, "")
     figures = {"life": 1.0, "wall_s": 100.0, "cpu_s": 30.0, "peak_memory_bytes": 5.0}
     heart = Heartbeat(run_dir.beats / "supervisor.beat")
     heart.figures = lambda: figures
     heart.__enter__()  # the supervisor is killed: its beat stays behind
     so_far = {"wall_s": 100.0, "cpu_s": 30.0, "peak_memory_bytes": 5}
     assert totals(run_dir, journal) == so_far  # a run that nobody resumes has its figures, too
-    assert settle_last(run_dir, ledger) == 2
+    life, death = settle_last(run_dir, ledger)
+    assert (life, death) == (2, f"the supervisor (pid {os.getpid()}) was killed 100 s after its start")
     assert totals(run_dir, journal) == so_far
     assert (journal.fact("wall_s"), journal.fact("cpu_s"), journal.fact("supervisor_deaths")) == (100.0, 30.0, 1)
     settle(ledger, {**figures, "life": 2.0})
-    assert settle_last(run_dir, ledger) == 3  # the beat of a life that is settled counts no more
+    assert settle_last(run_dir, ledger) == (3, "")  # the beat of a life that is settled counts no more
     assert (journal.fact("wall_s"), journal.fact("supervisor_deaths")) == (200.0, 1)
     heart.__exit__()
 

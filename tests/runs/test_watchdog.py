@@ -180,3 +180,26 @@ def test_at_default_budgets_each_fault_in_each_process_is_named_within_30_s_and_
     assert told, "nothing was told"
     assert {report.fault.process for _, report in told} == {victim}
     assert told[0][1].fault.kind == fault
+
+
+def test_who_rolls_out_is_not_named_for_the_time_in_which_the_engine_stood_when_that_is_started_again():
+    """The engine froze and was ended; until it beats again its workers still have the rollouts that it had."""
+    watchdog, told = Watchdog(), []
+    for now in range(60):
+        beats = {
+            "inference": Beat("inference", 5, min(now, 10.0), has_work=True, idle_s=min(now, 10.0), still_s=now),
+            WORKER: Beat(WORKER, 77, float(now), unit="rollouts", has_work=True, idle_s=float(now), still_s=now),
+        }
+        if now >= 31:
+            del beats["inference"]
+        told += watchdog.check(beats, float(now), state_of=lambda pid: "T")
+    assert {report.fault.process for report in told} == {"inference"}
+
+
+@pytest.mark.parametrize(("age_s", "named"), [(10.0, []), (1000.0, [("stall", "awaited")])])
+def test_a_process_that_was_started_again_is_not_even_named_for_the_wait_that_its_predecessor_caused(age_s, named):
+    """The orchestrator has waited 460 s of 1800 s, a share that is told, for a trainer that is 10 s old, or 1000 s."""
+    watchdog, reports = Watchdog(), []
+    for now in range(461):
+        reports += watchdog.check(at(float(now)), float(now), age_of=lambda name: age_s)
+    assert [(report.kind, report.fault.kind) for report in reports] == named

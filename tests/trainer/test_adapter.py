@@ -19,7 +19,7 @@ from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.published import load_published, prove
 from mettle.inference.engine.weights import fuse
 from mettle.storage.weights import model_digest
-from mettle.trainer import widened
+from mettle.trainer import low_rank, widened
 from mettle.trainer.adapter import Adapter, choose_modules, linear_modules
 from mettle.trainer.config import LoraConfig, OptimConfig
 from mettle.trainer.datums import sequences_of
@@ -216,9 +216,10 @@ def test_what_cannot_be_an_adapter_is_refused(policy):
 @pytest.mark.parametrize(
     "asked", [{}, {"attention": False}, {"target_modules": ("q_proj", "down_proj")}, {"target_modules": ("gate_proj",)}]
 )
-def test_adapters_of_experts_are_refused_and_not_left_out(mixture, asked):
+def test_experts_of_a_family_that_is_not_known_are_refused_and_not_left_out(mixture, monkeypatch, asked):
     network = load_policy(mixture, ALONE, dtype=torch.float32, is_frozen=True).network
-    with pytest.raises(UserError, match=r"lora\.mlp = false") as refused:
+    monkeypatch.setattr(low_rank, "FAMILIES", ("another",))
+    with pytest.raises(UserError, match=r"and this model is qwen3_moe; set lora\.mlp = false") as refused:
         choose_modules(network, LoraConfig(**asked))
     assert "\n" not in str(refused.value)
 

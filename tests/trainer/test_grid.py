@@ -123,6 +123,7 @@ def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(
         case(short, expert_parallel=2, **on_short),
         case(mini_model, context_parallel=2),
         case(mini_model, context_parallel=2, lora=ADAPTERS),
+        case(mixture, context_parallel=2, lora={"rank": 4}),
         case(mixture, expert_parallel=2, lora=ADAPTERS),
         case(lopsided, expert_parallel=2, last=1),
         case(mixture, expert_parallel=2, loss=GSPO, last=1, save=middle),
@@ -135,7 +136,7 @@ def test_two_ranks_that_share_sequences_or_experts_train_like_one_process(
     torch.testing.assert_close(shared[1]["canary"], cut[1]["canary"], rtol=0, atol=1e-2)
     for found, each in zip(ranks, cases[2:], strict=False):
         assert_same(found, train_case(for_one(each), ALONE))
-    assert ranks[3][0][0]["experts/idle_share"] == 0.5, "one rank has no token of the other to compute"
+    assert ranks[4][0][0]["experts/idle_share"] == 0.5, "one rank has no token of the other to compute"
     curve, state = train_case(for_one(case(mixture, loss=GSPO)), ALONE)
     assert_same((early[0] + late[0], late[1]), (curve, state))
     goes_on = case(mixture, loss=GSPO, first=2)

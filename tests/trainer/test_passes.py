@@ -1,5 +1,6 @@
 """Passes: little is padded, ranks have equally much, and however a batch is planned, its loss and gradient stay."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.conftest import ALONE, make_batch, make_group, make_learner, make_recipe, make_sample
+from tests.trainer.conftest import ALONE, gradients, make_batch, make_group, make_learner, make_recipe, make_sample
 
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.layout import Sequences, empty_layout, lay_out
 from mettle.trainer.learner import Learner
 from mettle.trainer.loss import BatchLoss
 from mettle.trainer.losses import make_loss
-from mettle.trainer.passes import PASS_PRICE, _row_size, _Rows, cut, cut_evenly, plan_passes
+from mettle.trainer.passes import PASS_PRICE, _row_size, _Rows, cut, cut_evenly, plan_cheapest, plan_passes
 
 COST = 1 / 512
 
@@ -245,3 +246,40 @@ def test_a_row_keeps_to_the_tokens_of_a_pass():
     assert _row_size(sequences, group, 1 / 4096, 359) == 5
     assert _row_size(sequences, group, 1 / 4096, 301) == 1
     assert _row_size(sequences, group, 1 / 4096, 100) == 1
+
+
+def behind_instructions(seed, *, length=120, num=12):
+    """Questions of their own behind the same instructions; one begins to answer at once, one trains nothing."""
+    rng = np.random.default_rng(seed)
+    instructions = rng.integers(0, 256, length)
+    asked = [np.concatenate([instructions, rng.integers(0, 256, int(n))]) for n in rng.integers(1, 9, num)]
+    samples = [make_sample(rng, prompt, int(rng.integers(1, 12))) for prompt in [*asked, instructions]]
+    idle = make_sample(rng, rng.integers(0, 256, 5), 4)
+    idle["rl_weights"][:] = 0
+    return [*samples, idle]
+
+
+def test_instructions_before_questions_of_their_own_are_computed_once_with_the_same_loss_and_gradient(mini_model):
+    batch = make_batch(behind_instructions(0))
+    sequences = Sequences.of(batch)
+    whole = plan_passes(sequences, MicroBatchConfig(), attention_cost=COST)
+    shared, ranks = plan_cheapest(sequences, MicroBatchConfig(), attention_cost=COST)
+    assert sum(each.cost for each in ranks[0]) < 0.6 * sum(each.cost for each in whole[0])
+    assert shared.prompts[sequences.num_members > 0].tolist() == [120] * 13
+    learner = make_learner(mini_model)
+    gradient, sums = gradients(learner, batch)
+    apart = MicroBatchConfig(share_prompts=False)
+    learner.recipe = replace(learner.recipe, micro_batch=apart)
+    assert plan_cheapest(sequences, apart, attention_cost=COST)[0] is sequences
+    expected, expected_sums = gradients(learner, batch)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(sums, expected_sums)
+
+
+def test_groups_with_nothing_long_in_common_are_planned_as_ever():
+    sequences = Sequences.of(make_batch(rollouts(0, num_groups=6, group_size=8)))
+    found, ranks = plan_cheapest(sequences, MicroBatchConfig(), attention_cost=COST)
+    assert found is sequences
+    assert [[each.cost for each in own] for own in ranks] == [
+        [each.cost for each in own] for own in plan_passes(sequences, MicroBatchConfig(), attention_cost=COST)
+    ]

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from mettle.cli.terminal import going_on, json_option, print_json, print_next, print_table
-from mettle.clients.hub import Contexts, HubClient, HubContext, checked_url
+from mettle.clients.hub import HubClient
+from mettle.clients.hub_contexts import Contexts, HubContext, checked_url
 from mettle.errors import UserError
 
 POLL_S = 2.0

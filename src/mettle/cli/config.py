@@ -44,7 +44,7 @@ def show(arguments: Sequence[str], is_toml: bool, is_json: bool) -> None:
 def view(is_json: bool) -> None:
     """List the Hubs that one is signed in at, tokens left out."""
     from mettle.cli.account import shown_contexts
-    from mettle.clients.hub import Contexts
+    from mettle.clients.hub_contexts import Contexts
 
     found = shown_contexts(Contexts.load())
     if is_json:
@@ -61,7 +61,7 @@ def view(is_json: bool) -> None:
 @click.argument("name")
 def use(name: str) -> None:
     """Use another of the Hubs that one is signed in at."""
-    from mettle.clients.hub import Contexts
+    from mettle.clients.hub_contexts import Contexts
 
     contexts = Contexts.load()
     if name not in contexts.saved:

@@ -11,6 +11,7 @@ import click
 from mettle.cli.account import hub_client
 from mettle.cli.terminal import json_option, print_json, print_next, print_table
 from mettle.clients.hub import HubClient
+from mettle.clients.hub_requests import own_path
 from mettle.errors import UserError
 
 CARD_WORDS = {
@@ -68,7 +69,7 @@ def push(source: str, visibility: str | None, team: str | None, auto_bump: bool,
                 click.echo(f"building {folder.name}")
             packed = pack(folder, Path(scratch))
             owner = client.context.team if team is None else team
-            pushed = push_package(client, packed, owner=owner, visibility=visibility)
+            pushed = client.carry_out(push_package(packed, owner=owner, visibility=visibility))
         address = client.context.url
     if is_json:
         print_json(pushed)
@@ -91,7 +92,7 @@ def pull(name: str, target: Path | None) -> None:
     with hub_client(needs_token=False) as client, tempfile.TemporaryDirectory(prefix="mettle-pull-") as scratch:
         found = client.get(f"{_path(owner, project)}/@{version}")["data"]
         archive = Path(scratch) / "source.tar.gz"
-        client.download(_own_path(client, found["package_url"]), archive)
+        client.download(own_path(found["package_url"]), archive)
         unpack(archive, folder, sha256=found["source_sha256"])
     click.echo(f"pulled {owner}/{project}@{found['semantic_version']} into {folder}")
     print_next(f"mettle env test {project}")
@@ -303,17 +304,10 @@ def _wheels(client: HubClient, folder: Path, owner: str, name: str, version: str
         seen.add(project)
         found = client.get(f"{_path(owner, project)}/@{at}")["data"]
         target = folder / str(found["wheel_url"]).rpartition("/")[2]
-        client.download(_own_path(client, found["wheel_url"]), target)
+        client.download(own_path(found["wheel_url"]), target)
         if sha256_file(target) != found["sha256"]:
             raise UserError(f"the wheel of {owner}/{project} that came is not the one that the Hub names; try again")
         wheels.append(target)
         owned = {str(e["name"]) for e in client.get("/environmentshub/", owner=owner, limit=200)["data"]}
         wanted += [(needed, "latest") for needed in needed_names(target) if needed in owned - seen]
     return wheels
-
-
-def _own_path(client: HubClient, url: Any) -> str:
-    """The path of an address of this Hub: the token goes to the address that we know, whatever the answer names."""
-    from urllib.parse import urlsplit
-
-    return client.context.url.rstrip("/") + urlsplit(str(url)).path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ from mettle.cli.account import hub_client
 from mettle.cli.terminal import find_run, json_option, print_json, print_next, print_table
 from mettle.errors import UserError
 from mettle.wording import between, figure
-
-PIECE_BYTES = 8 << 20
 
 
 @click.command()
@@ -39,24 +35,19 @@ def push_evaluation(path: Path, environment: str | None, name: str | None, is_pu
     from mettle.evals.reader import EvaluationReader
 
     with hub_client() as client:
-        client.get("/user/whoami")
+        client.whoami()
         reader = EvaluationReader(find_run(str(path)))
         if not len(reader):
             raise UserError(f"{path} has no rollouts to push")
         entry, metadata = reader.entry, dict(reader.metadata)
         team = client.context.team
-        teams = client.get("/user/teams")["data"] if team else []
-        body = {
-            "name": name or f"{entry.env_id} {entry.model}", "environment": environment or entry.env_id,
-            "model_name": entry.model, "framework": metadata.get("framework") or "mettle", "is_public": is_public,
-            "metadata": {key: value for key, value in metadata.items() if key != "stats"},
-            "team_id": next((t["teamId"] for t in teams if t["slug"] == team), None),
-        }  # fmt: skip
-        made = client.post("/evaluations/", body)
-        base = f"/evaluations/{made['evaluation_id']}"
-        for piece in _pieces(reader.rows()):
-            client.post(f"{base}/samples", {"samples": piece})
-        done: dict[str, Any] = client.post(f"{base}/finalize", {})
+        teams = client.teams() if team else []
+        done: dict[str, Any] = client.push_evaluation(
+            name or f"{entry.env_id} {entry.model}", environment or entry.env_id, reader.rows(), model=entry.model,
+            metadata={key: value for key, value in metadata.items() if key != "stats"}, is_public=is_public,
+            framework=metadata.get("framework") or "mettle",
+            team_id=next((t["teamId"] for t in teams if t["slug"] == team), None),
+        )  # fmt: skip
     return done
 
 
@@ -99,18 +90,3 @@ def samples(evaluation_id: str, num: int, page: int) -> None:
     """Print the samples of an evaluation at the Hub, as JSON."""
     with hub_client(needs_token=False) as client:
         print_json(client.get(f"/evaluations/{evaluation_id}/samples", limit=num, page=page))
-
-
-def _pieces(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Rows in requests of a size that arrives."""
-    piece: list[dict[str, Any]] = []
-    num_bytes = 0
-    for row in rows:
-        size = len(json.dumps(row, default=str))
-        if piece and num_bytes + size > PIECE_BYTES:
-            yield piece
-            piece, num_bytes = [], 0
-        piece.append(json.loads(json.dumps(row, default=str)))
-        num_bytes += size
-    if piece:
-        yield piece

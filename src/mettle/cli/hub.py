@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mettle.cli.groups import NounGroup
+from mettle.cli.hub_machines import invite, join, leave, machines
 from mettle.cli.options import ConfigCommand, one_word, only_files, split_words
 from mettle.cli.terminal import going_on, print_next
 from mettle.errors import UserError
@@ -112,6 +113,10 @@ def restore(words: list[str], given: Given) -> None:
     made = backups.restore(source, config.data, database=config.database, blobs=config.blobs)
     click.echo(f"the Hub in {config.data}: {_counted(made)}")
     print_next(f"mettle hub serve --data {config.data}")
+
+
+for _command in (invite, join, leave, machines):
+    hub.add_command(_command)
 
 
 def _counted(made: BackupManifest) -> str:

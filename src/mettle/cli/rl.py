@@ -203,6 +203,44 @@ def resume(run: str, is_json: bool) -> int:
         return _end(launch.resume(find_run(run), is_quiet=is_json), is_json=is_json)
 
 
+@rl.command(context_settings={"ignore_unknown_options": True})
+@click.argument("run")
+@click.argument("overrides", metavar="[--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--step", type=click.IntRange(0), help="Of the checkpoint; 0 is the initial policy.  [default: newest]")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Run directory.  [default: runs/RUN-vSTEP]")
+@click.option("--no-start", is_flag=True, help="Make the run, and leave its start to `mettle rl resume`.")
+@json_option
+def branch(
+    run: str, overrides: Sequence[str], step: int | None, directory: Path | None, no_start: bool, is_json: bool
+) -> int:
+    """Train on from a checkpoint in a new run, for longer or with other settings.
+
+    \b
+    mettle rl branch RUN --max_steps 800
+    mettle rl branch RUN --step 100 --trainer.optim.lr 1e-4
+
+    The new run begins with the weights, the optimiser, the tasks and the figures of RUN's first STEP steps; RUN stays
+    as it is, and may be running.
+    """
+    from mettle.runs import launch
+    from mettle.runs.branch import branch as make_branch
+    from mettle.storage.run_dir import RunDir
+
+    files, overrides = split_arguments(overrides)
+    if files:
+        raise UserError(f"{files[0]}: a branch takes its settings from RUN; change some with --KEY VALUE")
+    made = make_branch(RunDir.existing(find_run(run)), step, overrides, directory, RUNS)
+    if no_start:
+        if is_json:
+            print_json({"run": made.name, "run_dir": str(made.path)})
+        else:
+            click.echo(f"made {made.path}")
+            print_next(f"mettle rl resume {made.path}")
+        return 0
+    with going_on(f"`mettle rl resume {made.path}` continues the run"):
+        return _end(launch.drive(made, is_quiet=is_json), is_json=is_json)
+
+
 @rl.command()
 @click.argument("run")
 def stop(run: str) -> None:

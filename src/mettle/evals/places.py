@@ -7,6 +7,7 @@ ever added to, and a workspace in which nothing can be written is no error.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +19,34 @@ PLACES = ("outputs/evals", "environments/*/outputs/evals", "runs", "what -o name
 REMEMBERED = Path(".mettle") / "evaluations"
 
 
-def find_folders(root: Path) -> list[Path]:
-    """Folders with evaluations: of a workspace, or under a folder that holds evaluations itself."""
+def find_folders(root: Path, *, passing_over: Path | None = None) -> list[Path]:
+    """Folders with evaluations: of a workspace, or under a folder that holds evaluations itself.
+
+    What lies in `passing_over` is left out: its runs are known to the caller, who need not look at each again.
+    """
     bases = {root, root / "outputs" / "evals", *root.glob("environments/*/outputs/evals"), *_remembered(root)}
-    found = {file.parent for base in bases for name in (METADATA, LEDGER) for file in base.glob(f"*/*/{name}")}
-    return sorted(found | {file.parent for file in root.glob(f"runs/*/{LEDGER}")})
+    found: set[str] = set()
+    for base in bases:
+        for folder in _folders_in(str(base)):
+            found.update(_with_files(folder, (METADATA, LEDGER), passing_over))
+    found.update(_with_files(str(root / "runs"), (LEDGER,), passing_over))
+    return [Path(each) for each in sorted(found, key=lambda each: each.split(os.sep))]
+
+
+def _folders_in(folder: str) -> list[str]:
+    """Without a `Path`: a list of evaluations asks for thousands."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _with_files(folder: str, names: tuple[str, ...], passing_over: Path | None) -> list[str]:
+    """The folders in one that have one of some files."""
+    if passing_over is not None and os.path.realpath(folder) == str(passing_over):
+        return []
+    return [each for each in _folders_in(folder) if any(os.path.exists(f"{each}/{name}") for name in names)]
 
 
 def is_collection(path: Path) -> bool:

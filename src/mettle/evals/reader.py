@@ -150,9 +150,9 @@ def list_evaluations(root: Path = Path()) -> list[EvaluationEntry]:
     return sorted(entries, key=lambda entry: entry.modified_at, reverse=True)
 
 
-def find_evaluations(root: Path = Path()) -> list[Path]:
+def find_evaluations(root: Path = Path(), *, passing_over: Path | None = None) -> list[Path]:
     """Folders with evaluations: those of a workspace (`mettle.evals.places`), and runs that have some."""
-    return find_folders(root)
+    return find_folders(root, passing_over=passing_over)
 
 
 def entries_or_problem(folder: Path) -> list[EvaluationEntry]:

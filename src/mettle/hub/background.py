@@ -1,4 +1,4 @@
-"""What a Hub does between requests: submitted jobs, and checks of releases; by one server of a folder at a time."""
+"""What a Hub does between requests, by one server of a folder at a time: submitted jobs, checks of releases, leases."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 import threading
 
 from mettle.hub.actions.checker import ReleaseChecker
+from mettle.hub.evaluating.local_queue import LocalQueue
 from mettle.hub.evaluating.worker import EvaluationWorker
 from mettle.hub.lab import Lab
+from mettle.hub.machines.keeper import LeaseKeeper
 from mettle.hub.training.worker import QueueWorker
 
 logger = logging.getLogger(__name__)
@@ -19,10 +21,10 @@ _AGAIN_S = 2.0
 class BackgroundWork:
     """A thread for each, in whichever of a folder's servers holds its lock; another takes over when that one ends."""
 
-    def __init__(self, lab: Lab, *, is_checking: bool = True) -> None:
-        self._lab, self._is_checking = lab, is_checking
+    def __init__(self, lab: Lab, *, is_checking: bool = True, is_working: bool = True) -> None:
+        self._lab, self._is_checking, self._is_working = lab, is_checking, is_working
         self._over = threading.Event()
-        self._parts: list[QueueWorker | EvaluationWorker | ReleaseChecker] = []
+        self._parts: list[QueueWorker | EvaluationWorker | LeaseKeeper | ReleaseChecker] = []
         self._thread = threading.Thread(target=self._hold, name="background", daemon=True)
 
     def start(self) -> None:
@@ -39,11 +41,11 @@ class BackgroundWork:
             while not self._is_ours(handle):
                 if self._over.wait(_AGAIN_S):
                     return
-            self._parts = [
-                QueueWorker(self._lab),
-                EvaluationWorker(self._lab),
-                *([ReleaseChecker(self._lab)] if self._is_checking else []),
-            ]
+            self._parts = [LeaseKeeper(self._lab)]
+            if self._is_working:
+                self._parts += [QueueWorker(self._lab), EvaluationWorker(LocalQueue(self._lab))]
+            if self._is_checking:
+                self._parts.append(ReleaseChecker(self._lab))
             for part in self._parts:
                 part.start()
             self._over.wait()

@@ -18,7 +18,7 @@ from pathlib import Path
 from mettle.errors import MettleError, StorageError, UserError
 from mettle.hub.evaluations import EvaluationCatalog
 from mettle.hub.models import RunCard
-from mettle.hub.reader import RunReader, inode_of, modified_at
+from mettle.hub.reader import RunReader, inode_of, written_ns
 from mettle.hub.summary import LIVE_STATES, card_of, summarise
 from mettle.storage.run_dir import RunDir
 
@@ -27,14 +27,18 @@ MAX_OPEN = 8
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """A run directory as a look at it shows it: when the directory, its ledger and the ledger's log were written."""
+    """A run directory as a look at it shows it: when the directory, its ledger and the ledger's log were written.
+
+    Whoever reads a ledger leaves an empty log beside it, which changes the directory and is no writing.
+    """
 
     path: Path
     times: tuple[int, int, int]
 
     @property
     def written_at(self) -> int:
-        return max(self.times)
+        directory, ledger, log = self.times
+        return max(ledger, log) or directory
 
 
 class RunCatalog:
@@ -42,11 +46,11 @@ class RunCatalog:
 
     def __init__(self, root: Path, *, workspace: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self.root = root.resolve()
-        self.evaluations = EvaluationCatalog(workspace, self._kinds_now)
+        self.evaluations = EvaluationCatalog(workspace, self._kinds_now, runs_root=self.root)
         self._clock = clock
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
-        self._cards: dict[str, tuple[tuple[float, float, int], RunCard]] = {}
+        self._cards: dict[str, tuple[tuple[int, int, int], RunCard]] = {}
         self._kinds: dict[str, tuple[tuple[int, int, int], bool]] = {}
 
     def names(self) -> list[str]:
@@ -61,7 +65,11 @@ class RunCatalog:
         path = self._find(name)
         if path is None:
             raise UserError(f"There is no run named {name!r} here.")
-        run_dir = RunDir(path)
+        return self._open(path)
+
+    def _open(self, path: Path) -> RunReader:
+        """The reader of a directory that a look has found."""
+        name, run_dir = path.name, RunDir(path)
         if not run_dir.ledger.exists():
             raise StorageError(f"The run {name} has no run.db: it has not started yet, or the file was removed.")
         with self._lock:
@@ -79,25 +87,37 @@ class RunCatalog:
 
     def cards(self) -> list[RunCard]:
         """What the list of runs shows, newest first; a run that cannot be read says why."""
-        return _by_state_and_start([self._card(name) for name in self._training()])
+        return _by_state_and_start([self._card(seen) for seen in self._training()])
 
     def page_of_cards(self, number: int, size: int) -> tuple[list[RunCard], int]:
         """A page of that list, those written last on the first, and how many runs there are in all.
 
         Only the runs of the page are opened; what goes on is written to, and stands on the first.
         """
-        names = self._training()
-        cards = [self._card(name) for name in names[(number - 1) * size : number * size]]
-        return _by_state_and_start(cards), len(names)
+        seen = self._training()
+        cards = [self._card(each) for each in seen[(number - 1) * size : number * size]]
+        return _by_state_and_start(cards), len(seen)
 
-    def _card(self, name: str) -> RunCard:
-        ledger = RunDir(self._path(name)).ledger
-        stamp = (modified_at(ledger), modified_at(ledger.with_name("run.db-wal")), inode_of(ledger))
+    def warm_up(self, is_over: Callable[[], bool]) -> None:
+        """Read what lists show of each run that nobody has looked at yet, until `is_over` says so.
+
+        For a thread of its own when a server begins: a list opens only runs that it has not seen as they are, and each
+        costs milliseconds.
+        """
+        self._look_closer(is_over)
+        for seen in self._training():
+            if is_over():
+                return
+            self._card(seen)
+
+    def _card(self, seen: SeenRun) -> RunCard:
+        name, ledger = seen.path.name, RunDir(seen.path).ledger
+        stamp = (*seen.times[1:], inode_of(ledger))
         kept = self._cards.get(name)
         if kept is not None and kept[0] == stamp and kept[1].state not in LIVE_STATES:
             return kept[1]
         try:
-            reader = self.open(name)
+            reader = self._open(seen.path)
             with reader.lock:
                 card = card_of(summarise(reader), reader)
         except MettleError as error:
@@ -109,29 +129,28 @@ class RunCatalog:
         """True for a run directory without a trainer, which stands among the evaluations."""
         return self.evaluations.is_own(folder)
 
-    def _training(self) -> list[str]:
+    def _training(self) -> list[SeenRun]:
         """The runs with a trainer, those written last first."""
         found = [seen for seen, is_evaluation in self._look_closer() if not is_evaluation]
-        return [seen.path.name for seen in sorted(found, key=lambda seen: seen.written_at, reverse=True)]
+        return sorted(found, key=lambda seen: seen.written_at, reverse=True)
 
     def _kinds_now(self) -> dict[Path, bool]:
         return {seen.path: is_evaluation for seen, is_evaluation in self._look_closer()}
 
-    def _look_closer(self) -> list[tuple[SeenRun, bool]]:
+    def _look_closer(self, is_over: Callable[[], bool] = lambda: False) -> list[tuple[SeenRun, bool]]:
         """The runs, and whether each is an evaluation without a trainer; looked up again when it was written."""
         kinds: dict[str, tuple[tuple[int, int, int], bool]] = {}
         found = []
         for seen in self._look():
+            if is_over():
+                break
             kept = self._kinds.get(seen.path.name)
             if kept is None or kept[0] != seen.times:
                 kept = seen.times, self.is_evaluation(seen.path)
-            kinds[seen.path.name] = kept
+            kinds[seen.path.name] = self._kinds[seen.path.name] = kept
             found.append((seen, kept[1]))
         self._kinds = kinds
         return found
-
-    def _path(self, name: str) -> Path:
-        return self.root if self.root.name == name and self._is_run(str(self.root)) else self.root / name
 
     def _find(self, name: str) -> Path | None:
         if self._is_run(str(self.root)):
@@ -165,15 +184,7 @@ class RunCatalog:
 
     @staticmethod
     def _times(path: str) -> tuple[int, int, int]:
-        return _written_ns(path), _written_ns(f"{path}/run.db"), _written_ns(f"{path}/run.db-wal")
-
-
-def _written_ns(path: str) -> int:
-    """When a file was last written; 0 when it is not there."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+        return written_ns(path), written_ns(f"{path}/run.db"), written_ns(f"{path}/run.db-wal")
 
 
 def _by_state_and_start(cards: list[RunCard]) -> list[RunCard]:

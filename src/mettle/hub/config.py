@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from mettle.config.options import Option
+from mettle.hub.oidc.config import OidcConfig
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.service.config import QuotaConfig
 
@@ -44,8 +45,17 @@ class HubConfig(BaseModel):
     check_reach: list[str] = []
     """What those sandboxes reach, as host:port; nothing by default. Name here where data is downloaded from."""
 
+    work_here: bool = True
+    """Whether this machine itself runs hosted evaluations and training; off leaves evaluations to joined ones."""
+
+    lease_s: float = Field(default=30.0, ge=2, le=3600)
+    """Seconds that a machine which has joined may be silent before its work is given to another."""
+
     open_runs: bool | None = None
     """Whether runs and evaluations of this machine are shown without signing in. By default only on loopback."""
+
+    oidc: OidcConfig = Field(default_factory=OidcConfig)
+    """Sign-in through a provider of identities, beside that by password."""
 
     sandboxes: bool = True
     """Whether sandboxes are offered here, to tokens with `sandboxes:write`. Started when they are first asked for."""

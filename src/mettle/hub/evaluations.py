@@ -8,7 +8,6 @@ that are there, never joined to a path; one thread at a time is inside an open e
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -30,6 +29,7 @@ from mettle.hub.models import (
     ShownRollout,
     Sibling,
 )
+from mettle.hub.reader import written_ns
 from mettle.hub.rollouts import detail_of
 from mettle.hub.vocabulary import load_vocabulary
 from mettle.records.tasks import RolloutRecord
@@ -131,13 +131,16 @@ class OpenEvaluation:
 class EvaluationCatalog:
     """The evaluations under a workspace, beside the runs of a folder."""
 
-    def __init__(self, root: Path | None, runs: Callable[[], Mapping[Path, bool]]) -> None:
-        """`runs` has the run directories, and of each whether it is an evaluation by itself (`is_own`)."""
+    def __init__(
+        self, root: Path | None, runs: Callable[[], Mapping[Path, bool]], *, runs_root: Path | None = None
+    ) -> None:
+        """`runs` has the run directories of `runs_root`, and whether each is an evaluation by itself (`is_own`)."""
+        self._runs_root = runs_root
         self._root = None if root is None else root.resolve()
         self._runs = runs
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[Path, int | None], OpenEvaluation] = OrderedDict()
-        self._entries: dict[Path, tuple[tuple[float, ...], list[EvaluationEntry]]] = {}
+        self._entries: dict[Path, tuple[tuple[int, ...], list[EvaluationEntry]]] = {}
 
     def own(self) -> dict[str, EvaluationEntry]:
         """The evaluations that were run by themselves, by the name they have in addresses, newest first."""
@@ -177,7 +180,7 @@ class EvaluationCatalog:
 
     def entries(self, folder: Path) -> list[EvaluationEntry]:
         """The evaluations of a folder as a list shows them, read anew when its files have changed."""
-        stamp = tuple(_written_at(f"{folder}/{name}") for name in ("run.db", "run.db-wal", METADATA, RESULTS))
+        stamp = tuple(written_ns(f"{folder}/{name}") for name in ("run.db", "run.db-wal", METADATA, RESULTS))
         kept = self._entries.get(folder)
         if kept is None or kept[0] != stamp:
             kept = stamp, entries_or_problem(folder)
@@ -205,7 +208,7 @@ class EvaluationCatalog:
 
     def _own_folders(self) -> list[Path]:
         runs = self._runs()
-        under = [] if self._root is None else find_evaluations(self._root)
+        under = [] if self._root is None else find_evaluations(self._root, passing_over=self._runs_root)
         return [path for path in under if path not in runs] + [path for path, is_own in runs.items() if is_own]
 
 
@@ -228,17 +231,9 @@ def state_of(entry: EvaluationEntry, now: float | None = None) -> str:
         return "unreadable"
     is_published_live = entry.eval_id is None and "stats" not in entry.metadata and "launch" in entry.metadata
     if entry.state == RUNNING or is_published_live:
-        written = max(_written_at(f"{entry.path}/{name}") for name in ("run.db", "run.db-wal", RESULTS))
+        written = max(written_ns(f"{entry.path}/{name}") for name in ("run.db", "run.db-wal", RESULTS)) / 1e9
         return "interrupted" if (time.time() if now is None else now) - written > QUIET_S else RUNNING
     return "finished" if entry.is_complete else entry.state
-
-
-def _written_at(path: str) -> float:
-    """When a file was last written; 0 when it is not there. Without a `Path`: a list asks for thousands."""
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0
 
 
 def card_of(name: str, entry: EvaluationEntry) -> EvaluationCard:

@@ -18,6 +18,7 @@ from mettle.hub.accounts.people import num_admins
 from mettle.hub.accounts.sessions import make_link
 from mettle.hub.database import HubDatabase
 from mettle.hub.limits import RateLimit
+from mettle.hub.oidc.provider import OidcProvider
 from mettle.hub.registry.releases import blobs_in_use
 from mettle.hub.secrets.vault import Vault
 from mettle.storage.blobs import BlobStore
@@ -49,8 +50,12 @@ class Lab:
     """Where a package index sends pip for names that nobody has here; empty: nowhere."""
     check_reach: tuple[str, ...] = ()
     """What the machines reach in which pushes are checked, as host:port."""
+    lease_s: float = 30.0
+    """How long a joined machine may be silent before its work is given to another."""
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
+    provider: OidcProvider | None = None
+    """Through whom people sign in beside their passwords."""
 
     @property
     def vault(self) -> Vault:
@@ -63,7 +68,9 @@ class Lab:
             return None if num_admins(c) else make_link(c, "admin")
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let go of the database, and of the provider."""
+        if self.provider is not None:
+            self.provider.close()
         self.database.close()
 
 
@@ -84,6 +91,8 @@ def open_lab(
     upstream_index: str = "",
     models: Path = Path("models"),
     check_reach: tuple[str, ...] = (),
+    lease_s: float = 30.0,
+    provider: OidcProvider | None = None,
 ) -> Lab:
     """Make the folder where it is missing, and bring the database to this release.
 
@@ -105,6 +114,8 @@ def open_lab(
         upstream_index=upstream_index,
         models=models,
         check_reach=check_reach,
+        lease_s=lease_s,
+        provider=provider,
     )
     with opened.read() as c:
         known = blobs_in_use(c)

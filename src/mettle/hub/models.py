@@ -158,6 +158,7 @@ class RunSummary(BaseModel):
     is_live: bool
     env_ids: list[str]
     model: str | None
+    branched_from: str | None = Field(description="version and name of the run whose first steps this one shares")
     step: int = Field(description="newest trained step")
     shipped_step: int
     max_steps: int | None

@@ -123,8 +123,8 @@ class RunReader:
     @property
     def quiet_s(self) -> float:
         """Seconds since anything was written to the ledger."""
-        times = [modified_at(self.run_dir.ledger), modified_at(self.run_dir.ledger.with_name("run.db-wal"))]
-        return self.clock() - max(times)
+        ledger = str(self.run_dir.ledger)
+        return self.clock() - max(written_ns(ledger), written_ns(f"{ledger}-wal")) / 1e9
 
 
 def is_alive(pid: int | None) -> bool | None:
@@ -148,9 +148,12 @@ def inode_of(path: Path) -> int:
         return 0
 
 
-def modified_at(path: Path) -> float:
-    """When a file was last written; 0 when it is not there."""
+def written_ns(path: str) -> int:
+    """When a file was last written, in nanoseconds; 0 when it is not there, or is the empty log that a reader of a
+    database leaves. Without a `Path`: a list asks for thousands.
+    """
     try:
-        return path.stat().st_mtime
+        told = os.stat(path)
     except OSError:
-        return 0.0
+        return 0
+    return told.st_mtime_ns if told.st_size or not path.endswith("-wal") else 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mettle.errors import UserError
 from mettle.evals.reader import find_evaluations
 from mettle.hub.app import create_app
+from mettle.hub.catalog import RunCatalog
 from mettle.hub.config import HubConfig
 from mettle.processes.beats import Heartbeat
 from mettle.storage.files import write_json
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from mettle.hub.lab import Lab
 
 _GRACE_S = 2.0
+_BREATH_S = 0.002
 
 
 def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) -> None:
@@ -31,6 +36,7 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
     """
     from mettle.hub.background import BackgroundWork
     from mettle.hub.lab import open_lab
+    from mettle.hub.oidc.provider import OidcProvider
 
     are_open = is_loopback(config.host) if config.open_runs is None else config.open_runs
     listener = bind(config.host, config.port)
@@ -42,8 +48,10 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
         upstream_index=config.upstream_index,
         models=config.models,
         check_reach=tuple(config.check_reach),
+        lease_s=config.lease_s,
+        provider=OidcProvider(config.oidc) if config.oidc.issuer else None,
     )
-    worker = BackgroundWork(lab, is_checking=config.check_pushes)
+    worker = BackgroundWork(lab, is_checking=config.check_pushes, is_working=config.work_here)
     try:
         secret = lab.first_link()
         worker.start()
@@ -81,8 +89,13 @@ async def _serve(
         config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab, sandboxes=sandboxes
     )
     server = HttpServer(app, listener, has_websockets=sandboxes is not None)
-    with on_signals(over.set), Heartbeat.of_run("hub") as heart:
+    with (
+        on_signals(over.set),
+        Heartbeat.of_run("hub") as heart,
+        _warming_up(app.state.catalog, is_wanted=lab is not None),
+    ):
         await server.start()
+        gc.freeze()  # What is there now stays: a collection that looks at all of it takes longer than a page.
         heart.tick_with(asyncio.get_running_loop())
         try:
             if config.ready_file is not None:
@@ -95,3 +108,18 @@ async def _serve(
             if sandboxes is not None:
                 await sandboxes.close()
             await server.stop(_GRACE_S)
+
+
+@contextmanager
+def _warming_up(catalog: RunCatalog, *, is_wanted: bool) -> Iterator[None]:
+    """While it is open, what lists show of the runs is read beside the requests, with a breath after each run."""
+    over = threading.Event()
+    thread = threading.Thread(target=catalog.warm_up, args=(lambda: over.wait(_BREATH_S),), name="warm-up", daemon=True)
+    if is_wanted:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if is_wanted:
+            thread.join()

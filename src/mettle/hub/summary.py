@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mettle.evals.estimator import mean_of
@@ -55,6 +56,7 @@ def summarise(reader: RunReader) -> RunSummary:
         is_live=is_live,
         env_ids=environments(reader, evals),
         model=model_of(reader),
+        branched_from=_branched_from(reader),
         step=step,
         shipped_step=steps[-1].step if steps else 0,
         max_steps=max_steps,
@@ -207,6 +209,12 @@ def model_of(reader: RunReader) -> str | None:
     """The name of the model that is trained."""
     name = reader.fact("model", "model_name") or reader.setting("model.name", "model.path", "model")
     return name if isinstance(name, str) else None
+
+
+def _branched_from(reader: RunReader) -> str | None:
+    """As `v40 of RUN`."""
+    found = reader.fact("branched_from")
+    return f"v{found['step']} of {Path(found['run']).name}" if isinstance(found, dict) else None
 
 
 def thin(values: list[float], most: int) -> list[float]:

@@ -106,6 +106,29 @@ links = Table(
     _time("used_at", nullable=True),
 )
 
+identities = Table(
+    "identities",
+    metadata,
+    Column("issuer", String(200), primary_key=True),
+    Column("subject", String(255), primary_key=True),
+    _to("person_id", "people"),
+    Column("email", String(200), nullable=False),  # as the provider had it then, for people to read
+    _time("created_at"),
+    Index("identity_by_person", "person_id"),
+)
+
+sign_ins = Table(
+    "sign_ins",
+    metadata,
+    Column("digest", String(64), primary_key=True),  # of the state that the provider hands back
+    Column("browser", String(64), nullable=False),  # digest of the cookie of the browser that began it
+    Column("nonce", String(64), nullable=False),
+    Column("verifier", String(128), nullable=False),
+    Column("following", Text, nullable=False),
+    _to("person_id", "people", nullable=True),  # who adds the identity to an account
+    _time("created_at"),
+)
+
 challenges = Table(
     "challenges",
     metadata,
@@ -308,4 +331,45 @@ prices = Table(
     metadata,
     Column("model", String(200), primary_key=True),  # `*` for all that have none of their own
     Column("usd_per_mtok", Float(53), nullable=False),
+)
+
+machines = Table(
+    "machines",
+    metadata,
+    _key(),
+    Column("name", String(60), nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("state", String(10), nullable=False),  # ACTIVE, LEAVING, LEFT or REMOVED
+    Column("facts", JSON, nullable=False),  # what it has, as it says itself
+    Column("address", String(60), nullable=False),
+    _time("joined_at"),
+    _time("seen_at"),
+)
+
+machine_invitations = Table(
+    "machine_invitations",
+    metadata,
+    _key(),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("name", String(60), nullable=False),
+    Column("made_by", String(100), nullable=False),
+    _to("machine_id", "machines", nullable=True),  # the one that has used it
+    _time("created_at"),
+    _time("expires_at"),
+    _time("revoked_at", nullable=True),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    _key(),
+    _to("job_id", "jobs"),
+    _to("machine_id", "machines"),
+    Column("generation", Integer, nullable=False),  # from 1 on for each job: what an earlier one reports is refused
+    Column("state", String(10), nullable=False),  # HELD, ENDED, BACK or EXPIRED
+    _time("begun_at"),
+    _time("expires_at"),
+    _time("ended_at", nullable=True),
+    UniqueConstraint("job_id", "generation", name="lease_generation"),
+    Index("lease_by_state", "state"),
 )

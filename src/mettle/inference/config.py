@@ -183,10 +183,6 @@ class InferenceConfig(BaseModel):
             raise ValueError("engine 'vllm' and the table 'vllm' (with python) go together: give both or neither")
         if self.engine == "vllm":
             self._vllm_honours_all()
-        if self.outside is not None and self.engine == "vllm":
-            raise ValueError(
-                "inference.outside needs engine 'embedded': what workers say is drawn again with that engine's noise"
-            )
         if self.outside is not None and self.record_experts:
             raise ValueError("record_experts and outside do not go together: nobody checks what workers say of experts")
         if self.engine == "remote" and self.replicas > 1:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mettle.errors import MettleError, ProviderError, ServiceError, UserError
 from mettle.inference.config import InferenceConfig, RemoteServers
@@ -24,7 +24,7 @@ from mettle.inference.outside.config import OutsideConfig
 from mettle.inference.outside.engine import OutsideEngine
 from mettle.inference.outside.roster import Roster
 from mettle.inference.remote import RemoteEngine
-from mettle.inference.replicated import ReplicaAwaited, ReplicatedEngine, Serving, StartReplica
+from mettle.inference.replicated import ReplicaAwaited, ReplicatedEngine, Serving
 from mettle.processes.child import THREAD_ENVIRONMENT
 from mettle.processes.managed import ManagedProcess, ProcessSpec, wait_ready
 from mettle.web.keys import Keys
@@ -33,6 +33,15 @@ START_TIMEOUT_S: Final = 300.0
 _REFUSED: Final = 2
 _DEFAULT_MODEL_LEN: Final = 4096
 OnDeath = Callable[[MettleError], None]
+
+
+class _Told(NamedTuple):
+    """What an engine of any kind is told by who opens it."""
+
+    eos_token_ids: tuple[int, ...]
+    decode_text: DecodeText | None
+    on_death: OnDeath | None
+    logs: Path | None
 
 
 def open_engine(
@@ -47,19 +56,12 @@ def open_engine(
 
     Raises: UserError, ServiceError.
     """
-    own = _open_own(config, eos_token_ids, decode_text, on_death, logs)
-    if config.outside is None:
-        return own
-    return _with_outside(config, config.outside, own, eos_token_ids, decode_text)
+    told = _Told(eos_token_ids, decode_text, on_death, logs)
+    own = _open_own(config, told)
+    return own if config.outside is None else _with_outside(config, config.outside, own, told)
 
 
-def _with_outside(
-    config: InferenceConfig,
-    outside: OutsideConfig,
-    own: SamplingEngine,
-    eos_token_ids: tuple[int, ...],
-    decode_text: DecodeText | None,
-) -> SamplingEngine:
+def _with_outside(config: InferenceConfig, outside: OutsideConfig, own: SamplingEngine, told: _Told) -> SamplingEngine:
     if outside.folder is None:
         raise UserError("inference.outside.folder is not set: invitations and the list of workers are kept there")
 
@@ -67,11 +69,11 @@ def _with_outside(
         from mettle.inference.engine.embedded import start_engine
 
         settings: dict[str, object] = {
-            "engine": "embedded", "replicas": 1, "remote": None, "outside": None, "weights": serving.weights,
-            "version": serving.version, "kv_cache_share": config.kv_cache_share / 4,
+            "engine": "embedded", "replicas": 1, "remote": None, "vllm": None, "outside": None,
+            "weights": serving.weights, "version": serving.version, "kv_cache_share": config.kv_cache_share / 4,
             "max_model_len": own.status().max_model_len,
         }  # fmt: skip
-        return start_engine(config.model_copy(update=settings), eos_token_ids=eos_token_ids)
+        return start_engine(config.model_copy(update=settings), eos_token_ids=told.eos_token_ids)
 
     return OutsideEngine(
         own,
@@ -80,18 +82,12 @@ def _with_outside(
         Roster(outside.folder),
         Serving(config.weights, config.version),
         bounds=AuditBounds(outside.tolerance or AUDIT_TOLERANCES[config.dtype]),
-        eos_token_ids=eos_token_ids,
-        decode_text=decode_text,
+        eos_token_ids=told.eos_token_ids,
+        decode_text=told.decode_text,
     )
 
 
-def _open_own(
-    config: InferenceConfig,
-    eos_token_ids: tuple[int, ...],
-    decode_text: DecodeText | None,
-    on_death: OnDeath | None,
-    logs: Path | None,
-) -> SamplingEngine:
+def _open_own(config: InferenceConfig, told: _Told) -> SamplingEngine:
     serving = Serving(config.weights, config.version)
     if config.engine == "remote":
         assert config.remote is not None, "the config was checked"
@@ -99,24 +95,20 @@ def _open_own(
         starts = [partial(_connect, url, keys) for url in config.remote.urls]
         starts += [partial(_connect_by_file, path, keys) for path in config.remote.ready_files]
     elif config.engine == "vllm" and config.replicas == 1:
-        return _vllm(config, eos_token_ids, decode_text, on_death, logs)
+        return _vllm(config, told)
     elif config.replicas > 1:
-        folder = logs or Path(tempfile.mkdtemp(prefix="mettle-replicas-"))
+        folder = told.logs or Path(tempfile.mkdtemp(prefix="mettle-replicas-"))
         starts = [partial(launch_replica, config, folder, number) for number in range(config.replicas)]
     else:
         from mettle.inference.engine.embedded import start_engine
 
-        return start_engine(config, eos_token_ids=eos_token_ids, decode_text=decode_text, on_death=on_death)
-    return _several(starts, serving, on_death)
+        return start_engine(
+            config, eos_token_ids=told.eos_token_ids, decode_text=told.decode_text, on_death=told.on_death
+        )
+    return ReplicatedEngine(starts, serving, on_death=told.on_death)
 
 
-def _vllm(
-    config: InferenceConfig,
-    eos_token_ids: tuple[int, ...],
-    decode_text: DecodeText | None,
-    on_death: OnDeath | None,
-    logs: Path | None,
-) -> SamplingEngine:
+def _vllm(config: InferenceConfig, told: _Told) -> SamplingEngine:
     from mettle.inference.vllm.engine import VllmEngine
 
     settings = read_model_settings(config.model)
@@ -126,10 +118,10 @@ def _vllm(
         config,
         max_model_len=wanted,
         vocab_size=int(settings["vocab_size"]),
-        eos_token_ids=eos_token_ids,
-        decode_text=decode_text,
-        on_death=on_death,
-        log=logs / "vllm.out" if logs else None,
+        eos_token_ids=told.eos_token_ids,
+        decode_text=told.decode_text,
+        on_death=told.on_death,
+        log=told.logs / "vllm.out" if told.logs else None,
     )
 
 
@@ -185,10 +177,6 @@ def launch_replica(config: InferenceConfig, folder: Path, number: int, serving: 
         if isinstance(error, ServiceError) and is_refused:
             raise UserError(process.last_line()) from None
         raise
-
-
-def _several(starts: Sequence[StartReplica], serving: Serving, on_death: OnDeath | None) -> SamplingEngine:
-    return ReplicatedEngine(starts, serving, on_death=on_death)
 
 
 def _connect(url: str, keys: Keys, serving: Serving) -> SamplingEngine:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from mettle.errors import MettleError, RolloutError, UserError
 from mettle.evals.estimator import mean_of
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms
-from mettle.orchestrator.config import CurriculumConfig, RetryConfig
+from mettle.orchestrator.config import CurriculumConfig, OrchestratorConfig, RetryConfig
 from mettle.orchestrator.credit import checked, has_signal, is_imitated, largest_advantage, mean_advantage
 from mettle.orchestrator.samples import group_samples
 from mettle.orchestrator.services import Services
@@ -90,6 +90,18 @@ class Admission:
         self._services = services
         self._seq_len = seq_len
         self._filter_zero_advantages = filter_zero_advantages
+
+    @classmethod
+    def of(cls, config: OrchestratorConfig, algorithms: RunAlgorithms, services: Services) -> Admission:
+        """As a run is configured."""
+        return cls(
+            algorithms,
+            services,
+            config.retry,
+            seq_len=config.seq_len,
+            filter_zero_advantages=config.filter_zero_advantages,
+            gates={env.name: AdmissionGate.of(config.curriculum_of(env.name)) for env in config.envs},
+        )
 
     async def judge(self, group: GroupRecord, num_failures: int) -> GroupVerdict:
         """What becomes of a group that came back."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 
+from mettle.orchestrator.config import OrchestratorConfig
+
 
 class Room:
     """The room of one run. It keeps a moving average of the share of groups that carry a signal."""
@@ -35,6 +37,17 @@ class Room:
         self._min_share = 1.0 / (1.0 + max_backfill)
         self._decay = decay
         self.admitted_share = 1.0
+
+    @classmethod
+    def of(cls, config: OrchestratorConfig) -> Room:
+        """As a run is configured."""
+        return cls(
+            max_steps=config.max_steps,
+            groups_per_batch=config.groups_per_batch,
+            max_lag=config.max_lag,
+            max_staleness=config.max_staleness,
+            max_backfill=config.max_backfill,
+        )
 
     def for_groups(self, *, step: int, version: int, num_ready: int, num_running: int) -> int:
         """Groups that may be opened now; `step` is the next batch to ship, `version` the one that the engine serves."""

@@ -1,8 +1,6 @@
-"""Groups in flight: opens them while there is room, judges what comes back, and accounts for it.
+"""Groups in flight: opens them while there is room, rolls them out, and has what comes back judged.
 
-Order of the writes: a task is committed as in flight before its first request goes out; a group's block is on disk
-before the ledger calls it scored; the decision to drop is in the same transaction. So a kill between any two lines
-leaves a task that is rolled out again, never one that is trained twice or forgotten.
+A task is committed as in flight before its first request goes out; what becomes of it is written by `GroupAccounts`.
 
 With `is_ordered` groups are judged and settled in the order of their draws, one between two looks at the room, however
 they came back: then what is drawn and what a batch holds are functions of the seed and the rollouts alone. A group that
@@ -13,38 +11,27 @@ the group's has sampled is rolled out again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from mettle.errors import RolloutTimeout, UserError
-from mettle.evals.estimator import mean_of
+from mettle.errors import RolloutTimeout
 from mettle.evals.source import GroupRequest, failed_rollouts
-from mettle.orchestrator.admission import Admission, FailureStreak, GroupVerdict, main_error
-from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
+from mettle.orchestrator.accounts import GroupAccounts
+from mettle.orchestrator.admission import Admission
+from mettle.orchestrator.batcher import Batcher
 from mettle.orchestrator.capacity import Room
 from mettle.orchestrator.curriculum import Curriculum
-from mettle.orchestrator.dispatcher import Dispatcher, Ending, OpenGroup
-from mettle.orchestrator.metrics import StepStats
+from mettle.orchestrator.dispatcher import Dispatcher, OpenGroup
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.rollouts import group_seed
 from mettle.orchestrator.source import TaskSource
-from mettle.orchestrator.telling import tell
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse
 from mettle.records.sampling import SamplingParams
-from mettle.records.tasks import DropReason, GroupRecord, RolloutRecord
+from mettle.records.tasks import GroupRecord, RolloutRecord
 from mettle.records.versions import staleness
 from mettle.storage.database import transaction_soon
 from mettle.storage.ledger import Ledger
-from mettle.storage.shards import ShardWriter
-from mettle.web.backoff import Backoff
-
-logger = logging.getLogger(__name__)
-
-ALGORITHM_STATE = "algorithm_state"
-REJECTED = "rejected_groups"
-MAX_BACKOFF_S = 30.0
 
 
 class GroupRunner:
@@ -53,8 +40,8 @@ class GroupRunner:
     def __init__(
         self,
         ledger: Ledger,
-        shards: ShardWriter,
         source: TaskSource,
+        accounts: GroupAccounts,
         *,
         sampling: SamplingParams,
         seed: int,
@@ -64,7 +51,6 @@ class GroupRunner:
         max_staleness: int,
         room: Room,
         admission: Admission,
-        starvation: Starvation,
         curriculum: Curriculum,
         dispatcher: Dispatcher,
         batcher: Batcher,
@@ -74,8 +60,8 @@ class GroupRunner:
         is_held: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
-        self._shards = shards
         self._source = source
+        self._accounts = accounts
         self._sampling = sampling
         self._seed = seed
         self._is_ordered = is_ordered
@@ -84,7 +70,6 @@ class GroupRunner:
         self._max_staleness = max_staleness
         self._room = room
         self._admission = admission
-        self._starvation = starvation
         self._curriculum = curriculum
         self._dispatcher = dispatcher
         self._batcher = batcher
@@ -92,12 +77,9 @@ class GroupRunner:
         self._updater = updater
         self._pulse = pulse
         self._is_held = is_held
-        self._streak = FailureStreak()
         self.next_step = 1
-        self.num_finished = 0
-        self._num_settled = self._num_looked = 0
+        self._num_looked = 0
         self._rolling: dict[int, asyncio.Task[tuple[RolloutRecord, ...]]] = {}
-        self.stats = StepStats(0.0)
 
     async def run(self) -> None:
         """Keep groups open while there is room, until cancelled."""
@@ -106,8 +88,8 @@ class GroupRunner:
                 self._cut_short()
                 for group in await self._open_groups():
                     tasks.create_task(self._run_group(group))
-                if self._is_ordered and self._num_looked != self._num_settled:
-                    self._num_looked = self._num_settled
+                if self._is_ordered and self._num_looked != self._accounts.num_settled:
+                    self._num_looked = self._accounts.num_settled
                     self._pulse.fire()
                 due = self._dispatcher.next_due
                 now = asyncio.get_running_loop().time()
@@ -150,7 +132,7 @@ class GroupRunner:
             incarnation = self._policy.incarnation
             rollouts = await self._rolled_out(group)
             if rollouts is None:
-                await self._end_cut(group)
+                await self._accounts.cut_short(group)
                 return
             while self._is_ordered and not self._is_its_turn(group.draw.draw_id):
                 await self._pulse.wait()
@@ -158,13 +140,13 @@ class GroupRunner:
             if not await self._is_void(record, incarnation):
                 verdict = await self._admission.judge(record, self._dispatcher.num_failures(group.draw.draw_id))
                 if not verdict.is_retried:
-                    await self._settle(verdict)
+                    await self._accounts.settle(verdict)
                     return
                 record, is_counted = verdict.group, True
             if not self._is_ordered:
-                await self._put_back(record, is_counted=is_counted)
+                await self._accounts.put_back(record, is_counted=is_counted)
                 return
-            await self._try_in_place(record, is_counted=is_counted)
+            await self._wait_in_place(await self._accounts.keep_open(record, is_counted=is_counted))
 
     def _cut_short(self) -> None:
         """End the rollouts of groups that could only land in a batch for which their first tokens are too stale.
@@ -188,24 +170,8 @@ class GroupRunner:
             rolling.cancel()
         return None if rolling.cancelled() else rolling.result()
 
-    async def _end_cut(self, group: OpenGroup) -> None:
-        """A group that was cut short waits for another turn; one that never comes in time is dropped."""
-        draw = group.draw
-        is_hopeless = self._dispatcher.count_failure(draw.draw_id) >= self._admission.retry.max_attempts
-        async with transaction_soon(self._ledger.database):
-            if is_hopeless:
-                self._ledger.drop(draw.draw_id, DropReason.STALE)
-            else:
-                self._ledger.put_back([draw.draw_id])
-        self._dispatcher.end(draw.draw_id, Ending.CUT_SHORT)
-        if not is_hopeless:
-            self._dispatcher.wait([draw], due=asyncio.get_running_loop().time())
-        self.stats.num_cut_short += 1
-        self.num_finished += 1
-        self._pulse.fire()
-
     def _is_its_turn(self, draw_id: int) -> bool:
-        return self._num_looked == self._num_settled and self._dispatcher.oldest_draw == draw_id
+        return self._num_looked == self._accounts.num_settled and self._dispatcher.oldest_draw == draw_id
 
     async def _is_void(self, group: GroupRecord, incarnation: str) -> bool:
         """True when what came back is the engine's doing and says nothing of the task."""
@@ -240,86 +206,8 @@ class GroupRunner:
         health = await self._updater.probe()
         return health is None or health.incarnation != incarnation
 
-    async def _put_back(self, group: GroupRecord, *, is_counted: bool) -> None:
-        """Its task waits for another turn, and others may be opened meanwhile."""
-        draw = group.draw
-        delay = self._failed(group, is_counted=is_counted)
-        async with transaction_soon(self._ledger.database):
-            self._ledger.put_back([draw.draw_id])
-        self._dispatcher.end(draw.draw_id, Ending.PUT_BACK)
-        self._dispatcher.wait([draw], due=asyncio.get_running_loop().time() + delay)
-        self.num_finished += 1
-        self._pulse.fire()
-
-    async def _try_in_place(self, group: GroupRecord, *, is_counted: bool) -> None:
-        """Its task stays open, so that no other is drawn for it and those after it wait."""
-        draw_id = group.draw.draw_id
-        delay = self._failed(group, is_counted=is_counted)
-        async with transaction_soon(self._ledger.database):
-            self._ledger.put_back([draw_id])
-            self._ledger.dispatch(draw_id)
-        self.num_finished += 1
-        self._pulse.fire()
+    async def _wait_in_place(self, delay: float) -> None:
+        """Before a group that stays open is tried again: nothing else of it waits meanwhile."""
         await asyncio.sleep(delay)
         while not self._policy.is_serving:
             await self._pulse.wait()
-
-    def _failed(self, group: GroupRecord, *, is_counted: bool) -> float:
-        """Take a failed attempt down; how long to wait before the next."""
-        draw = group.draw
-        failures = self._dispatcher.count_failure(draw.draw_id) if is_counted else 0
-        self.stats.observe_errors(group)
-        found = main_error(group.rollouts)
-        logger.info(
-            "group failed and will be tried again",
-            extra={"draw_id": draw.draw_id, "env": draw.env_id, "error": found, "failures": failures},
-        )
-        return Backoff(self._admission.retry.backoff_s, MAX_BACKOFF_S, jitter=0).wait_s(failures - 1)
-
-    async def _settle(self, verdict: GroupVerdict) -> None:
-        """Write a finished group down and hand it on."""
-        group, drop = verdict.group, verdict.drop
-        samples = [] if drop is not None else self._admission.samples_of(group)
-        if drop is None and not samples:
-            drop = DropReason.NO_TOKENS
-        await self._record(group, drop)
-        if group.rewards:
-            mean = mean_of(group.rewards)
-            self._curriculum.observe(group.draw.env_id, group.draw.example_id, mean)
-        self.stats.observe(group, drop)
-        self._room.observe(is_admitted=drop is None)
-        self._dispatcher.end(group.draw.draw_id, Ending.SCORED)
-        if samples:
-            self._batcher.add(ReadyGroup.of(group.draw.draw_id, samples))
-        else:
-            self._batcher.reject()
-        self.num_finished += 1
-        self._num_settled += 1
-        self._pulse.fire()
-        await self._end_if_hopeless(group, drop)
-
-    @property
-    def is_solved(self) -> bool:
-        """True when the policy has nothing more to learn from these tasks because it solves them."""
-        return self._starvation.is_solved
-
-    async def _record(self, group: GroupRecord, drop: DropReason | None) -> None:
-        async with transaction_soon(self._ledger.database):
-            ref = self._shards.append(group)
-            state = self._admission.algorithms.state()
-            self._ledger.record_scored(group, ref, drop=drop)
-            if drop is not None:
-                self._ledger.journal.set_fact(REJECTED, self._batcher.num_rejected + 1)
-            if state:
-                self._ledger.journal.set_fact(ALGORITHM_STATE, state)
-
-    async def _end_if_hopeless(self, group: GroupRecord, drop: DropReason | None) -> None:
-        if self._streak.observe(group) >= self._admission.retry.max_failed_groups:
-            raise UserError(
-                f"environment {group.draw.env_id!r} failed every rollout of {self._streak.length} groups in a row; "
-                f"the first error was {self._streak.first_error}"
-            )
-        warning = self._starvation.observe(group, drop)
-        if warning is not None:
-            logger.warning("%s", warning)
-            await tell(self._ledger, "no_signal", warning)

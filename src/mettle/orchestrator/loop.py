@@ -12,7 +12,8 @@ import asyncio
 import logging
 import time
 
-from mettle.orchestrator.admission import Admission, AdmissionGate
+from mettle.orchestrator.accounts import REJECTED, GroupAccounts
+from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.algorithms import RunAlgorithms
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.capacity import Room
@@ -20,7 +21,7 @@ from mettle.orchestrator.concurrency import Concurrency, EngineLoad
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.dispatcher import Dispatcher, Ending
 from mettle.orchestrator.evaluation import EvalSchedule, Evaluator
-from mettle.orchestrator.groups import REJECTED, GroupRunner
+from mettle.orchestrator.groups import GroupRunner
 from mettle.orchestrator.metrics import LoopLag, StepStats, update_figures
 from mettle.orchestrator.policy import ServedPolicy
 from mettle.orchestrator.recovery import check_fits, close_accounts, make_curriculum, recover
@@ -44,6 +45,13 @@ from mettle.storage.shards import ShardWriter
 logger = logging.getLogger(__name__)
 
 
+def algorithms_of(config: OrchestratorConfig, source: TaskSource) -> RunAlgorithms:
+    """The algorithm of each environment, by name."""
+    provides = source.provides_advantages
+    choices = {env.name: config.choice_for(env, provides_advantages=provides(env.name)) for env in config.envs}
+    return RunAlgorithms(choices)
+
+
 class Orchestrator:
     """One run's orchestrator. `run` returns when the run is finished; cancelling it loses nothing."""
 
@@ -64,70 +72,27 @@ class Orchestrator:
         self._run_dir = run_dir
         self._ledger = ledger
         self._source = source
-        self._pulse = pulse = Pulse()
-        self._policy = ServedPolicy(pulse)
+        self._pulse = Pulse()
+        self._policy = ServedPolicy(self._pulse)
         self._heart = heart or Heartbeat(name="orchestrator")
-        self._waits = Waits(self._heart, pulse)
+        self._waits = Waits(self._heart, self._pulse)
         self._lag = LoopLag(self._heart)
-        self._admission = Admission(
-            self._algorithms(),
-            services or InMemoryServices(),
-            config.retry,
-            seq_len=config.seq_len,
-            filter_zero_advantages=config.filter_zero_advantages,
-            gates={env.name: AdmissionGate.of(config.curriculum_of(env.name)) for env in config.envs},
-        )
+        self._admission = Admission.of(config, algorithms_of(config, source), services or InMemoryServices())
         self._curriculum = make_curriculum(
             config.curriculum_of, ratios, ledger, source, shuffle=config.shuffle, seed=config.seed
         )
         self._dispatcher = Dispatcher(config.inflight_groups)
         self._concurrency = Concurrency(config.fewest_inflight_groups, config.inflight_groups, config.group_size)
         self._batcher = Batcher(config.groups_per_batch, config.max_staleness, max_backfill=config.max_backfill)
-        shards = ShardWriter(run_dir.rollouts)
         recorded = [(row.kind, row.step, row.env_id) for row in read_evals(ledger.database) if row.is_finished]
-        schedule = self._schedule = EvalSchedule(config, recorded)
-        self._updater = Updater(
-            engine,
-            ledger,
-            self._policy,
-            self._waits,
-            schedule,
-            poll_s=config.poll_s,
-            health_s=config.health_s,
-            canary_tolerance=config.canary_tolerance,
-            inference_budget_s=config.budgets.inference_s,
-            on_load=self._fit_to,
+        self._schedule = EvalSchedule(config, recorded)
+        self._updater = self._make_updater(engine)
+        shards, room = ShardWriter(run_dir.rollouts), Room.of(config)
+        self._evaluator = Evaluator(
+            config, ledger, shards, source, self._schedule, self._policy, self._updater, self._pulse
         )
-        self._evaluator = Evaluator(config, ledger, shards, source, schedule, self._policy, self._updater, pulse)
-        self._groups = GroupRunner(
-            ledger,
-            shards,
-            source,
-            sampling=sampling_params(config.sampling),
-            seed=config.sampling_seed,
-            is_ordered=config.is_synchronous,
-            group_size=config.group_size,
-            rollout_timeout_s=config.rollout_timeout_s,
-            max_staleness=config.max_staleness,
-            room=Room(
-                max_steps=config.max_steps,
-                groups_per_batch=config.groups_per_batch,
-                max_lag=config.max_lag,
-                max_staleness=config.max_staleness,
-                max_backfill=config.max_backfill,
-            ),
-            admission=self._admission,
-            starvation=Starvation(
-                config.groups_per_batch, config.max_empty_batches, solved_reward=config.solved_reward
-            ),
-            curriculum=self._curriculum,
-            dispatcher=self._dispatcher,
-            batcher=self._batcher,
-            policy=self._policy,
-            updater=self._updater,
-            pulse=pulse,
-            is_held=self._is_held,
-        )
+        self._accounts = self._make_accounts(shards, room)
+        self._groups = self._make_groups(room)
         self._recovered = recover(
             run_dir,
             ledger,
@@ -136,7 +101,61 @@ class Orchestrator:
             dispatcher=self._dispatcher,
             batcher=self._batcher,
             source=source,
-            observe=lambda group: self._groups.stats.observe(group, None),
+            observe=lambda group: self._accounts.stats.observe(group, None),
+        )
+
+    def _make_updater(self, engine: PolicyServer) -> Updater:
+        config = self._config
+        return Updater(
+            engine,
+            self._ledger,
+            self._policy,
+            self._waits,
+            self._schedule,
+            poll_s=config.poll_s,
+            health_s=config.health_s,
+            canary_tolerance=config.canary_tolerance,
+            inference_budget_s=config.budgets.inference_s,
+            on_load=self._fit_to,
+        )
+
+    def _make_accounts(self, shards: ShardWriter, room: Room) -> GroupAccounts:
+        config = self._config
+        return GroupAccounts(
+            self._ledger,
+            shards,
+            room=room,
+            admission=self._admission,
+            starvation=Starvation(
+                config.groups_per_batch, config.max_empty_batches, solved_reward=config.solved_reward
+            ),
+            curriculum=self._curriculum,
+            dispatcher=self._dispatcher,
+            batcher=self._batcher,
+            pulse=self._pulse,
+        )
+
+    def _make_groups(self, room: Room) -> GroupRunner:
+        config = self._config
+        return GroupRunner(
+            self._ledger,
+            self._source,
+            self._accounts,
+            sampling=sampling_params(config.sampling),
+            seed=config.sampling_seed,
+            is_ordered=config.is_synchronous,
+            group_size=config.group_size,
+            rollout_timeout_s=config.rollout_timeout_s,
+            max_staleness=config.max_staleness,
+            room=room,
+            admission=self._admission,
+            curriculum=self._curriculum,
+            dispatcher=self._dispatcher,
+            batcher=self._batcher,
+            policy=self._policy,
+            updater=self._updater,
+            pulse=self._pulse,
+            is_held=self._is_held,
         )
 
     def _fit_to(self, load: EngineLoad) -> None:
@@ -147,16 +166,9 @@ class Orchestrator:
             self._dispatcher.max_open = limit
             self._pulse.fire()
 
-    def _algorithms(self) -> RunAlgorithms:
-        provides = self._source.provides_advantages
-        envs = self._config.envs
-        return RunAlgorithms(
-            {env.name: self._config.choice_for(env, provides_advantages=provides(env.name)) for env in envs}
-        )
-
     async def run(self) -> None:
         """All steps, then the end of the run."""
-        self._groups.stats.started_at = asyncio.get_running_loop().time()
+        self._accounts.stats.started_at = asyncio.get_running_loop().time()
         self._heart.gauge = self._gauge
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -212,10 +224,10 @@ class Orchestrator:
         """Until there are enough groups for a batch. Any group that finishes renews the budget, an evaluation's too."""
 
         def progress() -> int:
-            return self._groups.num_finished + self._evaluator.num_finished
+            return self._accounts.num_finished + self._evaluator.num_finished
 
         while not self._is_complete:
-            if self._groups.is_solved:
+            if self._accounts.is_solved:
                 return False
             seen = progress()
             missing = max(self._batcher.num_wanted - self._batcher.num_ready, 0) or self._dispatcher.num_open
@@ -251,13 +263,13 @@ class Orchestrator:
             for group in stale:
                 self._ledger.drop(group.draw_id, DropReason.STALE)
             self._ledger.journal.event("orchestrator", "stale_dropped", text, step=step)
-        self._groups.stats.num_stale += len(stale)
+        self._accounts.stats.num_stale += len(stale)
         logger.warning("%s", text)
         self._pulse.fire()
 
     async def _ship(self, step: int, groups: list[ReadyGroup], waited_s: float) -> None:
         now = asyncio.get_running_loop().time()
-        stats, self._groups.stats = self._groups.stats, StepStats(now)
+        stats, self._accounts.stats = self._accounts.stats, StepStats(now)
         figures = stats.figures(now)
         started = time.perf_counter()
         batch = assemble(step, groups)
@@ -319,5 +331,5 @@ class Orchestrator:
 
     def _gauge(self) -> Gauge:
         """Rollouts are the work; what waits for the engine or the trainer is theirs."""
-        num_done = self._groups.num_finished + self._evaluator.num_finished + self._groups.next_step
+        num_done = self._accounts.num_finished + self._evaluator.num_finished + self._groups.next_step
         return Gauge(num_done, self._policy.is_serving and self._dispatcher.num_open + self._evaluator.num_open > 0)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from mettle.errors import UserError
+from mettle.orchestrator.accounts import ALGORITHM_STATE, REJECTED
 from mettle.orchestrator.admission import Admission
 from mettle.orchestrator.batcher import Batcher, ReadyGroup
 from mettle.orchestrator.config import CurriculumConfig
 from mettle.orchestrator.curriculum import Curriculum, DifficultyPool, PastDraw, StandardSampler, TaskSampler
 from mettle.orchestrator.dispatcher import Dispatcher
-from mettle.orchestrator.groups import ALGORITHM_STATE, REJECTED
 from mettle.orchestrator.source import TaskSource
 from mettle.records.tasks import DropReason, GroupRecord, TaskState
 from mettle.storage.ledger import Ledger

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 
 TICK_S = 1e-9
+BATCH_BUDGET_S = 600.0
+"""The trainer's own default for the wait for a batch."""
 
 
 class Deadlock(RuntimeError):
@@ -122,6 +124,7 @@ class SimulatedEngine:
         self.num_updates = 0
         self.num_running = self.num_preempted = 0
         self.num_sampling = 0
+        self.num_tokens = 0
         self.busy_s = 0.0
         """Simulated seconds in which an engine had a rollout, added up over the engines."""
         self._counted_to = 0.0
@@ -195,6 +198,7 @@ class SimulatedEngine:
         for _ in range(count):
             self._demand_life(life)
             versions.append(self.version)
+            self.num_tokens += 1
             self.num_preempted += self.is_crowded
             if share is not None:
                 assert self._world.pace is not None, "a share is one of a measured pace"
@@ -301,26 +305,38 @@ class SimulatedTrainer:
     max_steps: int
     batches: dict[int, Batch] = field(default_factory=dict)
     num_trainings: int = 0
+    heart: Heartbeat = field(default_factory=lambda: Heartbeat(name="trainer"))
+    compute: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Passes the seconds of a step."""
 
     async def run(self) -> None:
-        """Until the last step is trained."""
+        """Until the last step is trained, from the newest checkpoint on."""
         deaths = list(self.world.trainer_deaths)
-        step = self._restart(0)
+        trained = max((row.step for row in self.ledger.batches() if row.trainings), default=0)
+        step = self._restart(trained // self.world.checkpoint_every * self.world.checkpoint_every)
         while step <= self.max_steps:
-            row = self.ledger.batch(step)
-            if row is None:
-                await asyncio.sleep(0.05)
-                continue
-            self.batches[step] = read_batch(self.run_dir.batches, row.digest)
-            await asyncio.sleep(self.world.train_s)
+            digest = await self._next(step)
+            self.batches[step] = read_batch(self.run_dir.batches, digest)
+            await self.compute(self.world.train_s)
             self.ledger.record_trained(step, _weights(step), self.batches[step].draw_ids)
             self.num_trainings += 1
+            self.heart.advance()
             if step in deaths:
                 deaths.remove(step)
                 await asyncio.sleep(1.0)
                 step = self._restart(step // self.world.checkpoint_every * self.world.checkpoint_every)
                 continue
             step += 1
+
+    async def _next(self, step: int) -> str:
+        """The batch of a step, once it is there."""
+        awaits = f"orchestrator ships step {step}"
+        with self.heart.waiting("trainer", "batch", "orchestrator", awaits, budget_s=BATCH_BUDGET_S):
+            while (row := self.ledger.batch(step)) is None:
+                self.heart.tick()
+                await asyncio.sleep(0.05)
+        self.heart.rest()
+        return row.digest
 
     def _restart(self, checkpoint: int) -> int:
         self.ledger.publish(_weights(checkpoint))

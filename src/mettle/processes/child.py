@@ -32,6 +32,8 @@ THREAD_ENVIRONMENT = {
 Tie = Literal["thread", "pipe"]
 """How a child ends with its parent; see `orphans`."""
 TAIL_BYTES = 4096
+_EXITING = 0x4
+"""The kernel's flag of a process that is being taken down (PF_EXITING)."""
 WARNING = re.compile(r"^(\S+:\d+: )?\w*Warning: ")
 
 
@@ -209,6 +211,20 @@ def process_state(pid: int) -> str:
     """The kernel's letter for a process (T: stopped by a signal, t: traced); empty when it has ended, reaped or not."""
     fields = _stat(pid)
     return fields[0] if fields and fields[0] not in "ZX" else ""
+
+
+def is_ending(pid: int) -> bool:
+    """True of a process that has been sent SIGKILL or is on its way out, and still holds its files and locks."""
+    stat = _stat(pid)
+    if not stat:
+        return False
+    if stat[0] in "ZX" or int(stat[6]) & _EXITING:
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+        return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
+    return False
 
 
 def process_parent(pid: int) -> int:

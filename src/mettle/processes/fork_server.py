@@ -4,7 +4,7 @@ Importing torch and transformers takes a process three to seven seconds of a pro
 hands it on; what was imported is in memory once.
 
 Parts: `ForkServer` (for who starts processes), `AdoptedProcess` (a child that it made), `main` (the server itself:
-`python -m mettle.processes.fork_server FD PARENT MODULE...`).
+`python -m mettle.processes.fork_server FD PARENT MODULE...`), `split` (a server that is a fork of the process itself).
 Invariants: a child belongs to who asked for it, which waits for it, and not to the server; it has streams, session,
 environment and command line of its own, as after an exec. A server forks only while it has one thread and can't have
 touched an accelerator; otherwise it ends, and everyone gets a new interpreter.
@@ -78,6 +78,8 @@ class ForkServer:
     def __init__(self) -> None:
         self._line, self.theirs = socket.socketpair()
         self._state = "importing"
+        self.twin: AdoptedProcess | None = None
+        """The server's process, where it is a fork of this one."""
 
     @property
     def is_importing(self) -> bool:
@@ -117,6 +119,8 @@ class ForkServer:
         self._state = "gone"
         self._line.close()
         self.theirs.close()
+        if self.twin is not None:
+            self.twin.wait()
 
     def _heard(self, size: int) -> bytes:
         with contextlib.suppress(ConnectionError):
@@ -150,6 +154,32 @@ def main(arguments: Sequence[str]) -> str:
         importlib.import_module(module)
     if why := _unfit():
         sys.exit(f"processes are started one by one: {why}")
+    return _serve(line, parent)
+
+
+def split() -> ForkServer | None:
+    """A fork server with all that this process has imported, which is a fork of it; None where it cannot be one.
+
+    To be called before anything is opened that a fork should not hold, and outside of any `try`: what the server forks
+    runs its program in here, and ends without a return.
+    """
+    if not IS_POSSIBLE or _unfit():
+        return None
+    server, parent = ForkServer(), os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        server._line.close()
+        os.setsid()  # a signal to the group is for the process that asks
+        tie_to_thread(parent)
+        _run(_serve(server.theirs, parent))
+        sys.exit(0)
+    server.theirs.close()
+    server.twin = AdoptedProcess(pid)
+    return server
+
+
+def _serve(line: socket.socket, parent: int) -> str:
+    """Fork for who asks. Returns in a child alone: the module that it is to run."""
     gc.collect()
     gc.freeze()  # a collection in a child would write to every page, and so copy it
     line.sendall(READY)
@@ -204,7 +234,10 @@ def _show_as(command: list[str]) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-if __name__ == "__main__":
-    found = main(sys.argv[1:])
+def _run(module: str) -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # it may have been imported here
-    runpy.run_module(found, run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _run(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from mettle.processes.beats import GAP_S, Beat, Wait
@@ -18,6 +18,10 @@ from mettle.processes.beats import GAP_S, Beat, Wait
 ENVIRONMENTS = "environments"
 """The target of who waits for rollouts: whichever process the environments' work stands in."""
 WORKER_PREFIX = "worker-"
+TRAINER = "trainer"
+"""Its ranks beat as `trainer`, `trainer-1`, ..."""
+REPLICA_PREFIX = "replica-"
+"""What a cluster's engines beat under."""
 TOLD_S = 10.0
 """No sign of life, an event loop that stands, or a pause, for this long is told."""
 STOPPED_RESTART_S = 20.0
@@ -89,14 +93,18 @@ def diagnose(
     *,
     looked_s: Callable[[float], float] | None = None,
     state_of: Callable[[int], str] = lambda pid: "",
+    missing: Collection[str] = (),
 ) -> list[Fault]:
     """What stands still, the longest first; nothing while everything moves.
 
     `looked_s` says for how long the caller has looked since a time: no silence counts for longer. `state_of` gives the
-    kernel's letter for a process (T: stopped, t: traced, D: waits for a device).
+    kernel's letter for a process (T: stopped, t: traced, D: waits for a device). `missing` are those that beat before
+    and do not now: they are being started again, and whoever works with them waits for that.
     """
     seen_s = looked_s or (lambda since: now - since)
-    faults = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, seen_s, state_of))]
+    found = [fault for beat in beats.values() if (fault := _own_fault(beat, beats, seen_s, state_of, missing))]
+    held = held_by(beats, found)
+    faults = [fault for fault in found if fault.kind != STUCK or fault.process not in held]
     return sorted(faults or _awaited(beats, seen_s), key=lambda fault: -fault.age_s)
 
 
@@ -128,8 +136,27 @@ def is_worker(name: str) -> bool:
     return name.startswith(WORKER_PREFIX)
 
 
+def held_by(beats: Mapping[str, Beat], faults: Collection[Fault]) -> set[str]:
+    """Who does not run, as `faults` say, and who waits for one of them: with a rank of the trainer all others wait."""
+    halted = {fault.process for fault in faults if fault.kind in (FROZEN, BLOCKED, PAUSED)}
+    if any(map(_is_rank, halted)):
+        halted |= {name for name in beats if _is_rank(name)}
+    waiting = {
+        name for name, beat in beats.items() if any(halted.intersection(root_of(beats, wait)) for wait in beat.waits)
+    }
+    return halted | waiting
+
+
+def _is_rank(name: str) -> bool:
+    return name == TRAINER or name.startswith(f"{TRAINER}-")
+
+
 def _own_fault(
-    beat: Beat, beats: Mapping[str, Beat], looked_s: Callable[[float], float], state_of: Callable[[int], str]
+    beat: Beat,
+    beats: Mapping[str, Beat],
+    looked_s: Callable[[float], float],
+    state_of: Callable[[int], str],
+    missing: Collection[str],
 ) -> Fault | None:
     silent_s = looked_s(beat.at)
     where = f" in {beat.where}" if beat.where else ""
@@ -147,7 +174,7 @@ def _own_fault(
     if beat.paused_s >= TOLD_S:
         text = f"{who} was told to pause (POST /admin/pause) and has not sampled for {beat.paused_s:.0f} s"
         return Fault(beat.name, beat.pid, PAUSED, beat.paused_s, text, PAUSED_RESTART_S)
-    idle_s = _idle_s(beat, beats)
+    idle_s = _idle_s(beat, beats, missing)
     if idle_s >= max(IDLE_TOLD_S, IDLE_TOLD_TIMES * beat.longest_idle_s):
         text = f"{who} has work and has finished no {beat.unit} for {idle_s:.0f} s{where}"
         has_history = beat.longest_idle_s > 0.0 and not is_worker(beat.name)
@@ -156,13 +183,15 @@ def _own_fault(
     return None
 
 
-def _idle_s(beat: Beat, beats: Mapping[str, Beat]) -> float:
+def _idle_s(beat: Beat, beats: Mapping[str, Beat], missing: Collection[str]) -> float:
     """How long a process has had work of its own and not moved. Who rolls out moves with the engine, too."""
     if not beat.has_work or _is_held_up(beat, beats):
         return 0.0
-    engine = beats.get("inference")
-    if engine is not None and (is_worker(beat.name) or beat.name == "orchestrator"):
-        return min(beat.idle_s, engine.still_s)
+    if is_worker(beat.name) or beat.name == "orchestrator":
+        if "inference" in missing:
+            return 0.0
+        engine = beats.get("inference")
+        return beat.idle_s if engine is None else min(beat.idle_s, engine.still_s)
     return beat.idle_s
 
 
@@ -171,6 +200,8 @@ def _is_held_up(beat: Beat, beats: Mapping[str, Beat]) -> bool:
     behind = [beats[name] for name in _behind_rollouts(beats) if name in beats]
     if beat.name == "orchestrator":
         return any(other is not beat for other in behind)
+    if beat.name == "inference":  # in front of a cluster's engines it has no work but theirs
+        return any(name.startswith(REPLICA_PREFIX) for name in beats)
     return is_worker(beat.name) and any(other.name == "inference" for other in behind)
 
 

@@ -21,6 +21,12 @@ from mettle.runs.tracking import TrackingConfig
 from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
 from mettle.trainer.presets import PRESETS
 
+NOT_IN_A_SHARE = (
+    "the runs of a share sample from adapters beside one base, and workers from outside serve whole policies, so that"
+    " they would have nothing to do; leave it out, or train the run alone"
+)
+"""Why a share has no door."""
+
 
 class ModelConfig(BaseModel):
     """The initial policy: a directory in the Hugging Face layout, or a preset made on the spot."""
@@ -194,13 +200,7 @@ class RunConfig(BaseModel):
         if self.inference.outside is None:
             return self
         if self.deployment.share is not None:
-            raise ValueError(
-                "inference.outside is of a run with an engine of its own; a share's runs have one together"
-            )
-        if self.deployment.engine != "local":
-            raise ValueError(
-                "inference.outside goes with deployment.engine 'local': a Ray cluster places its own engines"
-            )
+            raise ValueError(f"inference.outside: {NOT_IN_A_SHARE}")
         if (lag := self.inference.outside.max_lag) > (oldest := self.orchestrator.max_staleness):
             raise ValueError(
                 f"inference.outside.max_lag {lag} is more than orchestrator.max_staleness {oldest}: what is sampled so"

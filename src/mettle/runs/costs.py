@@ -99,9 +99,12 @@ def settle(ledger: Ledger, figures: dict[str, float]) -> None:
         journal.set_fact(SETTLED, int(figures[LIFE]))
 
 
-def settle_last(run_dir: RunDir, ledger: Ledger) -> int:
-    """Add the life before this one, where its supervisor was killed; returns the number of this life."""
-    journal = ledger.journal
+def settle_last(run_dir: RunDir, ledger: Ledger) -> tuple[int, str]:
+    """Add the life before this one, where its supervisor was killed.
+
+    Returns the number of this life, and how that one ended (empty where nobody was killed).
+    """
+    journal, text = ledger.journal, ""
     with ledger.database.transaction():
         last = _unsettled(run_dir, journal)
         if last is not None:
@@ -111,7 +114,7 @@ def settle_last(run_dir: RunDir, ledger: Ledger) -> int:
             journal.event("supervisor", "supervisor_died", text)
         life = int(journal.fact("lives") or 0) + 1
         journal.set_fact("lives", life)
-    return life
+    return life, text
 
 
 def _unsettled(run_dir: RunDir, journal: Journal) -> Beat | None:

@@ -51,7 +51,7 @@ def create_run(loaded: Loaded[RunConfig], path: Path) -> RunDir:
         run_dir.model.symlink_to(config.model.path.resolve(), target_is_directory=True)
     ledger = Ledger(run_dir.ledger)
     try:
-        _write_facts(run_dir, config, ledger)
+        write_facts(run_dir, config, ledger)
     finally:
         ledger.close()
     return run_dir
@@ -121,7 +121,7 @@ def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     if inference["outside"] is not None:
         inference["outside"] = {**inference["outside"], "folder": str(run_dir.outside)}
     if config.deployment.engine == "ray":  # in front of engines that the cluster places
-        write_json(run_dir.config(REPLICA), {**inference, "replicas": 1})
+        write_json(run_dir.config(REPLICA), {**inference, "replicas": 1, "outside": None})
         names = [replica_name(number) for number in range(config.inference.replicas)]
         remote = {"ready_files": [str(run_dir.endpoint(name)) for name in names]}
         inference |= {"engine": "remote", "replicas": 1, "vllm": None, "remote": remote}
@@ -155,7 +155,8 @@ def _write_demonstrations(run_dir: RunDir, config: RunConfig, given: bytes | Non
     write_demonstrations(run_dir.path / "sft" / "demonstrations.jsonl", env, env_id=spec.id)
 
 
-def _write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:
+def write_facts(run_dir: RunDir, config: RunConfig, ledger: Ledger) -> None:
+    """Say in the journal what the run is to be."""
     facts = {
         "name": run_dir.name,
         "state": "preparing",

@@ -67,7 +67,7 @@ lora = { rank = 16, alpha = 32 } # adapters on all linear modules; leave it out 
 """
 
 _LORA_OF_MIXTURE = """\
-lora = { rank = 16, alpha = 32, mlp = false } # adapters on attention; those of experts are not trained
+lora = { rank = 16, alpha = 32, mlp = false } # adapters on attention; of Qwen3's experts too with mlp = true
 """
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What a mixture's config.json calls the number of its experts."""

@@ -6,13 +6,11 @@ thing is told once, the disk again when it has had room in between.
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mettle.processes.liveness import TOLD_S
+from mettle.runs.machine import HostMachine
 
 LOW_DISK_BYTES = 32 * 2**20
 JUMP_S = 5.0
@@ -34,19 +32,16 @@ class HostWatch:
     def __init__(
         self,
         path: Path,
-        *,
-        wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
-        free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+        machine: HostMachine,
     ) -> None:
         self._path = path
-        self._wall, self._steady, self._free_bytes = wall, steady, free_bytes
+        self._machine = machine
         self._last: tuple[float, float] | None = None
         self.is_disk_low = False
 
     def look(self) -> list[HostNews]:
         """What is new since the last look."""
-        now, wall = self._steady(), self._wall()
+        now, wall = self._machine.now(), self._machine.wall()
         last, self._last = self._last, (now, wall)
         found = self._disk()
         if last is None:
@@ -63,7 +58,7 @@ class HostWatch:
 
     def _disk(self) -> list[HostNews]:
         try:
-            free = self._free_bytes(self._path)
+            free = self._machine.free_bytes(self._path)
         except OSError:
             return []
         was_low, self.is_disk_low = self.is_disk_low, free < LOW_DISK_BYTES

@@ -15,6 +15,7 @@ from typing import Any
 from mettle.config import Loaded, load_config
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.log import setup_logging
+from mettle.processes.fork_server import ForkServer
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.cluster.actor import HOST_MARK
 from mettle.runs.cluster.launcher import Cluster, RayLauncher
@@ -97,10 +98,16 @@ def resume(path: Path, *, is_quiet: bool = False) -> RunOutcome:
     return drive(run_dir, is_quiet=is_quiet)
 
 
-def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], None] | None = None) -> RunOutcome:
+def drive(
+    run_dir: RunDir,
+    *,
+    is_quiet: bool = False,
+    on_page: Callable[[str], None] | None = None,
+    twin: ForkServer | None = None,
+) -> RunOutcome:
     """Supervise a run to its end, its failure, or a person's wish to stop.
 
-    `on_page` is called once with the address of the run page when it answers.
+    `on_page` is called once with the address of the run page when it answers. `twin` forks an orchestrator.
     """
     config = read_run_config(run_dir)
     with RunLock(run_dir):
@@ -108,19 +115,20 @@ def drive(run_dir: RunDir, *, is_quiet: bool = False, on_page: Callable[[str], N
         ledger = Ledger(run_dir.ledger)
         try:
             mend_batches(run_dir, ledger)
-            with _places(run_dir, config) as launcher:
+            with _places(run_dir, config, twin) as launcher:
                 return _supervise(run_dir, ledger, config, launcher, is_quiet=is_quiet, on_page=on_page)
         finally:
             ledger.close()
 
 
 @contextmanager
-def _places(run_dir: RunDir, config: RunConfig) -> Iterator[Launcher]:
+def _places(run_dir: RunDir, config: RunConfig, twin: ForkServer | None) -> Iterator[Launcher]:
     """This machine, or what the run takes of a cluster. Raises: UserError when the cluster has no room."""
     if config.deployment.engine == "local":
         # With several ranks or another engine there are not two processes here that would share what is imported.
         is_own = config.deployment.share is None and config.deployment.num_trainer_ranks == 1
-        yield LocalLauncher(run_dir.logs, IMPORTS if is_own and config.inference.engine == "embedded" else ())
+        imports = IMPORTS if is_own and config.inference.engine == "embedded" else ()
+        yield LocalLauncher(run_dir.logs, imports, twin=twin)
         return
     placement = placement_of(config)
     with Cluster(config.deployment.ray, run_dir.logs / "cluster.out") as cluster:
@@ -256,11 +264,13 @@ def _supervise(
     journal = ledger.journal
     is_warm = bool(journal.fact("is_warm"))
     specs = process_specs(run_dir, config, is_warm=is_warm)
-    life = settle_last(run_dir, ledger)
+    life, death = settle_last(run_dir, ledger)
     supervisor = Supervisor(
         run_dir, ledger, specs, main="orchestrator", max_restarts=config.deployment.max_restarts, life=life,
         launcher=launcher,
     )  # fmt: skip
+    if death:
+        supervisor.notes.append(death)
     journal.set_fact("state", "running")
     journal.set_fact("finished_at", None)
     journal.set_fact("failure", None)

@@ -6,16 +6,15 @@ Parts: `SupervisedProcess` (what the supervisor needs of a process, wherever it 
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from mettle.processes import fork_server
-from mettle.processes.child import ChildProcess, python_module
 from mettle.processes.fork_server import ForkServer
-from mettle.processes.managed import ENVIRONMENT, ManagedProcess, ProcessSpec
+from mettle.processes.importer import Importer
+from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.host import HostNews
 
 FORKED = frozenset({
@@ -24,6 +23,10 @@ FORKED = frozenset({
 """What spends most of its start on importing torch and transformers."""
 IMPORTS = ("mettle.trainer.process", "mettle.inference.process", "mettle.inference.engine.embedded")
 """And all of that."""
+MEMBER, ORCHESTRATOR = "mettle.runs.member", "mettle.orchestrator"
+IMPORTS_OF_RUNS = ("mettle.runs.launch", "mettle.orchestrator.__main__", "mettle.orchestrator.environments")
+"""What a share's runs import each: a second or two of a processor, and most of the memory of both of a run's processes.
+Without torch, so that nothing is held twice."""
 
 
 class SupervisedProcess(Protocol):
@@ -89,42 +92,50 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Children of this process, on this machine. What they print goes to files in `logs`.
 
-    With `imports`, those that need them (`FORKED`) are forks of one process that has imported them.
+    With `imports`, those that need them (`FORKED`) are forks of one process that has imported them; with `for_runs`, so
+    are the supervisors of a share's runs (`MEMBER`). `twin` is a fork of this process, for an orchestrator.
     """
 
-    def __init__(self, logs: Path, imports: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        imports: Sequence[str] = (),
+        *,
+        for_runs: Sequence[str] = (),
+        twin: ForkServer | None = None,
+    ) -> None:
         self._logs = logs
-        self._imports = imports
-        self._fork_server = ForkServer() if imports and fork_server.IS_POSSIBLE else None
-        self._importer: ChildProcess | None = None
+        self._twin = twin
+        self._for_torch = _importer(imports, logs / "fork-server.out")
+        self._for_runs = _importer(for_runs, logs / "fork-server-of-runs.out")
 
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """A child."""
-        server = self._fork_server if spec.module in FORKED else None
-        return ManagedProcess(spec, self._logs / f"{spec.name}.out", server)
+        return ManagedProcess(spec, self._logs / f"{spec.name}.out", self.server(spec.module))
+
+    def server(self, module: str) -> ForkServer | None:
+        """What processes of this module are forks of; None where each has an interpreter of its own."""
+        if module == ORCHESTRATOR:
+            return self._twin
+        importer = self._importer_of(module)
+        return None if importer is None else importer.server
 
     def can_start(self, spec: ProcessSpec) -> bool:
         """What is forked waits until all is imported, or it is clear that nothing will be."""
-        if self._fork_server is None or spec.module not in FORKED:
-            return True
-        if self._importer is None:
-            self._importer = self._import(self._fork_server)
-        return not self._fork_server.is_importing
+        importer = self._importer_of(spec.module)
+        return importer is None or importer.has_decided()
 
-    def _import(self, server: ForkServer) -> ChildProcess:
-        with server.theirs as theirs:
-            command = python_module("mettle.processes.fork_server", str(theirs.fileno()), str(os.getpid()))
-            return ChildProcess(
-                [*command, *self._imports],
-                tie="thread",
-                output=self._logs / "fork-server.out",
-                environment=ENVIRONMENT,
-                pass_fds=[theirs.fileno()],
-            )
+    def _importer_of(self, module: str) -> Importer | None:
+        return self._for_torch if module in FORKED else self._for_runs if module == MEMBER else None
 
     def pids(self) -> list[int]:
-        """The one that forks."""
-        return [self._importer.pid] if self._importer is not None and self._importer.exit_code() is None else []
+        """Those that fork."""
+        twin = None if self._twin is None or self._twin.twin is None else self._twin.twin.pid
+        return [pid for pid in (*(each.pid for each in self._importers), twin) if pid is not None]
+
+    @property
+    def _importers(self) -> list[Importer]:
+        return [each for each in (self._for_torch, self._for_runs) if each is not None]
 
     def news(self) -> list[HostNews]:
         """What happens to this host is told by `HostWatch`."""
@@ -132,7 +143,9 @@ class LocalLauncher:
 
     def close(self) -> None:
         """The supervisor has ended its children."""
-        if self._fork_server is not None:
-            self._fork_server.close()
-        if self._importer is not None:
-            self._importer.end()
+        for importer in self._importers:
+            importer.close()
+
+
+def _importer(modules: Sequence[str], output: Path) -> Importer | None:
+    return Importer(modules, output) if modules and fork_server.IS_POSSIBLE else None

@@ -7,26 +7,38 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from mettle.errors import UserError
+from mettle.processes.child import is_ending
 from mettle.storage.run_dir import RunDir
 
 PATIENCE_S = 0.5
 """Somebody who asks for the supervisor's pid holds the lock for an instant; that is no other supervisor."""
+ENDING_S = 60.0
+"""A supervisor that was killed holds its lock until the kernel has taken it down: seconds on a host that is overloaded,
+and whoever resumes the run right after the kill must wait for that."""
 
 
 class RunLock:
     """At most one supervisor a run: an advisory lock on `supervisor.lock`, released by the kernel when we die."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, *, is_ending: Callable[[int], bool] = is_ending) -> None:
         self._path = run_dir.path / "supervisor.lock"
+        self._is_ending = is_ending
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def __enter__(self) -> RunLock:
-        deadline = time.monotonic() + PATIENCE_S
+        began = time.monotonic()
         while not self._take():
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - began
+            if waited_s > PATIENCE_S:
                 pid = supervisor_pid(RunDir(self._path.parent))
+                if pid is None and self._take():  # it was given up between the two looks
+                    break
+                if pid is not None and waited_s < ENDING_S and self._is_ending(pid):
+                    time.sleep(0.05)
+                    continue
                 os.close(self._handle)
                 name = self._path.parent.name
                 if pid is None:

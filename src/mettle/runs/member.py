@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 from mettle.errors import MettleError
+from mettle.processes.fork_server import split
 from mettle.runs.launch import drive, is_finished
+from mettle.runs.launcher import ORCHESTRATOR
 from mettle.storage.run_dir import RunDir
 
 STOPPED = 130
@@ -21,13 +23,18 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m mettle.runs.member RUN_DIR\n")
         return 2
     path = Path(arguments[0])
+    # Where this process is a fork that has imported what an orchestrator needs, its orchestrator is a fork of it.
+    twin = split() if f"{ORCHESTRATOR}.__main__" in sys.modules else None
     try:
         if is_finished(path):
             return 0
-        outcome = drive(RunDir.existing(path), is_quiet=True)
+        outcome = drive(RunDir.existing(path), is_quiet=True, twin=twin)
     except MettleError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    finally:
+        if twin is not None:
+            twin.close()
     return STOPPED if outcome.is_stopped else 0
 
 

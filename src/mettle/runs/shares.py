@@ -15,7 +15,7 @@ from typing import Any
 
 from mettle.config import Loaded
 from mettle.errors import UserError
-from mettle.runs.config import RunConfig
+from mettle.runs.config import NOT_IN_A_SHARE, RunConfig
 from mettle.runs.create import check_run, create_run
 from mettle.storage.files import write_json
 from mettle.storage.ledger import Ledger
@@ -144,6 +144,8 @@ def _check_alone(run: NamedRun, base: Path) -> None:
         raise UserError(f"{source}: deployment.num_trainer_ranks is 1 in a share, which has one trainer process")
     if config.inference.engine != "embedded" or config.inference.replicas > 1:
         raise UserError(f"{source}: a share has one embedded engine; leave inference.engine and inference.replicas out")
+    if config.inference.outside is not None:
+        raise UserError(f"{source}: inference.outside: {NOT_IN_A_SHARE}")
     if run.name == config.inference.served_model_name:
         raise UserError(f"{source}: {run.name!r} is what the base is called; give the run another `name`")
 

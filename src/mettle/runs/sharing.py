@@ -25,7 +25,7 @@ from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import read_run_config
 from mettle.runs.keys import run_keys
 from mettle.runs.launch import is_finished
-from mettle.runs.launcher import IMPORTS, LocalLauncher
+from mettle.runs.launcher import IMPORTS, IMPORTS_OF_RUNS, MEMBER, LocalLauncher
 from mettle.runs.lock import RunLock
 from mettle.runs.ports import free_port, is_port_free
 from mettle.runs.supervisor import StopSignals, Supervisor
@@ -59,11 +59,12 @@ class ShareOutcome:
 class MemberProcess:
     """The supervisor of one run, in a process of its own."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, launcher: LocalLauncher) -> None:
         self.name = run_dir.name
+        self._launcher = launcher
         self.code: int | None = 0 if is_finished(run_dir.path) else None
-        spec = ProcessSpec(f"run-{self.name}", "mettle.runs.member", (str(run_dir.path),))
-        self.process = ManagedProcess(spec, run_dir.logs / "supervisor.out")
+        spec = ProcessSpec(f"run-{self.name}", MEMBER, (str(run_dir.path),))
+        self.process = ManagedProcess(spec, run_dir.logs / "supervisor.out", launcher.server(MEMBER))
         self._deaths = 0
         self._start_at = 0.0
         self._is_begun = False
@@ -74,7 +75,7 @@ class MemberProcess:
         if self.code is not None:
             return
         if not self._is_begun:
-            if time.monotonic() >= self._start_at:
+            if time.monotonic() >= self._start_at and self._launcher.can_start(self.process.spec):
                 self.process.start()
                 self._is_begun = True
             return
@@ -137,17 +138,20 @@ def drive_share(share: ShareDir, *, tell: Callable[[str], None] = lambda line: N
 class _Share:
     def __init__(self, share: ShareDir, names: Sequence[str], ledger: Ledger, tell: Callable[[str], None]) -> None:
         self._share, self._ledger, self._tell = share, ledger, tell
-        self._members = [MemberProcess(RunDir(share.runs / name)) for name in names]
         config = read_run_config(RunDir(share.runs / names[0]))
-        life = settle_last(share.as_run, ledger)
+        life, death = settle_last(share.as_run, ledger)
         self._has_page = config.deployment.hub
         self._keys = run_keys(share.as_run)
         specs = _specs(share, config, self._keys.environment())
         restarts = config.deployment.max_restarts
-        launcher = LocalLauncher(share.as_run.logs, IMPORTS if config.inference.engine == "embedded" else ())
+        imports = IMPORTS if config.inference.engine == "embedded" else ()
+        launcher = LocalLauncher(share.as_run.logs, imports, for_runs=IMPORTS_OF_RUNS)
+        self._members = [MemberProcess(RunDir(share.runs / name), launcher) for name in names]
         self._supervisor = Supervisor(
             share.as_run, ledger, specs, main="trainer", max_restarts=restarts, life=life, launcher=launcher
         )
+        if death:
+            tell(death)
         self._served: set[str] = set()
         self._said: dict[str, str] = {}
         self._is_stopping = False

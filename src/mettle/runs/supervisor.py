@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,12 +23,13 @@ from types import FrameType
 
 from mettle.errors import StorageError
 from mettle.processes.beats import BEATS_FOLDER, Beat, Heartbeat, read_beats
-from mettle.processes.child import explain_exit, process_state
+from mettle.processes.child import explain_exit
 from mettle.processes.liveness import TOLD_S, is_worker
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.costs import LifeCosts
 from mettle.runs.host import HostWatch
 from mettle.runs.launcher import Launcher, LocalLauncher, SupervisedProcess
+from mettle.runs.machine import HostMachine, ThisMachine
 from mettle.runs.outside import BANNED, JOINED, LEFT, OutsideWatch
 from mettle.runs.recorder import JournalThread
 from mettle.runs.watchdog import Report, Watchdog
@@ -83,7 +83,11 @@ class Supervisor:
         max_restarts: int = 8,
         life: int = 1,
         launcher: Launcher | None = None,
+        machine: HostMachine | None = None,
+        recorder: Callable[[Callable[[], None]], JournalThread] = JournalThread,
+        heart: Heartbeat | None = None,
     ) -> None:
+        self._machine = machine = machine or ThisMachine()
         self._run_dir = run_dir
         self._ledger = ledger
         self._main = main
@@ -95,10 +99,10 @@ class Supervisor:
         for name, slot in self._slots.items():
             slot.restarts = restarts.get(name, 0)
         self._watchdog = Watchdog()
-        self._host = HostWatch(run_dir.path)
+        self._host = HostWatch(run_dir.path, machine)
         self._workers = OutsideWatch(run_dir.outside)
-        self._heart = Heartbeat(run_dir.beats / "supervisor.beat", unit="ticks")
-        self._recorder = JournalThread(self._tell_of_itself)
+        self._heart = heart or Heartbeat(run_dir.beats / "supervisor.beat", unit="ticks")
+        self._recorder = recorder(self._tell_of_itself)
         self._last_tick = float("inf")
         self._is_told_of_itself = False
         self._is_stopping = False
@@ -130,7 +134,7 @@ class Supervisor:
         with self._heart:
             try:
                 while not self._is_over():
-                    now = self._last_tick = time.monotonic()
+                    now = self._last_tick = self._machine.now()
                     self._heart.tick()
                     for name, slot in self._slots.items():
                         self._attend(name, slot, now)
@@ -138,7 +142,7 @@ class Supervisor:
                         next_check = now + CHECK_S
                         self._check()
                     yield
-                    time.sleep(TICK_S)
+                    self._machine.sleep(TICK_S)
             finally:
                 self._last_tick = float("inf")
                 self._heart.rest()
@@ -222,8 +226,9 @@ class Supervisor:
 
     def _check(self) -> None:
         beats = self._living_beats()
-        others = {name: beat for name, beat in beats.items() if beat.pid != os.getpid()}  # of itself its thread tells
-        for report in self._watchdog.check(others, time.monotonic(), state_of=process_state, age_of=self._age_of):
+        machine = self._machine
+        others = {name: beat for name, beat in beats.items() if beat.pid != machine.pid}  # of itself its thread tells
+        for report in self._watchdog.check(others, machine.now(), state_of=machine.state_of, age_of=self._age_of):
             fault = report.fault
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
@@ -236,12 +241,12 @@ class Supervisor:
 
     def _age_of(self, name: str) -> float:
         slot = self._slots.get(name)
-        return float("inf") if slot is None else time.monotonic() - slot.process.started_at
+        return float("inf") if slot is None else self._machine.now() - slot.process.started_at
 
     def _living_beats(self) -> dict[str, Beat]:
         """The beats of processes that exist; what a killed one has left is removed."""
         beats = read_beats(self._run_dir.beats)
-        for beat in [beat for beat in beats.values() if not (beat.host or process_state(beat.pid))]:
+        for beat in [beat for beat in beats.values() if not (beat.host or self._machine.state_of(beat.pid))]:
             del beats[beat.name]
             (self._run_dir.beats / f"{beat.name}.beat").unlink(missing_ok=True)
         return beats
@@ -252,19 +257,18 @@ class Supervisor:
         if slot is not None and slot.process.exit_code() is None:
             slot.process.signal(signal.SIGKILL)
         is_here = is_worker(name) if slot is None else not slot.process.host
-        if is_here and pid and process_state(pid):  # in a session of its own
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if is_here and pid and self._machine.state_of(pid):  # in a session of its own
+            self._machine.kill(pid)
 
     def _tell_of_itself(self) -> None:
         """In the recorder's thread: the supervisor's own loop stands (a terminal that takes no more output)."""
-        late_s = time.monotonic() - self._last_tick
+        late_s = self._machine.now() - self._last_tick
         if late_s < TOLD_S:
             self._is_told_of_itself = False
         elif not self._is_told_of_itself:
             self._is_told_of_itself = True
             where = self._heart.measure().where
-            text = f"supervisor (pid {os.getpid()}): its loop is blocked for {late_s:.0f} s in {where}"
+            text = f"supervisor (pid {self._machine.pid}): its loop is blocked for {late_s:.0f} s in {where}"
             self._ledger.journal.event("supervisor", "stall", text, process="supervisor", cause="blocked")
             print(f"note: {text}", file=sys.stderr, flush=True)
 
@@ -275,9 +279,9 @@ class Supervisor:
         running = [slot for slot in self._slots.values() if slot.process.exit_code() is None and slot.process.pid]
         for slot in running:
             slot.process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_GRACE_S
+        deadline = self._machine.now() + STOP_GRACE_S
         for slot in running:
-            if slot.process.wait(max(0.1, deadline - time.monotonic())) is None:
+            if slot.process.wait(max(0.1, deadline - self._machine.now())) is None:
                 slot.process.signal(signal.SIGKILL)
                 slot.process.wait(5.0)
         for name, slot in self._slots.items():

@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mettle.processes.beats import Beat, waits_of
-from mettle.processes.liveness import AWAITED, Fault, Looks, diagnose, root_of
+from mettle.processes.liveness import (
+    AWAITED,
+    IDLE_TOLD_S,
+    STUCK,
+    WAIT_RESTART,
+    WAIT_TOLD,
+    Fault,
+    Looks,
+    diagnose,
+    held_by,
+    root_of,
+)
 
 SHOWN_WAITS = 3
 MIN_SHOWN_S = 1.0
@@ -33,6 +44,9 @@ class Watchdog:
     _told: dict[tuple[str, int, str], Fault] = field(default_factory=dict)
     _acted: set[tuple[str, int, str]] = field(default_factory=set)
     _looks: Looks = field(default_factory=Looks)
+    _known: set[str] = field(default_factory=set)
+    _held: dict[str, float] = field(default_factory=dict)
+    """When each process last waited for one that did not run."""
 
     def check(
         self,
@@ -44,10 +58,19 @@ class Watchdog:
     ) -> list[Report]:
         """What is new since the last call, which should come every second or so.
 
-        `age_of` says for how long a process runs: a wait for its predecessor is not held against it.
+        `age_of` says for how long a process runs: a wait for its predecessor is not held against it, by telling or by
+        ending it.
         """
         self._looks.look(now)
-        faults = diagnose(beats, now, looked_s=self._looks.seconds_since, state_of=state_of)
+        self._known |= beats.keys()
+        missing = self._known - beats.keys()
+        found = diagnose(beats, now, looked_s=self._looks.seconds_since, state_of=state_of, missing=missing)
+        self._held |= dict.fromkeys(held_by(beats, found), now)
+        faults = [
+            fault
+            for fault in found
+            if not _is_before_its_time(fault, age_of(fault.process)) and not self._is_just_let_go(fault, now)
+        ]
         reports: list[Report] = []
         for fault in faults:
             key = (fault.process, fault.pid, fault.kind)
@@ -68,6 +91,16 @@ class Watchdog:
                 text = f"{fault.process} (pid {fault.pid}) goes on after {fault.age_s:.0f} s ({fault.kind})"
                 reports.append(Report("recovered", fault, text))
         return reports
+
+    def _is_just_let_go(self, fault: Fault, now: float) -> bool:
+        """Work that could not go on is given the time to go on before it counts as standing still."""
+        return fault.kind == STUCK and now - self._held.get(fault.process, float("-inf")) < IDLE_TOLD_S
+
+
+def _is_before_its_time(fault: Fault, age_s: float) -> bool:
+    """A wait for its predecessor is not held against a process that has just been started."""
+    told_at_s = (fault.restart_at_s or 0.0) * WAIT_TOLD / WAIT_RESTART
+    return fault.kind == AWAITED and age_s < told_at_s
 
 
 def wait_graph(beats: Mapping[str, Beat], now: float) -> list[str]:

@@ -99,6 +99,14 @@ def folder_aside(final: Path) -> Iterator[Path]:
             raise
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Another name for a file that is never written to again; a copy where the disk allows no second name."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def sync_folder(path: Path) -> None:
     """Make renames inside `path` survive a power cut."""
     handle = os.open(path, os.O_RDONLY)

@@ -304,6 +304,11 @@ class Ledger:
                 ),
             )  # fmt: skip
 
+    def move_versions(self, folder: Path) -> None:
+        """Say that the versions lie in `folder` now."""
+        with self.database.transaction() as connection:
+            connection.execute("UPDATE versions SET path = ? || version", (f"{folder}/v",))
+
     # Inside
 
     def _move(

@@ -34,7 +34,7 @@ class LedgerCopier:
         started = self._clock()
         if started < self._next:
             return
-        copy_ledger(self._ledger)
+        copy_ledger(self._ledger, copy_of(self._ledger))
         self.step = step
         now = self._clock()
         self._next = now + SPACING * (now - started)
@@ -45,10 +45,9 @@ def copy_of(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + ".copy")
 
 
-def copy_ledger(ledger: Path) -> None:
-    """Copy what is committed now."""
-    final = copy_of(ledger)
-    aside = final.with_name(f".{final.name}")
+def copy_ledger(ledger: Path, final: Path) -> None:
+    """Copy what is committed now; the copy appears by rename."""
+    aside = final.with_name(f".{final.name}.aside")
     with storage_errors(final, "copying the ledger to"):
         aside.unlink(missing_ok=True)
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from operator import attrgetter
@@ -22,7 +23,7 @@ import numpy as np
 
 from mettle.errors import StorageError
 from mettle.records.tasks import Credit, GroupRecord, RolloutRecord, TaskDraw, Turn
-from mettle.storage.files import storage_errors
+from mettle.storage.files import link_or_copy, storage_errors
 from mettle.storage.plain_json import json_text
 
 SHARD_BYTES = 64 * 2**20
@@ -77,6 +78,17 @@ class ShardWriter:
 
     def _path(self) -> Path:
         return self._folder / f"{self._prefix}-{self._index:05d}.bin"
+
+
+def take_shards(source: Path, target: Path) -> None:
+    """Give a new folder the shards of another, which may be appended to meanwhile: a closed shard is shared with it,
+    the newest of each prefix is copied, because both folders go on with it."""
+    target.mkdir(parents=True)
+    shards = sorted(source.glob("*-*.bin"))
+    open_ones = {path.stem.rpartition("-")[0]: path for path in shards}
+    for path in shards:
+        take = shutil.copy2 if path in open_ones.values() else link_or_copy
+        take(path, target / path.name)
 
 
 def read_group(folder: Path, ref: BlockRef) -> GroupRecord:

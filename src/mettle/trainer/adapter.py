@@ -1,16 +1,17 @@
-"""Low-rank adapters on a network that stays as it is: y = W x + scale B A x on chosen linear modules.
+"""Low-rank adapters on a network that stays as it is: y = W x + scale B A x on chosen linear modules and experts.
 
 Parts: `choose_modules`, `Adapter` (the pairs of one tenant), `AdapterSlots` (hooks on the network that add whichever
-adapter is in force). The pairs live outside of the network, in float32 whatever the base's type, so that its state is
-that of the base alone and any number of adapters may stand beside it. Invariants: with no adapter in force the network
-computes bit for bit what the base does, and so it does with a new adapter, whose B is zero.
+adapter is in force); a mixture's experts are `low_rank`'s. The pairs live outside of the network, in float32 whatever
+the base's type, so that its state is that of the base alone and any number of adapters may stand beside it. Invariants:
+with no adapter in force the network computes bit for bit what the base does, and so it does with a new adapter, whose B
+is zero, on linear modules.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import PREFIX, AdapterFile, LowRankPair
 from mettle.trainer.config import LoraConfig
+from mettle.trainer.low_rank import (
+    FAMILIES,
+    PROJECTIONS,
+    adapted_experts,
+    expert_modules,
+    in_network,
+    low_rank_product,
+    matrix_shape,
+)
 
-_OF_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
+_OF_EXPERTS = frozenset({*PROJECTIONS, "gate_up_proj", "w1", "w2", "w3"})
 """What experts call their matrices in checkpoints, however they are stacked here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """Where a pair may stand: a matrix [outputs, inputs], or `stack` of (E,) of them, one an expert."""
+
+    outputs: int
+    inputs: int
+    device: torch.device
+    stack: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the matrices."""
+        return [*self.stack, self.outputs, self.inputs]
 
 
 class Adapter:
@@ -56,11 +80,11 @@ class Adapter:
         """
         generator = torch.Generator().manual_seed(seed)
         pairs = {}
-        for name, module in choose_modules(network, config).items():
-            bound = 1 / math.sqrt(module.in_features)
-            a = torch.empty(config.rank, module.in_features).uniform_(-bound, bound, generator=generator)
-            device = module.weight.device
-            pairs[name] = LowRankPair(a.to(device), torch.zeros(module.out_features, config.rank, device=device))
+        for name, at in choose_modules(network, config).items():
+            bound = 1 / math.sqrt(at.inputs)
+            a = torch.empty(*at.stack, config.rank, at.inputs).uniform_(-bound, bound, generator=generator)
+            b = torch.zeros(*at.stack, at.outputs, config.rank, device=at.device)
+            pairs[name] = LowRankPair(a.to(at.device), b)
         return cls(config, pairs)
 
     @classmethod
@@ -69,23 +93,18 @@ class Adapter:
 
         Raises: UserError when it does not fit the network.
         """
-        modules = linear_modules(network)
-        for name, pair in file.pairs.items():
-            there = None if name not in modules else [modules[name].out_features, modules[name].in_features]
-            if there != [pair.b.shape[0], pair.a.shape[1]]:
-                shape = [pair.b.shape[0], pair.a.shape[1]]
-                raise UserError(
-                    f"the adapter is of another base: {name!r} is {there or 'not there'} here, {shape} there"
-                )
+        there, pairs = places(network), in_network(file.pairs)
+        for name, pair in pairs.items():
+            own = there[name].shape if name in there else None
+            shape = [*pair.b.shape[:-1], pair.a.shape[-1]]
+            if own != shape:
+                raise UserError(f"the adapter is of another base: {name!r} is {own or 'not there'} here, {shape} there")
         config = LoraConfig(
-            rank=file.rank, alpha=file.config["lora_alpha"], target_modules=tuple(sorted(file.pairs)),
+            rank=file.rank, alpha=file.config["lora_alpha"], target_modules=tuple(sorted(pairs)),
             use_rslora=bool(file.config.get("use_rslora")),
         )  # fmt: skip
-        pairs = {
-            name: LowRankPair(pair.a.to(modules[name].weight.device), pair.b.to(modules[name].weight.device))
-            for name, pair in file.pairs.items()
-        }
-        return cls(config, pairs)
+        moved = {name: LowRankPair(p.a.to(there[name].device), p.b.to(there[name].device)) for name, p in pairs.items()}
+        return cls(config, moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,7 @@ class AdapterSlots:
 
     def __init__(self, network: nn.Module) -> None:
         self._modules = linear_modules(network)
+        self._experts = expert_modules(network)
         self._hooked: set[str] = set()
         self._of_all = _InForce()
         self._of_thread = threading.local()
@@ -118,17 +138,30 @@ class AdapterSlots:
             self._of_thread.chosen = chosen
         else:
             self._of_all = chosen
-        for name in chosen.pairs.keys() - self._hooked:
+        for name in chosen.pairs.keys() & self._modules.keys() - self._hooked:
             self._modules[name].register_forward_hook(partial(self._add, name))
             self._hooked.add(name)
+        for name in {name.rpartition(".")[0] for name in chosen.pairs.keys() - self._modules.keys()} - self._hooked:
+            module = self._experts[name]
+            module.forward = partial(self._mix, name, module, module.forward)
+            self._hooked.add(name)
+
+    def _in_force(self) -> _InForce:
+        chosen: _InForce = getattr(self._of_thread, "chosen", self._of_all)
+        return chosen
 
     def _add(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        chosen: _InForce = getattr(self._of_thread, "chosen", self._of_all)
+        chosen = self._in_force()
         pair = chosen.pairs.get(name)
         if pair is None:
             return None
-        added = linear(linear(inputs[0].to(pair.a.dtype), pair.a), pair.b) * chosen.scale
-        return output + added.to(output.dtype)
+        return output + low_rank_product(inputs[0], pair.a, pair.b, chosen.scale).to(output.dtype)
+
+    def _mix(self, name: str, module: Any, own: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        chosen = self._in_force()
+        names = ((projection, f"{name}.{projection}") for projection in PROJECTIONS)
+        pairs = {projection: chosen.pairs[each] for projection, each in names if each in chosen.pairs}
+        return adapted_experts(module, pairs, chosen.scale, *inputs) if pairs else own(*inputs)
 
 
 def linear_modules(network: nn.Module) -> dict[str, nn.Linear]:
@@ -136,13 +169,26 @@ def linear_modules(network: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
 
 
-def choose_modules(network: nn.Module, config: LoraConfig) -> dict[str, nn.Linear]:
-    """The linear modules that `config` names.
+def places(network: nn.Module) -> dict[str, Adaptable]:
+    """Where pairs may stand, by name: linear modules, and the projections of stacked experts."""
+    found = {
+        name: Adaptable(module.out_features, module.in_features, module.weight.device)
+        for name, module in linear_modules(network).items()
+    }
+    for name, module in expert_modules(network).items():
+        stack, device = (len(module.down_proj),), module.down_proj.device
+        for projection in PROJECTIONS:
+            found[f"{name}.{projection}"] = Adaptable(*matrix_shape(module, projection), device, stack)
+    return found
 
-    Raises: UserError for a name that no linear module ends with, or that is only the tied output head's, and where a
-    mixture's experts would be among them.
+
+def choose_modules(network: nn.Module, config: LoraConfig) -> dict[str, Adaptable]:
+    """The places that `config` names.
+
+    Raises: UserError for a name that no module ends with, or that is only the tied output head's, and where a mixture's
+    experts would be among them that cannot be, or not all of them.
     """
-    modules, head = linear_modules(network), head_name(network)
+    modules, head = places(network), head_name(network)
     _refuse_experts(network, config)
     is_tied = bool(getattr(network.config, "tie_word_embeddings", False))
     if config.target_modules == "all-linear":
@@ -161,13 +207,23 @@ def choose_modules(network: nn.Module, config: LoraConfig) -> dict[str, nn.Linea
     if not chosen:
         why = "its output head is tied to the input embedding and left alone" if is_tied else "none is chosen"
         raise UserError(f"lora: there is nothing to train in this model: {why}")
+    _check_alike([name for name in chosen if modules[name].stack], list(expert_modules(network)))
     return {name: modules[name] for name in chosen}
 
 
+def _check_alike(chosen: list[str], layers: list[str]) -> None:
+    """PEFT has one rule for all layers' experts, and takes gate and up together, which are one matrix there."""
+    kinds = {name.rpartition(".")[2] for name in chosen}
+    if len(chosen) != len(kinds) * len(layers) and chosen:
+        raise UserError("lora.target_modules: of a mixture's experts those of all layers get adapters, or none")
+    if len(kinds & {"gate_proj", "up_proj"}) == 1:
+        raise UserError("lora.target_modules: a mixture's experts get adapters on gate_proj and up_proj together")
+
+
 def _refuse_experts(network: nn.Module, config: LoraConfig) -> None:
-    """A mixture's experts are stacked in one parameter, not linear modules: they would be left out without a word."""
+    """Experts that are stacked in another way, or spread over ranks, would be left out without a word."""
     experts = {name.rpartition(".")[2] for name, _ in network.named_parameters() if ".experts." in name}
-    if not experts:
+    if not experts or expert_modules(network):
         return
     named = () if config.target_modules == "all-linear" else config.target_modules
     if named and not any(target.rpartition(".")[2] in _OF_EXPERTS | experts for target in named):
@@ -175,8 +231,9 @@ def _refuse_experts(network: nn.Module, config: LoraConfig) -> None:
     if not named and not config.mlp:
         return
     raise UserError(
-        "lora: this model is a mixture, and adapters of experts are not trained; set lora.mlp = false (a client of the"
-        " training service: train_mlp=False), or name modules of attention in lora.target_modules"
+        f"lora: adapters of experts are trained for {', '.join(FAMILIES)} with trainer.expert_parallel 1, and this"
+        f" model is {getattr(network.config, 'model_type', 'another')}; set lora.mlp = false (a client of the training"
+        " service: train_mlp=False), or name modules of attention in lora.target_modules"
     )
 
 
@@ -189,11 +246,11 @@ def head_name(network: nn.Module) -> str | None:
     )
 
 
-def peft_config(adapter: Adapter, all_modules: Sequence[str], base: Path | None) -> dict[str, Any]:
+def peft_config(adapter: Adapter, network: nn.Module, base: Path | None) -> dict[str, Any]:
     """`adapter_config.json`: names as short as they can be without taking in another module."""
     chosen = set(adapter.pairs)
     short = sorted({name.rpartition(".")[2] for name in chosen})
-    is_exact = {name for name in all_modules if any(_ends_with(name, end) for end in short)} == chosen
+    is_exact = {name for name in places(network) if any(_ends_with(name, end) for end in short)} == chosen
     alpha = adapter.config.alpha
     return {
         "peft_type": "LORA",

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from mettle.errors import UserError
 from mettle.storage.files import folder_aside, sha256_file, write_json
 from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE, model_digest
-from mettle.trainer.adapter import linear_modules, peft_config
+from mettle.trainer.adapter import peft_config
 from mettle.trainer.config import LoraConfig, MicroBatchConfig, OptimConfig, TrainerConfig
 from mettle.trainer.demonstrations import shuffled_places
 from mettle.trainer.learner import Learner
@@ -152,8 +152,7 @@ def write_trained(task: Tuning, learner: Learner) -> None:
             save_file(state, scratch / "model.safetensors", metadata=METADATA)
             return
         save_file(adapter_tensors(learner.tenant), scratch / ADAPTER_FILE, metadata=METADATA)
-        modules = list(linear_modules(learner.policy.network))
-        write_json(scratch / ADAPTER_CONFIG, peft_config(adapter, modules, task.model.resolve()))
+        write_json(scratch / ADAPTER_CONFIG, peft_config(adapter, learner.policy.network, task.model.resolve()))
         digest = sha256_file(scratch / ADAPTER_FILE)
         about = {
             "version": 0,

@@ -18,7 +18,7 @@ Legend: N flat tokens, S sequences, B rows, T columns, K trained tokens; C seque
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -85,7 +85,8 @@ class ComponentCounts:
 class Sequences:
     """Flat tokens [N], and per sequence [S] where it starts, what is computed of it, and what it trains.
 
-    `prompts[s]` tokens lead up to the first trained one, `needed[s]` tokens are inputs, `num_members[s]` are trained;
+    `prompts[s]` tokens, which lead up to the first trained one or less far, may be computed once for all sequences that
+    begin with them; `needed[s]` tokens are inputs, `num_members[s]` are trained;
     sequence s trains the flat positions `members[member_starts[s] : member_starts[s] + num_members[s]]`, whose columns
     are in `columns` at the same places. Each trained position stands there `num_labels` times in a row.
     """
@@ -122,6 +123,16 @@ class Sequences:
         tokens = batch.token_ids.astype(np.int64)
         columns["token_ids"] = tokens[members]
         return cls(tokens, starts, prompts, needed, members, member_starts, num_members, columns, counts)
+
+    def behind_common_prefix(self) -> Sequences:
+        """The same sequences with no more of a prompt than they all begin with: instructions, or a list of tools."""
+        trained = np.flatnonzero(self.num_members)
+        first = self.starts[trained[0]]
+        length = int(self.prompts[trained].min())
+        for start in self.starts[trained]:
+            differs = self.tokens[start : start + length] != self.tokens[first : first + length]
+            length = int(differs.argmax()) if differs.any() else length
+        return replace(self, prompts=np.minimum(self.prompts, length))
 
 
 def _member_weights(batch: Batch, first: Index) -> tuple[dict[str, FloatArray], ComponentCounts]:
@@ -209,9 +220,10 @@ def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
 
     shift = row_of * width + columns - prompts - sequences.starts[chosen]  # [C], from a place in [N] to one in [B * T]
     sources, targets, order, num_labels = _read(sequences, chosen, shift)
-    # The first trained token of a sequence is predicted by the last token of the common prompt.
+    # Where a sequence's own tokens begin with a trained one, that is predicted by the last token of the common prompt.
     opening = np.cumsum(sequences.num_members[chosen]) - sequences.num_members[chosen]  # [C], in [K]
-    sources[opening] = row_of * width + prompts - 1
+    is_first = sequences.members[sequences.member_starts[chosen]] - sequences.starts[chosen] == prompts  # [C]
+    sources[opening[is_first]] = (row_of * width + prompts - 1)[is_first]
     return Layout("shared", token_ids, positions, segments, sources, targets, order, num_labels)
 
 

@@ -28,7 +28,7 @@ from mettle.trainer.loss import BatchLoss, TargetLoss, TargetTensors
 from mettle.trainer.losses import PolicyLoss
 from mettle.trainer.losses.default import DefaultLoss
 from mettle.trainer.model import Policy, Traits
-from mettle.trainer.passes import plan_passes
+from mettle.trainer.passes import plan_cheapest
 from mettle.trainer.tenant import OptimParams, Tenant
 from mettle.trainer.world import World
 
@@ -181,7 +181,7 @@ class Learner:
         if not self._traits.can_share:
             config = config.model_copy(update={"share_prompts": False})
         traits = self._traits
-        ranks = plan_passes(
+        sequences, ranks = plan_cheapest(
             sequences,
             config,
             attention_cost=traits.attention_cost,

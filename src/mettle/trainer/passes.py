@@ -1,7 +1,8 @@
 """Which sequences go through the network together, and on which rank.
 
-Parts: `plan_passes` (a batch's sequences to every rank's forward passes), `ForwardPass`, `rows_behind_prompts` (which
-sequences share a prompt), `cut` and `cut_evenly` (rows to passes). All of it is for the layout that is really computed:
+Parts: `plan_passes` (a batch's sequences to every rank's forward passes), `plan_cheapest` (the same, and how much of
+the prompts is shared), `ForwardPass`, `rows_behind_prompts` (which sequences share a prompt), `cut` and `cut_evenly`
+(rows to passes). All of it is for the layout that is really computed:
 a pass costs what its rows cost at their padded width, attention's square included, and every rank plans it for all.
 
 Rows of about the same length share a pass, so that little is padded. With W ranks the passes are a multiple of W, as
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,10 @@ GRADIENT_PRICE, LAYER_PRICE = 36.0, 9.0e6
 token (docs/explanation/training.md has the figures)."""
 GRAINS = (1, 2, 4)
 """Rows behind a prompt cost at most a rank's share over one of these; which, is tried."""
+
+
+MUCH_CHEAPER = 0.8
+"""What a plan must cost at most, beside that of whole prompts, to be taken in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,23 @@ def plan_passes(
             kinds = _kinds(sequences, trained, config, attention_cost, price, share / grain)
         found += [_dealt(passes, num_ranks) for passes in _cuts(kinds, num_ranks)]
     return min(found, key=lambda ranks: _duration(ranks, price))
+
+
+def plan_cheapest(
+    sequences: Sequences, config: MicroBatchConfig, *, price: float = PASS_PRICE, num_ranks: int = 1, **options: Any
+) -> tuple[Sequences, list[list[ForwardPass]]]:
+    """`plan_passes`, and the sequences as its rows are to be laid out.
+
+    Prompts are shared whole, or, where that is much cheaper, as far as they are those of all: sequences with questions
+    of their own may begin with the same long instructions. What is cheaper is asked of one rank, so that any number of
+    ranks shares alike.
+    """
+    if config.share_prompts and not options.get("is_packed") and sequences.num_members.any():
+        common = sequences.behind_common_prefix()
+        whole, other = (plan_passes(each, config, price=price, **options) for each in (sequences, common))
+        if _duration(other, price) < MUCH_CHEAPER * _duration(whole, price):
+            sequences = common
+    return sequences, plan_passes(sequences, config, price=price, num_ranks=num_ranks, **options)
 
 
 def _duration(ranks: Sequence[Sequence[ForwardPass]], price: float) -> float:

@@ -6,7 +6,8 @@ version is published and loaded. Parts: `Measured` (what was seen), `predict` (w
 
 Others on the host take its cores for a while and leave them again, so a measurement of a second says little of the next
 hour. What is measured is therefore the time without the waits for a core (`QuietTime`), which is the same at any load;
-what share of the time this process got a core, over all measurements together, makes of it the time at this load.
+what share of the time this process got a core, over all measurements together, tells how many others want the cores
+(`Rivals`). Trainer, engine and orchestrator share the cores with these and with each other.
 """
 
 from __future__ import annotations
@@ -59,8 +60,11 @@ WARM_S = 10.0
 """A micro step that took less is taken again, thrice at most while all took less; the median of the others counts."""
 ORCHESTRATION_BYTES, PAGE_BYTES, WORKER_BYTES = 105 * 2**20, 110 * 2**20, 35 * 2**20
 """Orchestrator and supervisor together, the run page, a process of an environment; each with what it alone holds."""
+QUIET_SHARE = 0.95
+"""Of the time: who got a core for more of it had the machine to itself."""
 CALL_S = 2e-3
-"""Of server, orchestrator and environment, for a call of the model, beside sampling. Only a small model shows it."""
+"""Of server, orchestrator and environment, for a call of the model, while the engine samples. Only a small model shows
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,33 +151,66 @@ class QuietTime:
         return 1.0 if self.wall_s == 0 else self.quiet_s / self.wall_s
 
 
-def share_of_each(share: float, cores: int, threads: int) -> float:
-    """Of the time in which `threads` would run, what each gets where one thread got `share` beside others' threads.
-
-    One thread that gets s of a core on C cores has C / s - 1 others beside it, all of them alike.
-    """
-    return min(1.0, share, cores / (cores / share + threads - 1)) if share < 1.0 else 1.0
-
-
 def predict(
-    seen: Measured, *, batch_size: int, max_steps: int, is_overlapped: bool, cores: int = 1, threads: int = 1
+    seen: Measured,
+    *,
+    batch_size: int,
+    max_steps: int,
+    cores: int = 1,
+    trainer_threads: int = 1,
+    engine_threads: int = 1,
+    is_synchronous: bool = False,
 ) -> Plan:
-    """What the measurements say of the run. With a core each, sampling goes on while a step is trained.
+    """What the measurements say of the run.
 
-    `threads` is how many of the run's compute at once on `cores`: beside others they take cores from each other too.
+    Trainer, engine and the processes around them work side by side, unless `is_synchronous`: a step takes as long as
+    the busiest of them, and longer where all together want more than the cores, which then each get a part of. Others
+    on the host take their part in the same way (`Rivals`).
     """
     waves = batch_size / seen.num_sequences
     sample_s = waves * (seen.prefill_s + seen.completion_tokens * seen.decode_token_s)
-    sample_s += batch_size * seen.calls * CALL_S
+    calls_s = batch_size * seen.calls * CALL_S
     train_s = seen.micro_step_s * batch_size / seen.micro_rollouts / (1 + RANK_EFFICIENCY * (seen.num_at_once - 1))
     trainer_s, engine_s = train_s + seen.publish_s, sample_s + seen.update_s
-    step_s = max(trainer_s, engine_s) if is_overlapped else trainer_s + engine_s
+    trainer_work, engine_work = trainer_s * trainer_threads * seen.num_at_once, engine_s * engine_threads
+    rivals = Rivals(cores, seen.cpu_share, seen.load)
+    quiet = Rivals(cores, 1.0)
+    if is_synchronous:
+        parts = [(trainer_s, trainer_work), (max(engine_s, calls_s), engine_work + calls_s)]
+    else:
+        parts = [(max(trainer_s, engine_s, calls_s), trainer_work + engine_work + calls_s)]
+    step_s, quiet_step_s = (sum(each.stretched(*part) for part in parts) for each in (rivals, quiet))
+    slower = step_s / sum(busiest_s for busiest_s, _ in parts)
     memory = seen.trainer_bytes + seen.rank_bytes + seen.engine_bytes + seen.other_bytes
-    slower = 1 / share_of_each(seen.cpu_share, cores, threads if is_overlapped else 1)
     return Plan(
-        sample_s * slower, train_s * slower, seen.publish_s * slower, seen.update_s * slower, step_s * slower,
-        step_s * slower * max_steps, memory, seen, step_s, step_s * max_steps,
+        max(sample_s, calls_s) * slower, train_s * slower, seen.publish_s * slower, seen.update_s * slower, step_s,
+        step_s * max_steps, memory, seen, quiet_step_s, quiet_step_s * max_steps,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rivals:
+    """Who else wants the cores, where a thread that was alone in what it did got `share` of the time of one.
+
+    A thread that never waits for anything but a core gets more of it than processes that wake each other up, each of
+    which waits anew: where the host's load, which is of everyone who wanted a core, is more, it counts.
+    """
+
+    cores: int
+    share: float
+    load: float = 0.0
+
+    @property
+    def others(self) -> float:
+        """Threads of others that run or wait, all alike. One that gets s of C cores' time has C / s - 1 beside it."""
+        by_share = self.cores / self.share - 1 if self.share < 1.0 else 0.0
+        # A load of a minute ago, when the measuring had a core to itself, is nobody's now.
+        return max(by_share, self.load - 1) if self.share < QUIET_SHARE else by_share
+
+    def stretched(self, busiest_s: float, work_s: float) -> float:
+        """Seconds of what would take `busiest_s` with a core for each, and is `work_s` of work altogether."""
+        own = work_s / busiest_s if busiest_s else 1.0
+        return busiest_s * max(1.0, (own + self.others) / self.cores)
 
 
 def plan_run(run_dir: RunDir) -> None:
@@ -208,19 +245,18 @@ def plan_run(run_dir: RunDir) -> None:
             sum(parameter.nbytes for parameter in learner.policy.parameters()), before, activations, trainer_bytes,
             num_ranks=num_ranks, num_replicas=config.num_replicas, is_base=learner.tenant.is_base,
         )  # fmt: skip
-        publish_s, update_s = _hand_over(watch, run_dir, learner, batch, engine, transport.scheduler.decoder)
+        publish_s, update_s, is_beside = _hand_over(watch, run_dir, learner, batch, engine, transport.scheduler.decoder)
         # An adapter is added to its rows; whole weights stand beside those in use until they are proven.
-        copies = 1 if config.lora is not None and transport.scheduler.decoder.forward_of == "mettle" else 2
+        copies = 1 if is_beside else 2
         seen = Measured(
             prompt, completion, reading, number, prefill_s, token_s, micro_s, rollouts,
             largest, publish_s, update_s, trainer_bytes, before + copies * engine_bytes,
             os.getloadavg()[0], watch.share, per_rollout, _other_bytes(run_dir, settings),
             num_ranks, max(1, min(num_ranks, (cores - engine.threads) // config.num_threads)), rank_bytes,
         )  # fmt: skip
-    is_overlapped = config.num_threads + engine.threads <= cores
     plan = predict(
-        seen, batch_size=settings["batch_size"], max_steps=config.max_steps, is_overlapped=is_overlapped, cores=cores,
-        threads=config.num_threads * seen.num_at_once + engine.threads,
+        seen, batch_size=settings["batch_size"], max_steps=config.max_steps, cores=cores,
+        trainer_threads=config.num_threads, engine_threads=engine.threads, is_synchronous=settings["max_lag"] == 0,
     )  # fmt: skip
     write_json(run_dir.path / "plan.json", asdict(plan))
 
@@ -343,16 +379,18 @@ def _memory() -> int:
 
 def _hand_over(
     watch: QuietTime, run_dir: RunDir, learner: Learner, batch: Batch, engine: InferenceConfig, served: Decoder
-) -> tuple[float, float]:
-    folder = run_dir.version(1)
+) -> tuple[float, float, bool]:
+    """Seconds to publish a version and to take it over, and whether it is served beside the base's own weights."""
+    folder, kinds = run_dir.version(1), set()
 
     def load() -> None:
         policy = load_published(folder, 1, run_dir.model, served.with_state, served)
         prove(policy.decoder, folder, 1, tolerance=1.0, adapter=policy.adapter)
+        kinds.add(policy.is_base)
 
     publish_s = watch.measure(lambda: publish_version(run_dir.weights, 1, learner, canary_sequences(batch, 4)))
     with inference_threads(engine.threads):
-        return publish_s, watch.measure(load)
+        return publish_s, watch.measure(load), kinds == {True}
 
 
 if __name__ == "__main__":

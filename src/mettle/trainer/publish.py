@@ -21,7 +21,7 @@ from mettle.records.tokens import Batch
 from mettle.records.versions import WeightVersion
 from mettle.storage.files import sha256_file, storage_errors
 from mettle.storage.weights import AdapterNotes, Canary, publish_weights, read_version, weight_file
-from mettle.trainer.adapter import linear_modules, peft_config
+from mettle.trainer.adapter import peft_config
 from mettle.trainer.layout import Index, Layout, bare_targets
 from mettle.trainer.learner import Learner
 from mettle.trainer.model import Policy, full_state
@@ -92,7 +92,7 @@ def _notes(learner: Learner) -> AdapterNotes | None:
     adapter = learner.tenant.adapter
     if adapter is None:
         return None
-    return AdapterNotes(peft_config(adapter, list(linear_modules(learner.policy.network)), None), learner.base_digest)
+    return AdapterNotes(peft_config(adapter, learner.policy.network, None), learner.base_digest)
 
 
 def canary_sequences(batch: Batch, number: int) -> list[Index]:

@@ -18,8 +18,9 @@ from mettle.errors import StorageError, UserError
 from mettle.inference.engine.adapter_files import read_adapter
 from mettle.storage.files import storage_errors, write_json
 from mettle.storage.weights import ADAPTER_CONFIG, ADAPTER_FILE
-from mettle.trainer.adapter import Adapter, linear_modules, peft_config
+from mettle.trainer.adapter import Adapter, peft_config
 from mettle.trainer.config import OptimConfig
+from mettle.trainer.low_rank import in_file
 from mettle.trainer.model import Policy
 from mettle.trainer.tenant import Tenant
 
@@ -31,7 +32,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def adapter_tensors(tenant: Tenant) -> dict[str, Tensor]:
     """A tenant's factors under PEFT's names, on the CPU. On a CPU they are the live ones, not copies."""
-    return {name: parameter.detach().cpu().contiguous() for name, parameter in tenant.parameters.items()}
+    return in_file({name: parameter.detach().cpu().contiguous() for name, parameter in tenant.parameters.items()})
 
 
 def save_tenant(
@@ -45,11 +46,10 @@ def save_tenant(
 ) -> None:
     """Write a tenant's state into `folder`, which is there. The folder is an adapter that PEFT reads, too."""
     assert tenant.adapter is not None, "the base's own state is a distributed checkpoint"
-    modules = list(linear_modules(policy.network))
     with storage_errors(folder, "writing an adapter to"):
         save_file(adapter_tensors(tenant), folder / ADAPTER_FILE, metadata=METADATA)
         save_file(_optimiser_tensors(tenant, has_gradients=has_gradients), folder / OPTIMISER_FILE, metadata=METADATA)
-        write_json(folder / ADAPTER_CONFIG, peft_config(tenant.adapter, modules, base))
+        write_json(folder / ADAPTER_CONFIG, peft_config(tenant.adapter, policy.network, base))
         about = {"num_steps": tenant.num_steps, "base_digest": base_digest}
         write_json(folder / STATE_FILE, about | {"lora": tenant.adapter.config.model_dump(mode="json")})
 

@@ -56,6 +56,7 @@ def test_an_option_means_one_thing_wherever_it_is_taken():
         "mettle",
         "mettle rl",
         "mettle adapter",
+        "mettle hub",
     }
 
 

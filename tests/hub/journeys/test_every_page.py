@@ -44,7 +44,7 @@ PAGES = {
     "/hosted-evaluations": ["/hosted-evaluations"],
     "/hosted-evaluations/{result_id:result}": ["/hosted-evaluations/{waiting}"],
     "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/training/{run_id}": ["/training/{run}"],
-    "/usage": ["/usage"],
+    "/usage": ["/usage"], "/machines": ["/machines"],
     "/dashboard/tokens/challenge": ["/dashboard/tokens/challenge?code={code}"],
     "/runs/{name}": ["/runs/done"], "/runs/{name}/rollouts": ["/runs/done/rollouts"],
     "/runs/{name}/rollouts/{rollout_id:path}": ["{rollout}"],
@@ -57,9 +57,9 @@ PAGES = {
 """Addresses of each route; `?anonymous` is looked at without signing in. A log's page is that of all logs."""
 NO_PAGES = {
     "/runs/{name}/live.json", "/dashboard/environments/{owner}/{name}", "/dashboard/evaluations/{result_id:result}",
-    "/dashboard/training/{run_id}", "/compare/file",
+    "/dashboard/training/{run_id}", "/compare/file", "/signin/oidc", "/signin/oidc/back",
 }  # fmt: skip
-"""JSON for the overview, and where old addresses lead."""
+"""JSON for the overview, and what leads elsewhere."""
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.hub.lab_writer import PASSWORD as OF_ANN
+from tests.hub.provider_made import CLIENT, SECRET, made_provider
 from tests.serving import app_on_a_thread
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -59,3 +60,32 @@ def test_a_link_makes_an_account_which_makes_a_token_and_signs_in_again(browser,
 
         page.goto(link)
         assert page.locator("[name=again]").count() == 0, "the link makes one account"
+
+
+def test_a_provider_signs_somebody_in_and_is_added_to_an_account(browser, hub):
+    """The browser obeys our content security policy on its way there and back."""
+    from mettle.hub.oidc.config import OidcConfig
+    from mettle.hub.oidc.provider import OidcProvider
+
+    told = {"client_id": CLIENT, "client_secret": SECRET, "name": "Example", "new_people": "everybody"}
+    with made_provider() as provider, app_on_a_thread(hub.app) as url:
+        hub.lab.provider = OidcProvider(OidcConfig(issuer=provider.url, **told))
+        provider.redirect_url = f"{url}/signin/oidc/back"
+        page = browser.new_context(base_url=url).new_page()
+        page.goto("/teams")  # leads to the sign-in, and the sign-in back to it
+        page.get_by_role("link", name="Continue with Example").click()
+        playwright.expect(page).to_have_url(f"{url}/teams")
+        page.goto("/account")
+        playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Dora D")
+
+        provider.user = {"sub": "ann-there"}
+        admin = browser.new_context(base_url=url).new_page()
+        sign_in(admin, "ann", OF_ANN)
+        admin.goto("/account")
+        admin.get_by_role("button", name="Add Example").click()
+        admin.get_by_role("link", name="Continue with Example").click()
+        playwright.expect(admin.get_by_role("button", name=f"Remove {provider.url}")).to_be_visible()
+        again = browser.new_context(base_url=url).new_page()
+        again.goto("/signin?next=/account")
+        again.get_by_role("link", name="Continue with Example").click()
+        playwright.expect(again.get_by_role("heading", level=1)).to_have_text("ann")

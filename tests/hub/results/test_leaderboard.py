@@ -37,6 +37,8 @@ def test_a_place_never_orders_two_whose_intervals_overlap(values):
     places = leaderboard(rank_pushed([result(f"m{i}", mean, half) for i, (mean, half) in enumerate(values)]))
     for one in places:
         assert 1 <= one.first <= one.last <= len(places)
+        assert one.first == 1 + sum(other.result.ci_low > one.result.ci_high for other in places)
+        assert one.last == len(places) - sum(other.result.ci_high < one.result.ci_low for other in places)
         for other in places:
             if one.last < other.first:
                 assert one.result.ci_low > other.result.ci_high

@@ -101,6 +101,16 @@ def test_a_job_beyond_the_quota_is_refused_with_one_line(hub, bob, ann):
     assert submitted(bob).status_code == 201
 
 
+def test_the_first_steps_of_a_branch_are_not_counted_again(tmp_path):
+    writer = RunWriter(tmp_path / "run", steps=4, groups=1)
+    for step in (1, 2, 3):
+        writer.train_step(step)
+    counted = [row.num_tokens for row in writer.ledger.batches()]
+    assert usage.trained_tokens(writer.dir.ledger) == sum(counted)
+    writer.ledger.journal.set_fact("branched_from", {"run": "/runs/other", "step": 2})
+    assert usage.trained_tokens(writer.dir.ledger) == counted[2]
+
+
 def test_a_run_that_goes_beyond_the_quota_is_stopped_and_waits_for_room(hub, bob, ann, asleep):
     run = submitted(bob).json()["run"]["id"]
     queue = worker.QueueWorker(hub.lab)

@@ -11,6 +11,8 @@ import pytest
 
 from mettle.hub.training import jobs, program, worker
 from mettle.hub.training.jobs import run_folder
+from mettle.storage.checkpoints import write_checkpoint
+from mettle.storage.run_dir import RunDir
 
 BODY = {"model": "tiny", "environments": [{"id": "reverse-text"}], "max_steps": 3, "batch_size": 32, "max_tokens": 8}
 
@@ -130,8 +132,6 @@ def test_versions_are_listed_and_downloaded_as_a_tar(hub, bob, tmp_path):
 
 
 def with_versions(hub, run, *numbers):
-    from mettle.storage.run_dir import RunDir
-
     for number in numbers:
         folder = RunDir(run_folder(hub.lab.folder, run["id"])).version(number)
         folder.mkdir(parents=True)
@@ -162,6 +162,23 @@ def test_a_new_run_begins_from_a_version_with_the_steps_that_are_left(hub, bob, 
     written = tomllib.loads(folder.with_suffix(".toml").read_text())
     assert written["model"] == {"lora": {"rank": 4}, "path": start}
     assert (written["max_steps"], "warm_up" in written, "start" in written) == (3, False, False)
+
+
+def test_where_there_is_a_checkpoint_the_new_run_is_a_branch_with_all_that_the_earlier_one_had(hub, bob, programs):
+    run = bob.post("/api/v1/rft/runs", json={**BODY, "max_steps": 5}).json()["run"]
+    with_versions(hub, run, 2, 3)
+    source = run_folder(hub.lab.folder, run["id"])
+    write_checkpoint(RunDir(source).checkpoints, 2, lambda folder: (folder / "state").write_bytes(b"x"), {})
+    address = f"/api/v1/rft/runs/{run['id']}/restart"
+    made, other = [bob.put(address, params={"step": step}).json()["run"] for step in (2, 3)]
+    assert (made["maxSteps"], other["maxSteps"]) == (5, 2)
+    assert made["plannedTokens"] == pytest.approx(run["plannedTokens"] * 3 / 5, abs=1)
+    bob.put(f"/api/v1/rft/runs/{run['id']}/stop")
+    worker.QueueWorker(hub.lab).step()
+    folder = run_folder(hub.lab.folder, made["id"])
+    assert programs[0][0][2:] == [
+        "mettle.cli", "rl", "branch", str(source), "--step", "2", "--dir", str(folder), "--json",
+    ]  # fmt: skip
 
 
 def test_the_model_directory_of_a_version_is_written_once_before_the_run(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mettle.errors import UserError
 from mettle.inference.engine.adapter_files import read_adapter
-from mettle.inference.engine.adapters import AdapterWeights, fit_adapter
+from mettle.inference.engine.adapters import AdapterWeights, NotByRow, fit_adapter, head_rows
 from mettle.inference.engine.architecture import shape_from_config
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import run_requests
@@ -29,6 +29,8 @@ from mettle.inference.engine.weights import fuse
 
 CPU = torch.device("cpu")
 IDS = [5, 17, 200, 3, 3, 91, 44, 8, 120, 7, 66]
+NOT_TIED = {name: () if config.tie_word_embeddings else ("lm_head",) for name, config in CONFIGS.items()}
+"""The output head, where it is a matrix of its own."""
 FAMILIES = ("qwen3 tied", "llama with biases", "olmo2", "gemma3 with a cap and stretched positions")
 
 
@@ -43,7 +45,7 @@ def fitted(model: Any, folder: Path) -> AdapterWeights:
 
 def logprobs(decoder: Decoder, adapter: AdapterWeights | None) -> Tensor:
     hidden = decoder.prefill(torch.tensor([IDS]), adapters=[adapter])[0, : len(IDS)]
-    return torch.log_softmax(decoder.logits(hidden), -1)
+    return torch.log_softmax(decoder.logits(hidden, head_rows([adapter], CPU, len(IDS))), -1)
 
 
 def references(model: Any) -> Tensor:
@@ -99,11 +101,14 @@ def ask_as(adapter: str, number: int, prompt: list[int], version: int | None = N
     return replace(asked, adapter=adapter, adapter_version=version)
 
 
-@pytest.mark.parametrize("name", ["qwen3 tied", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen3 tied", "qwen3_moe", "llama with biases"])
 def test_requests_of_several_adapters_are_sampled_as_each_would_be_alone(name: str, tmp_path: Path) -> None:
     model = make_model(CONFIGS[name])
-    targets = ALL_LINEAR[:4] if "moe" in name else ALL_LINEAR
-    folders = {str(i): save_adapter(model, tmp_path / str(i), seed=i, rank=1 + i, targets=targets) for i in range(3)}
+    of_each = [ALL_LINEAR[4:], (*ALL_LINEAR, *NOT_TIED[name]), (*ALL_LINEAR[:4], *NOT_TIED[name])]
+    folders = {
+        str(i): save_adapter(model, tmp_path / str(i), seed=i, rank=1 + i, targets=targets)
+        for i, targets in enumerate(of_each)
+    }
     wanted = [ask_as(adapter, i, IDS, n=1 + i % 2) for i, adapter in enumerate(["0", "", "1", "0", "2", "", "1", "0"])]
     together = run_requests(scheduler_with(model, folders, max_slots=64), wanted)
     for request, generation in zip(wanted, together, strict=True):
@@ -157,11 +162,47 @@ def test_a_new_version_is_taken_by_running_requests_except_those_that_pinned_the
     assert [str(error) for error in heard.errors] == ["adapter 'a' is not served"]
 
 
-def test_an_adapter_of_attention_alone_is_served_on_a_mixture(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "targets", [ALL_LINEAR[:4], ("gate_proj", "up_proj"), ("down_proj",), (*ALL_LINEAR, "lm_head")]
+)
+def test_an_adapter_of_a_mixture_gives_what_its_merged_weights_do(targets: tuple[str, ...], tmp_path: Path) -> None:
     model = make_model(CONFIGS["qwen3_moe"])
-    folder = save_adapter(model, tmp_path / "a", targets=ALL_LINEAR[:4])
+    folder = save_adapter(model, tmp_path / "a", targets=targets)
     ours = logprobs(make_decoder(model), fitted(model, folder))
     assert (ours - references(with_adapter(model, folder))).abs().mean() <= 1e-5
+    assert (ours - references(model)).abs().mean() > 0.01
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_an_adapter_of_the_output_head_gives_what_peft_computes(is_tied: bool, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = make_model(tiny_config(tie_word_embeddings=is_tied))
+    folder = save_adapter(model, tmp_path / "a", targets=("v_proj", "lm_head"))
+    ours = logprobs(make_decoder(model), fitted(model, folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns of a head that is tied
+        reference = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()
+    assert (ours - references(reference)).abs().mean() <= 1e-5
+
+
+def test_tokens_under_adapters_of_experts_and_head_are_drawn_as_their_merged_models_say(tmp_path: Path) -> None:
+    model = make_model(CONFIGS["qwen3_moe"])
+    folders = {
+        str(i): save_adapter(model, tmp_path / str(i), seed=i, targets=(*ALL_LINEAR, "lm_head")) for i in range(2)
+    }
+    wanted = [replace(ask(name, IDS, 2000, seed=5, max_tokens=1, ignore_eos=True), adapter=name) for name in folders]
+    for name, generation in zip(
+        folders, run_requests(scheduler_with(model, folders, max_slots=4096), wanted), strict=True
+    ):
+        expected = references(with_adapter(model, folders[name]))[-1].exp() * 2000
+        counts = torch.bincount(torch.tensor([c.token_ids[0] for c in generation.choices]), minlength=len(expected))
+        likely = expected >= 5
+        counted = torch.cat([counts[likely], counts[~likely].sum()[None]])
+        wanted_counts = torch.cat([expected[likely], expected[~likely].sum()[None]])
+        statistic = ((counted - wanted_counts) ** 2 / wanted_counts).sum()
+        degrees = len(counted) - 1
+        assert degrees >= 5
+        assert statistic < degrees + 4 * (2 * degrees) ** 0.5, "four standard deviations"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +234,6 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(tmp_path: Path) -> No
     others = {
         "is \\[64, 32\\] here, \\[48, 32\\] there": (tiny_config(intermediate_size=48), ALL_LINEAR),
         "no 'model.layers.2": (tiny_config(num_hidden_layers=3), ALL_LINEAR),
-        "output heads": (tiny_config(tie_word_embeddings=False), ("lm_head",)),
         "at all": (tiny_config(), ()),
     }
     for number, (message, (config, targets)) in enumerate(others.items()):
@@ -203,10 +243,16 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(tmp_path: Path) -> No
         assert "\n" not in str(caught.value)
 
 
-def test_an_adapter_of_experts_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_adapter_of_a_router_is_refused_by_row(tmp_path: Path) -> None:
+    model = make_model(CONFIGS["qwen3_moe"])
+    with pytest.raises(NotByRow, match="a mixture's routers are not served"):
+        fitted(model, save_adapter(model, tmp_path / "a", targets=("q_proj", "gate")))
+
+
+def test_an_adapter_of_a_dense_model_is_refused_on_a_mixture_by_name(tmp_path: Path) -> None:
     model = make_model(CONFIGS["qwen3_moe"])
     folder = save_adapter(make_model(tiny_config(hidden_size=32)), tmp_path / "a", targets=("gate_proj",))
-    with pytest.raises(UserError, match="experts are not served"):
+    with pytest.raises(UserError, match=r"has no 'model\.layers\.0\.mlp\.gate_proj'"):
         fitted(model, folder)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_families import CONFIGS
 from policies import (
     make_model,
     picked_logprobs,
@@ -162,14 +163,19 @@ def test_whole_weights_and_adapters_may_follow_each_other(engine: EmbeddedEngine
     assert (scores(engine) - picked_logprobs(newer, PROMPT)).abs().max() < 1e-4
 
 
-def test_an_adapter_of_a_head_is_added_to_a_copy_of_the_base(tmp_path: Path) -> None:
-    model = make_model(tiny_config(tie_word_embeddings=False))
+@pytest.mark.parametrize(("targets", "is_by_row"), [(("down_proj", "lm_head"), True), (("q_proj", "gate"), False)])
+def test_an_adapter_of_experts_and_head_is_kept_beside_the_base_and_one_of_routers_added_to_a_copy(
+    targets: tuple[str, ...], is_by_row: bool, tmp_path: Path
+) -> None:
+    model = make_model(CONFIGS["qwen3_moe"])
     base = save_policy(model, tmp_path / "base")
-    folder = save_adapter(model, tmp_path / "peft", targets=("q_proj", "lm_head"))
+    folder = save_adapter(model, tmp_path / "peft", targets=targets)
     published = publish_adapter(model, folder, base, tmp_path / "weights", 1)
     engine = start_engine(InferenceConfig(model=base, max_slots=8))
     try:
+        decoder = engine._scheduler.decoder
         engine.update_weights(published, 1)
+        assert (engine._scheduler.decoder is decoder) == is_by_row
         assert (scores(engine) - picked_logprobs(with_adapter(model, folder), PROMPT)).abs().max() < 1e-4
     finally:
         engine.close()

@@ -43,8 +43,16 @@ class OpenHouse:
 
     @classmethod
     async def open(cls, model: Path, folder: Path, *, port: int = 0, **settings: Any) -> OpenHouse:
-        outside = OutsideConfig(folder=folder, **settings)
-        config = InferenceConfig(model=model, max_slots=16, seed=0, outside=outside, num_threads=1)
+        return await cls.beside(
+            InferenceConfig(model=model, max_slots=16, seed=0, num_threads=1), folder, port, **settings
+        )
+
+    @classmethod
+    async def beside(cls, own: InferenceConfig, folder: Path, port: int = 0, **settings: Any) -> OpenHouse:
+        """With the engine of any config as its own."""
+        model = own.model
+        config = own.model_copy(update={"outside": OutsideConfig(folder=folder, **settings)})
+        config = InferenceConfig.model_validate(config.model_dump())
         renderer = Renderer.from_directory(model)
         engine = await asyncio.to_thread(
             open_engine, config, eos_token_ids=renderer.stop_token_ids, decode_text=renderer.visible_text

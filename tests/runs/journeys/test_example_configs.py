@@ -1,58 +1,62 @@
-"""Every example of a run can be read, fits its own ranks, and says what has been run of it."""
+"""The files in `configs/`: each is what its first lines say, and can be run."""
 
 from __future__ import annotations
 
-import json
-import tomllib
+import re
 from pathlib import Path
 
 import pytest
 
-from mettle.runs.fit import check_fit
+from mettle.envs import load_environment
 from mettle.runs.launch import load_run_config
+from mettle.runs.plan import plan
+from mettle.trainer.policy import write_policy
+from mettle.trainer.presets import PolicyConfig
 
-FOLDER = Path(__file__).parents[3] / "configs"
-RUNS = sorted(path for path in FOLDER.glob("*.toml") if "orchestrator" in tomllib.loads(path.read_text()))
-OF_GPUS = [path for path in RUNS if tomllib.loads(path.read_text()).get("trainer", {}).get("device") == "cuda"]
-
-
-@pytest.fixture
-def named_model(tmp_path):
-    """A folder that says it is a model; nobody reads more of it before a run is made."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    return tmp_path
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = sorted(path for path in (ROOT / "configs").rglob("*.toml") if path.name != "endpoints.toml")
+ON_TWO_CORES = ("arithmetic", "lora", "number-guess", "reverse-text", "self-play", "turn-credit")
 
 
-def loaded(path, model):
-    tree = tomllib.loads(path.read_text())
-    # What has no environment of its own is laid over a recipe, as its first lines say.
-    files = [path] if "envs" in tree["orchestrator"] else [FOLDER / "reverse-text.toml", path]
-    return load_run_config(files, ["--model.path", str(model)] if "path" in tree.get("model", {}) else []).config
+def files_of(example: Path) -> list[Path]:
+    """The files that it is run with: those of the last command in its first lines that names it, or itself alone."""
+    said = [match[1] for match in re.finditer(r"mettle rl run ((?:\S+\.toml ?)+)", example.read_text())]
+    own = str(example.relative_to(ROOT))
+    with_it = [line.split() for line in said if own in line.split()]
+    return [ROOT / name for name in with_it[-1]] if with_it else [example]
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_an_example_is_a_config(path, named_model):
-    config = loaded(path, named_model)
-    check_fit(config)
-    assert path.read_text().startswith("# "), "the first lines say what it is"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """For the configs that name a model directory which only their readers have."""
+    return write_policy(tmp_path_factory.mktemp("own") / "model", PolicyConfig(num_layers=1))
 
 
-@pytest.mark.parametrize("path", OF_GPUS, ids=lambda path: path.stem)
-def test_an_example_for_gpus_says_what_has_been_run(path, named_model):
-    head = path.read_text().partition("\n\n")[0].splitlines()
-    assert any(line.startswith("# Run: ") for line in head)
-    config = loaded(path, named_model)
-    assert config.inference.device == "cuda"
-    assert config.inference.canary_tolerance >= 0.02, "two sides in bfloat16"
-    if config.deployment.engine == "ray":
-        assert config.deployment.ray.gpus_per_rank == 1
-        assert config.deployment.ray.gpus_per_replica >= 1
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_it_is_a_run_of_environments_that_take_its_arguments(example, model):
+    files = files_of(example)
+    has_path = any(re.search(r"^path = ", path.read_text(), re.MULTILINE) for path in files)
+    config = load_run_config(files, ["--model.path", str(model)] if has_path else []).config
+    specs = [*config.orchestrator.envs, *config.orchestrator.eval.envs]
+    assert specs
+    for spec in specs:
+        if not spec.args.get("source"):  # else its rows are fetched
+            load_environment(spec.id, **spec.args)
 
 
-def test_the_examples_take_the_gpus_that_they_name():
-    trees = {path.stem: tomllib.loads(path.read_text()) for path in OF_GPUS}
-    for name, number in (("qwen3-30b-a3b-8gpu", 8), ("qwen3-0.6b-2nodes", 4)):
-        ray, replicas = trees[name]["deployment"]["ray"], trees[name]["inference"].get("replicas", 1)
-        ranks = trees[name]["deployment"]["num_trainer_ranks"] * ray["gpus_per_rank"]
-        assert ranks + replicas * ray["gpus_per_replica"] == number
-    assert "deployment" not in trees["qwen3-0.6b-1gpu"]
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_its_first_lines_say_what_it_is_and_how_it_is_run(example):
+    first = example.read_text().split("\n\n")[0]
+    assert all(line.startswith("#") for line in first.splitlines())
+    assert re.search(r"mettle rl (run|plan) configs/|docs/", first)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ON_TWO_CORES)
+def test_it_can_be_planned(name):
+    found = plan(load_run_config(files_of(ROOT / "configs" / f"{name}.toml")))
+    assert found["step_s"] > 0
+    assert found["memory_bytes"] < 8e9

@@ -1,7 +1,11 @@
-"""Two runs with one seed in which nothing stale is trained: the same batches, the same weights, whoever dies between."""
+"""Two runs with one seed in which nothing stale is trained: the same batches, the same weights, whoever dies between;
+and a branch of one of them."""
 
 import pytest
-from stories import CONFIG, Run, published, rolling_out
+from stories import CONFIG, Run, mettle_in, published, rolling_out
+
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
 
 STEPS = 6
 SYNCHRONOUS = CONFIG.replace("max_staleness = 4", "max_staleness = 0\nmax_lag = 0")
@@ -12,6 +16,12 @@ def accounts(run):
     batches = run.read(lambda ledger: [(row.step, row.digest, row.weights_digest) for row in ledger.batches()], [])
     rewards = "SELECT eval_id, example_id, position, reward FROM rollouts WHERE kind = 'eval' ORDER BY 1, 2, 3"
     return batches, run.read(lambda ledger: [tuple(row) for row in ledger.database.rows(rewards)], [])
+
+
+def check_branch(run_dir, batches):
+    ledger = Ledger(run_dir.ledger, is_read_only=True)
+    assert [(row.step, row.digest, row.weights_digest) for row in ledger.batches()] == batches
+    ledger.close()
 
 
 @pytest.mark.nightly
@@ -33,6 +43,10 @@ def test_the_seed_decides_batches_and_weights_to_the_last_bit_also_across_kills(
                 run.kill("supervisor")
             assert run.end(400.0) == 0, run.said()
             found.append(accounts(run))
+            if name == "calm":
+                branch = mettle_in(tmp_path, "rl", "branch", run.run_dir.path, "--step", 4, "--dir", "branch")
+                assert branch.returncode == 0, branch.stderr
+                check_branch(RunDir(tmp_path / "branch"), found[0][0])
         finally:
             run.close()
     calm, killed = found

@@ -3,7 +3,9 @@
 What was measured stands in docs/explanation/liveness.md; `METTLE_STANDSTILL_LOG` names a file for new figures.
 """
 
+import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from standstill import NAMED_S, PLACES, WARM_UP, FaultyRun, note
-from stories import published
+from stories import mettle_in, published
 
 from mettle.processes.beats import read_beats
+from mettle.processes.child import process_state
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -28,6 +31,7 @@ class Fault:
     is_left: bool = False
     places: tuple[str, ...] = PLACES
     overrides: tuple[str, ...] = ("--orchestrator.env_workers", "1")
+    who: str = "(pid {pid})"
 
 
 def frozen(name: str, **options: object) -> Fault:
@@ -36,6 +40,11 @@ def frozen(name: str, **options: object) -> Fault:
 
 def blocked(name: str, **options: object) -> Fault:
     return Fault(lambda run: run.block(name), "sitecustomize.py", name, **options)
+
+
+def killed(name: str) -> Fault:
+    words = f"{name} was ended by SIGKILL; restarting"
+    return Fault(lambda run: os.kill(run.pid(name), signal.SIGKILL), words, name, is_left=True, who="")
 
 
 def clock(seconds: float) -> Fault:
@@ -68,7 +77,13 @@ FAULTS = {
         lambda run: run.begin("never-answers"), "no rollouts", "orchestrator", overrides=IN_THE_ORCHESTRATOR
     ),
     "an environment in a worker never answers": Fault(lambda run: run.begin("never-answers"), "no rollouts", "worker"),
-    "killed worker": Fault(lambda run: os.kill(run.pid("worker"), 9), "SIGKILL", "worker", is_left=True),
+    "killed trainer": killed("trainer"),
+    "killed inference": killed("inference"),
+    "killed orchestrator": killed("orchestrator"),
+    "killed page": killed("hub"),  # which tells of it itself, when it is back
+    "killed worker": Fault(
+        lambda run: os.kill(run.pid("worker"), signal.SIGKILL), "SIGKILL", "worker", is_left=True, who="worker {pid}"
+    ),
     "paused engine": Fault(lambda run: run.admin("/admin/pause"), "told to pause", "inference", is_left=True),
     "clock a day ahead": clock(86_400.0),
     "clock a day back": clock(-86_400.0),
@@ -98,7 +113,7 @@ def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
     pid = run.pid(fault.process) if fault.process else 0
     fault.inject(run)
     injected = time.monotonic()
-    who = f"(pid {pid})" if fault.words != "SIGKILL" else f"worker {pid}"
+    who = fault.who.format(pid=pid)
     seen = run.watch(lambda text: fault.words in text and (not fault.process or who in text), places=fault.places)
     figures = {place: getattr(seen, place) for place in fault.places}
     note(name, {**figures, "told": [e.message for e in run.events() if e.event_id not in before]})
@@ -109,6 +124,29 @@ def test_who_stands_still_is_named_within_30_s_and_the_run_goes_on(name, start):
         run.heal()
     run.goes_on()
     note(name, {"goes_on_s": time.monotonic() - injected})
+    run.finish()
+
+
+def test_a_killed_supervisor_takes_its_run_along_and_is_named_where_the_run_goes_on(tmp_path, start):
+    run = start("--orchestrator.env_workers", "1")
+    run.wait_for(published(3), limit_s=800.0)
+    pid, others = run.pid("supervisor"), [beat.pid for beat in read_beats(run.run_dir.beats).values()]
+    run.process.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    run.process.wait()
+    while any(process_state(other) for other in others):
+        assert time.monotonic() - killed < NAMED_S, "processes of a run outlive its supervisor"
+        time.sleep(0.05)
+    gone_s = time.monotonic() - killed
+    listed = mettle_in(tmp_path, "rl", "list", "--dir", tmp_path, "--json")
+    assert [row["state"] for row in json.loads(listed.stdout)] == ["interrupted"], listed
+    resumed = time.monotonic()
+    run.resume()
+    seen = run.watch(lambda text: f"the supervisor (pid {pid}) was killed" in text)
+    assert all((getattr(seen, place) or 1e9) <= NAMED_S for place in PLACES), (seen, run.said())
+    run.goes_on()
+    figures = {place: getattr(seen, place) for place in PLACES}
+    note("killed supervisor", {**figures, "gone_s": gone_s, "goes_on_s": time.monotonic() - resumed})
     run.finish()
 
 

@@ -111,7 +111,7 @@ def untied_model(tmp_path):
     return folder
 
 
-async def test_an_adapter_of_the_output_head_samples_with_a_copy_of_the_base(settings, untied_model):
+async def test_adapters_of_the_output_head_are_sampled_beside_the_base(settings, untied_model):
     async with running(settings(base_model=untied_model, max_samplers=1)) as service:
         model = await trained(service())
         samplers = [await snapshot(model, 0), await snapshot(model, 1)]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from mettle.clients.hub import HubClient, refusal
+from mettle.clients.hub_requests import ApiRequest, Steps
 from mettle.envs.packages.archive import Packed
 from mettle.storage.files import sha256_file
 
 UPLOAD_S = 300.0
 
 
-def push_package(
-    client: HubClient, packed: Packed, *, owner: str = "", visibility: str | None = None
-) -> dict[str, Any]:
-    """Publish one version; returns its slug, ids and hashes. Raises: UserError for what the Hub refuses."""
+def push_package(packed: Packed, *, owner: str = "", visibility: str | None = None) -> Steps[dict[str, Any]]:
+    """Publish one version, by `carry_out` of either client; gives its slug, ids and hashes."""
     asked: dict[str, Any] = {"name": packed.name}
     if visibility is not None:
         asked["visibility"] = visibility.upper()
     if owner:
         asked["owner_slug"] = owner
-    environment = client.post("/environmentshub/resolve", asked)["data"]
+    environment = (yield ApiRequest("POST", "/environmentshub/resolve", json=asked))["data"]
     base = f"/environmentshub/{environment['id']}"
     project = packed.project
     tags = project.get("tags") or project.get("keywords") or []
@@ -34,14 +32,9 @@ def push_package(
             "content_hash": packed.content_hash, "filename": path.name, "sha256": sha256_file(path),
             "size": path.stat().st_size, "semantic_version": packed.version, "metadata": metadata,
         }  # fmt: skip
-        told = client.post(f"{base}/{kind}", body)["data"]
-        # The address is the secret of an upload: no token goes there.
-        answer = client.http.put(
-            told["upload_url"], content=path.read_bytes(), headers={"Authorization": ""}, timeout=UPLOAD_S
-        )
-        if not answer.is_success:
-            raise refusal(answer)
-        client.post(f"{base}/{kind}/{told[key]}/finalize")
+        told = (yield ApiRequest("POST", f"{base}/{kind}", json=body))["data"]
+        yield ApiRequest("PUT", told["upload_url"], content=path.read_bytes(), is_public=True, timeout_s=UPLOAD_S)
+        yield ApiRequest("POST", f"{base}/{kind}/{told[key]}/finalize")
     slug = f"{environment['owner']['name']}/{environment.get('name') or packed.name}"
     return {
         "slug": slug, "version": packed.version, "environment_id": environment["id"], "created": environment["created"],

@@ -13,7 +13,8 @@ from typing import Final
 
 from mettle.errors import UserError
 
-SLUG: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9]){1,29}")
+MAX_SLUG: Final = 30
+SLUG: Final = re.compile(rf"(?=.{{2,{MAX_SLUG}}}\Z)[a-z0-9](?:-?[a-z0-9])+")
 _LETTERS: Final = string.ascii_lowercase + string.digits
 
 

@@ -44,7 +44,7 @@ def _model(folder: Path, run: RunDir, version: int) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     weights = run.version(version)
     if (weights / ADAPTER_CONFIG).exists():
-        words = ["adapter", "merge", str(run.path), str(target), "--version", str(version)]
+        words = ["adapter", "merge", str(weights), str(target), "--base", str(run.model)]
         subprocess.run([*_METTLE, *words], check=True)
         return target
     target.mkdir(parents=True)

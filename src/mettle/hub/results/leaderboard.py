@@ -8,6 +8,7 @@ overlap share a place, whatever their means are.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -52,12 +53,11 @@ def leaderboard(results: Iterable[Ranked]) -> list[Place]:
     """The models, the highest mean first."""
     newest = {(each.model, each.is_local): each for each in sorted(results, key=lambda each: each.at)}
     ranked = sorted(newest.values(), key=lambda each: (-each.mean, each.model, each.is_local))
-    places = []
-    for one in ranked:
-        above = sum(other.ci_low > one.ci_high for other in ranked)
-        below = sum(other.ci_high < one.ci_low for other in ranked)
-        places.append(Place(1 + above, len(ranked) - below, one))
-    return places
+    lows, highs = sorted(each.ci_low for each in ranked), sorted(each.ci_high for each in ranked)
+    return [
+        Place(1 + len(ranked) - bisect_right(lows, one.ci_high), len(ranked) - bisect_left(highs, one.ci_low), one)
+        for one in ranked
+    ]
 
 
 def rank_pushed(results: Sequence[PushedResult]) -> list[Ranked]:

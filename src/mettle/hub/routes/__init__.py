@@ -15,6 +15,9 @@ def include_routes(app: FastAPI) -> None:
         actions_api,
         hosted_evals_api,
         hosted_evals_pages,
+        machines_api,
+        machines_pages,
+        oidc_pages,
         package_index,
         registry_api,
         registry_pages,
@@ -29,9 +32,20 @@ def include_routes(app: FastAPI) -> None:
         usage_pages,
     )
 
-    api = (account_api, registry_api, actions_api, results_api, hosted_evals_api, secrets_api, training_api, usage_api)
+    api = (
+        account_api,
+        registry_api,
+        actions_api,
+        results_api,
+        hosted_evals_api,
+        secrets_api,
+        training_api,
+        usage_api,
+        machines_api,
+    )
     pages = (
         account_pages,
+        oidc_pages,
         team_pages,
         registry_pages,
         results_pages,
@@ -39,6 +53,7 @@ def include_routes(app: FastAPI) -> None:
         secrets_pages,
         training_pages,
         usage_pages,
+        machines_pages,
         package_index,
     )
     app.state.open_pushed = results_pages.open_pushed

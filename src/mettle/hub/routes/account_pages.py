@@ -14,19 +14,21 @@ from mettle.hub.access import COOKIE, Anybody, LabHere, SignedIn, signed_in
 from mettle.hub.accounts import audit, people, sessions, teams, tokens
 from mettle.hub.accounts.passwords import MIN_LENGTH
 from mettle.hub.lab import Lab
+from mettle.hub.oidc.people import has_password, identities_of
 from mettle.hub.pages import page
 from mettle.hub.routes.forms import CheckedForm, Fields
 from mettle.hub.routes.looking import looking
+from mettle.hub.routes.signing_in import path_here, sign_in_form, with_cookie
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[Depends(looking)])
 
 
 @router.get("/signin")
-def sign_in_page(caller: Anybody, next: str = "/") -> Response:
+def sign_in_page(lab: LabHere, caller: Anybody, next: str = "/") -> Response:
     """The form."""
     if caller.is_session:
-        return RedirectResponse(_here(next), status_code=303)
-    return page("signin.html", next=_here(next), problem="", slug="")
+        return RedirectResponse(path_here(next), status_code=303)
+    return sign_in_form(lab, path_here(next))
 
 
 @router.post("/signin")
@@ -37,13 +39,11 @@ def sign_in(request: Request, lab: LabHere, fields: Fields) -> Response:
     lab.limits.sign_in_by_name.take(slug, "sign-ins with this name")
     with lab.database.read() as c:
         stored = people.password_of(c, slug)
-    following = _here(fields.get("next", "/"))
+    following = path_here(fields.get("next", "/"))
     if not lab.passwords.is_right(stored, fields.get("password", "")):
         with lab.database.write() as c:
             audit.note(c, slug, "session.refused", slug, address=address)
-        answer = page("signin.html", next=following, problem="The name or the password is wrong.", slug=slug)
-        answer.status_code = 401
-        return answer
+        return sign_in_form(lab, following, problem="The name or the password is wrong.", slug=slug, status=401)
     with lab.database.write() as c:
         person = people.find_person(c, slug)
         assert person is not None, "it has a password"
@@ -188,26 +188,12 @@ def _account(lab: Lab, caller: Any, *, secret: str = "", problem: str = "", stat
     person = signed_in(caller).person
     with lab.database.read() as c:
         mine = tokens.tokens_of(c, person.id) if person else []
+        identities = identities_of(c, person.id) if person else []
+        is_by_password = has_password(c, person.id) if person else False
     answer = page(
         "account.html", person=person, teams=caller.teams, tokens=mine, scopes=tokens.SCOPES, secret=secret,
-        problem=problem, min_length=MIN_LENGTH,
+        problem=problem, min_length=MIN_LENGTH, identities=identities, has_password=is_by_password,
+        provider=None if lab.provider is None else lab.provider.config.label,
     )  # fmt: skip
     answer.status_code = status
     return answer
-
-
-def with_cookie(request: Request, answer: Response, secret: str) -> Response:
-    """The answer that signs a browser in. The cookie goes over TLS alone where the page came so."""
-    answer.set_cookie(
-        COOKIE, secret, max_age=int(sessions.SESSION_S), path="/", httponly=True, samesite="lax",
-        secure=request.url.scheme == "https",
-    )  # fmt: skip
-    return answer
-
-
-def _here(target: str) -> str:
-    """Where to go after signing in: a path of this server, or the first page."""
-    is_ours = target.startswith("/") and not target.startswith("//") and "\\" not in target
-    if not is_ours or any(ord(letter) < 33 for letter in target):
-        return "/"
-    return target

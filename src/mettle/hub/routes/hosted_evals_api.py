@@ -11,8 +11,9 @@ from mettle.hub.access import EvalWriter, LabHere
 from mettle.hub.accounts import audit
 from mettle.hub.caller import Caller
 from mettle.hub.evaluating.acceptance import accept_evaluation
+from mettle.hub.evaluating.outcome import evaluation_folder
+from mettle.hub.evaluating.source import LOG
 from mettle.hub.evaluating.submission import HostedEvaluation
-from mettle.hub.evaluating.worker import LOG, evaluation_folder
 from mettle.hub.lab import Lab
 from mettle.hub.logs import hide
 from mettle.hub.results import pushed

@@ -1,8 +1,10 @@
-"""A new run from a version of an earlier one: its weights, or its adapter merged into its base, and the steps left.
+"""A new run from a version of an earlier one, with the settings of that one and the steps that it had left.
 
-Parts: `start_from` (queue it), `start_folder` (where the worker has the weights written as a model directory first).
-The new run has the settings of the earlier one, and as many steps as that had left; it draws its tasks anew, and its
-optimiser begins anew. The earlier run stays as it is: what it has trained stays trained.
+Where there is a checkpoint of the version the new run is a branch of the earlier one (`mettle.runs.branch`): weights,
+optimiser, tasks and figures go on. Of any other version there are the weights alone (an adapter is merged into its
+base): the new run draws its tasks anew, and its optimiser begins anew. Parts: `start_from` (queue it), `start_folder`
+(where the worker has the weights of such a version written as a model directory first). The earlier run stays as it is:
+what it has trained stays trained.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from mettle.hub.lab import Lab
 from mettle.hub.training import jobs, usage
 from mettle.hub.training.jobs import TrainingJob
 from mettle.hub.training.versions import versions_on_disk
+from mettle.storage.checkpoints import newest_checkpoint
+from mettle.storage.run_dir import RunDir
 from mettle.web.problems import HttpError
 
 START = "start"
@@ -45,13 +49,25 @@ def start_from(c: Connection, lab: Lab, caller: Caller, job: TrainingJob, versio
     usage.must_have_room(c, job.owner_id, int((planned or {}).get("num_tokens", 0)))
     model = {"lora": job.config["model"]["lora"]} if job.config["model"].get("lora") else {}
     config = {name: value for name, value in job.config.items() if name not in ("warm_up", "name", START)}
-    config |= {"model": model, "max_steps": left, START: {"run": job.id, "version": version}}
+    if is_branch := _has_checkpoint(lab.folder, job, version):
+        config = dict(job.config)
+    else:
+        config |= {"model": model, "max_steps": left}
+    config[START] = {"run": job.id, "version": version, "is_branch": is_branch}
     made = jobs.submit(
         c, caller, job.owner_id, name=f"{job.name[:180]} from v{version}", model=job.model,
         environments=job.environments, config=config, planned=planned,
     )  # fmt: skip
     audit.note(c, caller.name, "run.restart", job.name, detail=f"from v{version}", address=caller.address)
     return made
+
+
+def _has_checkpoint(root: Path, job: TrainingJob, version: int) -> bool:
+    """Not of a run whose model lies in its start folder: that would go with the earlier run."""
+    if not job.config.get(START, {"is_branch": True}).get("is_branch"):
+        return False
+    found = newest_checkpoint(RunDir(jobs.run_folder(root, job.id)).checkpoints, at_step=version)
+    return version > 0 and found is not None
 
 
 def _part_of(planned: dict[str, Any], share: float) -> dict[str, Any]:

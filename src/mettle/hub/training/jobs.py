@@ -139,6 +139,19 @@ def queue_again(c: Connection, job: TrainingJob) -> None:
     set_values(c, job.id, status=QUEUED, is_stop_wanted=False, error="", ended_at=None, planned=planned)
 
 
+def claim(c: Connection, job_id: str) -> bool:
+    """Take one that waits. False when somebody else has, or it was stopped."""
+    j, now = tables.jobs.c, time.time()
+    taken = update(tables.jobs).where(j.id == job_id, j.status == QUEUED)
+    return c.execute(taken.values(status=RUNNING, started_at=now, updated_at=now)).rowcount == 1
+
+
+def let_wait_again(c: Connection, job_id: str) -> None:
+    """Put one whose worker is gone back into the queue, before those that came later."""
+    j = tables.jobs.c
+    c.execute(update(tables.jobs).where(j.id == job_id, j.status == RUNNING).values(status=QUEUED))
+
+
 def delete_job(c: Connection, job: TrainingJob) -> None:
     """Raises: HttpError 409 for one that runs."""
     if job.status == RUNNING:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 
 from sqlalchemy import Connection
 
@@ -13,20 +11,23 @@ from mettle.hub.lab import Lab
 from mettle.hub.secrets.store import JobEnvironment, job_environment
 from mettle.hub.training import jobs
 from mettle.hub.training.jobs import TrainingJob
-
-_OF_THE_OPERATOR = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|METTLE_HUB_URL")
+from mettle.hub.training.surroundings import own_environment
 
 
 def environment_for(c: Connection, lab: Lab, job: TrainingJob) -> dict[str, str]:
-    """The environment of its process: this server's without what opens something, and the secrets of its owner.
+    """The environment of its process: this server's without what opens something, and the secrets of its owner."""
+    return {**own_environment(), **told_values(c, lab, job)}
+
+
+def told_values(c: Connection, lab: Lab, job: TrainingJob) -> dict[str, str]:
+    """The secrets and variables of its owner that it is told.
 
     What it is told is sealed beside the job, so that its logs are shown without it for as long as they are kept.
     """
     told = job_environment(c, lab.vault, job.owner_id, job.environments)
     said = json.dumps({"values": told.values, "secret": told.secret})
     jobs.set_values(c, job.id, sealed=lab.vault.seal(said, job.id) if told.values else "")
-    own = {name: value for name, value in os.environ.items() if not _OF_THE_OPERATOR.search(name)}
-    return {**own, **told.values}
+    return told.values
 
 
 def hidden_of(lab: Lab, job: TrainingJob) -> list[tuple[str, str]]:

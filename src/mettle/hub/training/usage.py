@@ -26,7 +26,11 @@ from mettle.storage.ledger import Ledger
 from mettle.web.problems import HttpError
 
 ANY_MODEL: Final = "*"
-_TRAINED: Final = "SELECT coalesce(sum(num_tokens), 0) FROM batches WHERE trained_at IS NOT NULL"
+_TRAINED: Final = (
+    "SELECT coalesce(sum(num_tokens), 0) FROM batches WHERE trained_at IS NOT NULL AND step > coalesce("
+    "(SELECT json_extract(value, '$.step') FROM meta WHERE key = 'branched_from'), 0)"
+)
+"""The first steps of a branch are those of the run that it comes from, where they were counted."""
 _PLAYED: Final = "SELECT coalesce(sum(num_tokens), 0) + coalesce(sum(input_tokens), 0) FROM rollouts"
 
 

@@ -104,14 +104,19 @@ class QueueWorker:
         folder.parent.mkdir(parents=True, exist_ok=True)
         config = folder.parent / f"{job.id}.toml"
         settings = {"name": job.id, **job.config}
-        program = ["mettle.cli"]
-        if begun := settings.pop(START, None):
+        program, words = ["mettle.cli"], ["run", str(config), "--dir", str(folder)]
+        begun = settings.pop(START, None)
+        if begun and begun.get("is_branch"):
+            source = run_folder(self._lab.folder, begun["run"])
+            words = ["branch", str(source), "--step", str(begun["version"]), "--dir", str(folder)]
+        elif begun:
             start = start_folder(self._lab.folder, job.id)
             settings["model"] = {**settings["model"], "path": str(start)}
             source = run_folder(self._lab.folder, begun["run"])
             program = ["mettle.hub.training.program", str(source), str(begun["version"]), str(start)]
         config.write_text(as_toml(settings), encoding="utf-8")
-        words = ["resume", str(folder)] if (folder / "run.db").exists() else ["run", str(config), "--dir", str(folder)]
+        if (folder / "run.db").exists():
+            words = ["resume", str(folder)]
         with (folder.parent / f"{job.id}.out").open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", *program, "rl", *words, "--json"], stdin=subprocess.DEVNULL, stdout=out,

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mettle.inference.engine.adapters import AdapterRows, AdapterWeights, LayerAdapter, LowRank, Projection, group_rows
+from mettle.inference.engine.adapters import (
+    AdapterRows,
+    AdapterWeights,
+    ExpertRows,
+    LowRank,
+    Projection,
+    group_rows,
+)
 from mettle.inference.engine.matrices import can_pack, packed_matrix, packed_product
 
 _TRIED = (2, 8, 40)
@@ -45,7 +52,7 @@ class AdapterStack:
         """A projection's factors; None where no adapter has any. They are laid out when they are first asked for."""
         key = (layer, projection)
         if key not in self._pairs:
-            self._pairs[key] = _stacked([_low(adapter.layers[layer], projection) for adapter in self.adapters])
+            self._pairs[key] = _stacked([adapter.pair(layer, projection) for adapter in self.adapters])
         return self._pairs[key]
 
 
@@ -67,6 +74,16 @@ class StackedRows:
             self._others[key] = self._ranks_of_others(*key)
         shares_RK = packed_product(inputs_RD, pair.a).masked_fill_(self._others[key], 0.0)
         made_RX.add_(packed_product(shares_RK, pair.b))
+
+    def of_experts(self, layer: int, num_rows: int) -> list[ExpertRows]:
+        """What the rows' adapters say of a layer's experts. An expert has few rows, which are grouped by adapter."""
+        found = []
+        for place, adapter in enumerate(self._stack.adapters):
+            if experts := adapter.layers[layer].experts:
+                is_own_R = torch.zeros(num_rows, dtype=torch.bool)
+                is_own_R[: len(self._places_R)] = self._places_R == place
+                found.append(ExpertRows(experts, is_own_R))
+        return found
 
     def _ranks_of_others(self, num_rows: int, ranks: tuple[int, ...]) -> Tensor:
         owners_K = torch.repeat_interleave(torch.arange(len(ranks)), torch.tensor(ranks))
@@ -98,11 +115,6 @@ class AdapterStacks:
         if stack is None or not set(wanted) <= set(stack.places) or len(stack.places) > 2 * len(wanted):
             stack = self._newest = AdapterStack(list(wanted.values()))
         return [StackedRows(stack, [stack.places.get(id(adapter), -1) for adapter in adapters], device)]
-
-
-def _low(layer: LayerAdapter, projection: Projection) -> LowRank | None:
-    low: LowRank | None = getattr(layer, projection)
-    return low
 
 
 def _stacked(lows: Sequence[LowRank | None]) -> _Pair | None:

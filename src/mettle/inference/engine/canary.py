@@ -47,6 +47,7 @@ def _differences(decoder: Decoder, canary: Canary, row: int, adapter: AdapterWei
         return torch.zeros(0, dtype=torch.float64)
     if int(ids.min()) < 0 or int(ids.max()) >= decoder.shape.vocab_size:
         raise WeightsRejected(f"the canary holds token ids outside the vocabulary of {decoder.shape.vocab_size}")
-    ours = score_tokens(decoder, ids[1:], decoder.prefill(ids[None], adapters=[adapter])[0]).cpu().double()
+    hidden_PD = decoder.prefill(ids[None], adapters=[adapter])[0]
+    ours = score_tokens(decoder, ids[1:], hidden_PD, adapter).cpu().double()
     theirs = torch.from_numpy(canary.logprobs[row, 1:length].astype("float64"))
     return (ours - theirs).abs()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.adapters import AdapterWeights, LayerRows, RowsOfAdapters, group_rows
+from mettle.inference.engine.adapters import HEAD, AdapterWeights, LayerRows, RowsOfAdapters, group_rows
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.layers import Rotation, finish, project
@@ -129,11 +129,16 @@ class Decoder:
         sizes = (num_prompts, shape.num_layers, 2 * shape.num_kv_heads, whole_blocks(length), shape.head_size)
         return torch.zeros(sizes, dtype=self.dtype, device=self.device)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, V] in float32 of hidden states [R, D]."""
+    def logits(self, hidden: Tensor, adapters: Sequence[RowsOfAdapters] = ()) -> Tensor:
+        """Logits [R, V] in float32 of hidden states [R, D], with what the rows' adapters add to the head."""
         shape = self.shape
-        normed = F.rms_norm(hidden, (shape.hidden_size,), self.weights.norm, shape.norm_eps)
-        logits = self.weights.head.times(with_rows(normed, self._padded(len(normed))))[: len(hidden)].float()
+        normed = with_rows(
+            F.rms_norm(hidden, (shape.hidden_size,), self.weights.norm, shape.norm_eps), self._padded(len(hidden))
+        )
+        made = self.weights.head.times(normed)
+        for rows in adapters:
+            rows.add(HEAD, "head", made, normed)
+        logits = made[: len(hidden)].float()
         return logits if shape.logit_cap is None else torch.tanh(logits / shape.logit_cap) * shape.logit_cap
 
     def _embed(self, token_ids: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mettle.inference.engine.adapters import LayerRows, Projection
+from mettle.inference.engine.adapters import ExpertRows, LayerRows, Projection
 from mettle.inference.engine.architecture import Activation, Experts, ModelShape
 from mettle.inference.engine.matrices import Matrix, with_rows
 from mettle.inference.engine.weights import ExpertMlps, LayerWeights
@@ -68,7 +68,8 @@ def finish(
     normed = _normed(shape, hidden_RD, layer.mlp_norm)
     if isinstance(layer.mlp, ExpertMlps):
         assert shape.experts is not None, "a layer has experts only in a model that has them"
-        mixed = _mix(shape.experts, shape.activation, layer.mlp, normed, routes)
+        added = [own for rows in adapters for own in rows.of_experts(len(normed))]
+        mixed = _mix(shape.experts, shape.activation, layer.mlp, normed, added, routes)
         return hidden_RD + _normed(shape, mixed, layer.mlp_end_norm)
     gate_up = layer.mlp.gate_up.times(normed, layer.mlp.gate_up_bias)
     for rows in adapters:
@@ -115,7 +116,12 @@ def _activate(gate: Tensor, activation: Activation) -> Tensor:
 
 
 def _mix(
-    experts: Experts, activation: Activation, mlps: ExpertMlps, normed_RD: Tensor, routes: list[Tensor] | None
+    experts: Experts,
+    activation: Activation,
+    mlps: ExpertMlps,
+    normed_RD: Tensor,
+    added: Sequence[ExpertRows],
+    routes: list[Tensor] | None,
 ) -> Tensor:
     """Each row through its own experts, added up in the experts' order whoever else chose them."""
     shares_RC = torch.softmax(F.linear(normed_RD, mlps.router).float(), -1)
@@ -135,7 +141,15 @@ def _mix(
         if not count:
             continue
         rows = places // experts.per_token
-        gate, up = F.linear(with_rows(normed_RD[rows]), mlps.gate_up[expert]).chunk(2, -1)
-        made = F.linear(_activate(gate, activation) * up, mlps.down[expert])[:count]
+        inputs = with_rows(normed_RD[rows])
+        gate_up = F.linear(inputs, mlps.gate_up[expert])
+        for own in added:
+            own.add(expert, "gate_up", gate_up, inputs, rows)
+        gate, up = gate_up.chunk(2, -1)
+        inner = _activate(gate, activation) * up
+        made = F.linear(inner, mlps.down[expert])
+        for own in added:
+            own.add(expert, "down", made, inner, rows)
+        made = made[:count]
         mixed.index_add_(0, rows, made * shares[places, None])
     return mixed

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mettle.inference.engine.adapters import AdapterWeights
+from mettle.inference.engine.adapters import AdapterWeights, head_rows
 from mettle.inference.engine.attention import BLOCK
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.prefixes import Unit, as_prompt
@@ -92,6 +92,8 @@ class PromptBatch:
             if prompt.pages:
                 self.kv_NLKTE[i, :, :, : self._at] = as_prompt(prompt.pages)
         self.last_ND: Tensor | None = None
+        self.adapters: Sequence[AdapterWeights | None] = ()
+        """Those that the newest tokens were computed under, by prompt."""
         self.last_experts_NW: Tensor | None = None
         """What routers chose for the last tokens, where that is asked for."""
 
@@ -126,24 +128,24 @@ class PromptBatch:
         num_prompts = len(self.prompts)
         length = max(BLOCK, num_tokens // num_prompts // BLOCK * BLOCK)
         end = min(self._longest, self._at + length)
-        adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
+        self.adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
         routes: list[Tensor] | None = [] if is_recording_experts and end == self._longest else None
-        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, adapters, routes)
+        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, self.adapters, routes)
         for i, prompt in enumerate(self.prompts):
             if prompt.is_scored:
                 # The hidden state of a token says how likely the one after it was.
                 stop = min(end, len(prompt.token_ids) - 1)
                 targets = self._token_ids[i, self._at + 1 : stop + 1]
-                before = hidden_NPD[i, : len(targets)]
+                before, adapter = hidden_NPD[i, : len(targets)], self.adapters[i]
                 if number := prompt.num_alternatives:
-                    scores, tops = likeliest_tokens(decoder, targets, before, number)
+                    scores, tops = likeliest_tokens(decoder, targets, before, number, adapter)
                     prompt.alternatives += tops
                 else:
-                    scores = score_tokens(decoder, targets, before).tolist()
+                    scores = score_tokens(decoder, targets, before, adapter).tolist()
                 prompt.scores += scores
                 for owner in prompt.owners:
                     if owner.request.redraw is not None:
-                        redraw_tokens(decoder, prompt.redrawn_of(owner), targets, before, self._at + 1)
+                        redraw_tokens(decoder, prompt.redrawn_of(owner), targets, before, self._at + 1, adapter)
         if end == self._longest:
             ends = torch.tensor([len(prompt.token_ids) - 1 - self._at for prompt in self.prompts])
             self.last_ND = hidden_NPD[torch.arange(num_prompts), ends]
@@ -163,35 +165,50 @@ def batches_of(prompts: Sequence[AdmittedPrompt]) -> list[list[AdmittedPrompt]]:
     return list(found.values())
 
 
-def score_tokens(decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor) -> Tensor:
-    """Log-probabilities [P] of tokens under the hidden states before them, at temperature 1."""
-    parts = [own for own, _ in _scores(decoder, targets_P, hidden_PD)]
+def score_tokens(
+    decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor, adapter: AdapterWeights | None = None
+) -> Tensor:
+    """Log-probabilities [P] of tokens under the hidden states before them and an adapter, at temperature 1."""
+    parts = [own for own, _ in _scores(decoder, targets_P, hidden_PD, adapter)]
     return torch.cat(parts) if parts else hidden_PD.new_zeros(0)
 
 
 def likeliest_tokens(
-    decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor, number: int
+    decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor, number: int, adapter: AdapterWeights | None = None
 ) -> tuple[list[float], list[list[TokenLogprob]]]:
     """The same, and with each token the `number` likeliest ones in its place."""
     scores: list[float] = []
     tops: list[list[TokenLogprob]] = []
-    for own, logprobs in _scores(decoder, targets_P, hidden_PD):
+    for own, logprobs in _scores(decoder, targets_P, hidden_PD, adapter):
         scores += own.tolist()
         values, ids = logprobs.topk(min(number, logprobs.shape[1]))
         tops += [list(map(TokenLogprob, *row)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
     return scores, tops
 
 
-def redraw_tokens(decoder: Decoder, again: Redrawing, targets_P: Tensor, hidden_PD: Tensor, first: int) -> None:
+def redraw_tokens(
+    decoder: Decoder,
+    again: Redrawing,
+    targets_P: Tensor,
+    hidden_PD: Tensor,
+    first: int,
+    adapter: AdapterWeights | None = None,
+) -> None:
     """Draw again those of the targets, the first of which is token `first` of the prompt, that were drawn."""
     for start in range(max(0, again.start - first), len(targets_P), _LOGIT_ROWS):
         targets = targets_P[start : start + _LOGIT_ROWS]
-        again.take(decoder.logits(hidden_PD[start : start + len(targets)]), targets)
+        again.take(_logits(decoder, hidden_PD[start : start + len(targets)], adapter), targets)
 
 
-def _scores(decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _scores(
+    decoder: Decoder, targets_P: Tensor, hidden_PD: Tensor, adapter: AdapterWeights | None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Log-probabilities of some rows at a time: of the targets, and of all tokens."""
     for start in range(0, len(targets_P), _LOGIT_ROWS):
         targets = targets_P[start : start + _LOGIT_ROWS]
-        logprobs = torch.log_softmax(decoder.logits(hidden_PD[start : start + len(targets)]), -1)
+        logprobs = torch.log_softmax(_logits(decoder, hidden_PD[start : start + len(targets)], adapter), -1)
         yield logprobs.gather(1, targets[:, None])[:, 0], logprobs
+
+
+def _logits(decoder: Decoder, hidden_PD: Tensor, adapter: AdapterWeights | None) -> Tensor:
+    return decoder.logits(hidden_PD, head_rows([adapter], decoder.device, len(hidden_PD)))

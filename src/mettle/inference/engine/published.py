@@ -48,8 +48,8 @@ def load_published(
     """A published version, ready to serve; `make` makes a decoder of a state dict.
 
     An adapter is kept beside the base, which is `base_decoder` or else read from `base`, and costs its own size. Only
-    what no row can have of its own (experts, an output head, a model of transformers' own forward) is added to a copy
-    of the base's weights.
+    what no row can have of its own (a mixture's routers, a model of transformers' own forward) is added to a copy of
+    the base's weights.
     Raises: WeightsRejected when the folder is not a complete publication of `version`, or does not fit the model.
     """
     try:

@@ -59,10 +59,13 @@ class Redrawing:
         self.found: list[RedrawnToken] = []
 
     def take(self, logits_PV: Tensor, targets_P: Tensor) -> None:
-        """The next P tokens, and the logits that they were drawn from."""
-        logprobs_PV = torch.log_softmax(logits_PV / self._temperature, -1)
-        noise_PV = torch.from_numpy(self._noise.standard_exponential(tuple(logits_PV.shape), dtype=np.float32))
-        scores_PV = logprobs_PV - noise_PV.clamp_min_(_TINIEST).log_().to(logprobs_PV.device)
+        """The next P tokens, and the logits that they were drawn from. At temperature 0 nothing is drawn: the likeliest
+        token is taken, and its logprob is the one before a temperature."""
+        logprobs_PV = torch.log_softmax(logits_PV / (self._temperature or 1.0), -1)
+        scores_PV = logprobs_PV
+        if self._temperature > 0.0:
+            noise_PV = torch.from_numpy(self._noise.standard_exponential(tuple(logits_PV.shape), dtype=np.float32))
+            scores_PV = logprobs_PV - noise_PV.clamp_min_(_TINIEST).log_().to(logprobs_PV.device)
         own = logprobs_PV.gather(1, targets_P[:, None])[:, 0]
         short = scores_PV.amax(-1) - scores_PV.gather(1, targets_P[:, None])[:, 0]
         self.found += map(RedrawnToken, own.tolist(), short.tolist())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mettle.errors import MettleError, ServiceError
 from mettle.inference.engine.adapter_stacks import AdapterStacks
-from mettle.inference.engine.adapters import AdapterWeights, RowsOfAdapters
+from mettle.inference.engine.adapters import AdapterWeights, RowsOfAdapters, head_rows
 from mettle.inference.engine.admission import EngineAdmission, QueuedRequest
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.grammars import Grammars, TokenConstraint
@@ -252,7 +252,7 @@ class Scheduler:
         place_of = {id(row): i for i, prompt in enumerate(batch.prompts) for row in prompt.sequences}
         rows = batch.sequences
         if fresh := [row for row in rows if not row.is_replaying]:
-            logits_NV = self._decoder.logits(batch.last_ND)
+            logits_NV = self._decoder.logits(batch.last_ND, head_rows(batch.adapters, self._device))
             places = torch.tensor([place_of[id(row)] for row in fresh], device=self._device)
             experts = None if batch.last_experts_NW is None else batch.last_experts_NW[places]
             self._give(fresh, self._sampler.sample(logits_NV[places], SamplingPlan(fresh, self._device)), experts)
@@ -327,7 +327,7 @@ class Scheduler:
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
         routes: list[Tensor] | None = [] if self.limits.is_recording_experts else None
         hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters, routes)
-        sampled = self._sampler.sample(self._decoder.logits(hidden_BD), batch.plan)
+        sampled = self._sampler.sample(self._decoder.logits(hidden_BD, batch.adapters), batch.plan)
         self._give(batch.rows, sampled, torch.cat(routes, -1) if routes else None)
         batch.step_on(sampled.token_ids_B)
         self._settle(batch.rows)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from mettle.errors import UserError
+from mettle.inference.engine.adapters import RowsOfAdapters
 from mettle.inference.engine.architecture import LayerShape, ModelShape
 from mettle.inference.engine.attention import Attend
 from mettle.inference.engine.decoder import Decoder
@@ -125,8 +126,9 @@ class TransformersDecoder(Decoder):
         finally:
             _current.decoder = _current.attend = None
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Sequence[RowsOfAdapters] = ()) -> Tensor:
         """Logits [R, V] in float32."""
+        assert not adapters, "no adapters are served by row here"
         if not self._has_plain_head:
             return hidden.float()
         head: nn.Module = self._model.get_output_embeddings()

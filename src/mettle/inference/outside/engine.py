@@ -6,8 +6,8 @@
                   LeaseBook ──poll──► worker ──answer──► checks ──► listener
 
 A request goes out once; what comes back unanswered is the own engine's. Eligible is what draws from the policy's own
-distribution, as training demands, and wants the tokens when they are all there. Under the lock of this object nothing
-waits. Invariant: a listener hears of one end, whoever brings it.
+distribution, as training demands, or takes its likeliest tokens, as evaluations may, and wants the tokens when they are
+all there. Under the lock of this object nothing waits. Invariant: a listener hears of one end, whoever brings it.
 """
 
 from __future__ import annotations
@@ -388,7 +388,6 @@ def _is_eligible(request: GenerationRequest) -> bool:
     params = request.params
     return (
         params.is_the_policys
-        and params.temperature > 0.0
         and params.max_tokens != 0
         and not request.prompt_logprobs
         and not request.top_logprobs

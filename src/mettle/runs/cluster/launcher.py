@@ -13,22 +13,22 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mettle.errors import ServiceError, UserError
 from mettle.extras import install_line
-from mettle.processes.beats import decode_beat, encode_beat
+from mettle.processes.beats import decode_beat, write_beat
 from mettle.processes.child import THREAD_ENVIRONMENT, ChildProcess, python_module
 from mettle.processes.frames import receive, send
-from mettle.processes.managed import ManagedProcess, ProcessSpec
+from mettle.processes.managed import ProcessSpec
 from mettle.processes.ready_file import ReadyFile
 from mettle.runs.cluster.placement import REPLICA, TRAINER, NodeBundle, NodeRoom, Placement, place, placement_of
 from mettle.runs.config import RayConfig, RunConfig
 from mettle.runs.host import HostNews
-from mettle.runs.launcher import SupervisedProcess
+from mettle.runs.launcher import Launcher, LocalLauncher, SupervisedProcess
+from mettle.runs.machine import HostMachine, ThisMachine
 from mettle.storage.run_dir import RunDir
 
 CONNECT_S: Final = 90.0
@@ -38,6 +38,16 @@ POLL_S: Final = 0.05
 CANNOT: Final = 3
 PASSED: Final = ("METTLE_", "HF_", "NCCL_", "GLOO_", "TORCH_")
 """Environment variables of the supervisor that its processes on nodes get, by how they begin."""
+
+
+class ClusterLine(Protocol):
+    """What a launcher needs of a connection: to have things done, and to hear what became of them."""
+
+    config: RayConfig
+    lost: str | None
+    on_word: Callable[[Mapping[str, Any]], None]
+
+    def tell(self, word: Mapping[str, Any]) -> None: ...
 
 
 class Cluster:
@@ -51,7 +61,7 @@ class Cluster:
         self._log = log
         self._heard = threading.Condition()
         self._answers: dict[str, Any] = {}
-        self.on_word: Any = lambda word: None
+        self.on_word: Callable[[Mapping[str, Any]], None] = lambda word: None
         self.lost: str | None = None
 
     def __enter__(self) -> Cluster:
@@ -147,8 +157,18 @@ def check_room(config: RunConfig) -> dict[str, NodeRoom]:
 class RayLauncher:
     """Makes the processes of a run whose `placement` is reserved on `cluster`."""
 
-    def __init__(self, cluster: Cluster, placement: Placement, run_dir: RunDir) -> None:
+    def __init__(
+        self,
+        cluster: ClusterLine,
+        placement: Placement,
+        run_dir: RunDir,
+        *,
+        beside: Launcher | None = None,
+        machine: HostMachine | None = None,
+    ) -> None:
         self.cluster = cluster
+        self.machine = machine or ThisMachine()
+        self._beside = beside or LocalLauncher(run_dir.logs)
         self.run_dir = run_dir
         self._bundles = {bundle.process: bundle for bundle in placement.bundles}
         self._placed: dict[str, PlacedProcess] = {}
@@ -158,9 +178,9 @@ class RayLauncher:
     def process(self, spec: ProcessSpec) -> SupervisedProcess:
         """On a node when it has a bundle; the warm-up takes that of the trainer, which starts after it."""
         members = self._members(spec.name)
-        output = self.run_dir.logs / f"{spec.name}.out"
         if not members:
-            return ManagedProcess(spec, output)
+            return self._beside.process(spec)
+        output = self.run_dir.logs / f"{spec.name}.out"
         self._placed[spec.name] = PlacedProcess(spec, members, output, self)
         return self._placed[spec.name]
 
@@ -207,18 +227,12 @@ class RayLauncher:
 
     def _bring(self, texts: Sequence[str], host: str) -> None:
         """Write the beats of a node down beside those of this one, in this one's time."""
-        now = time.monotonic()
+        now = self.machine.now()
         for text in texts:
             beat = decode_beat(text.encode())
             if beat is None:
                 continue
-            shown = dataclasses.replace(beat.shifted(now), host=host)
-            path = self.run_dir.beats / f"{beat.name}.beat"
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.pwrite(handle, encode_beat(shown), 0)
-            finally:
-                os.close(handle)
+            write_beat(self.run_dir.beats, dataclasses.replace(beat.shifted(now), host=host))
 
 
 class PlacedProcess:
@@ -244,14 +258,14 @@ class PlacedProcess:
 
     @property
     def started_at(self) -> float:
-        return self._placed_at if self._state in ("running", "ended") else time.monotonic()
+        return self._placed_at if self._state in ("running", "ended") else self._launcher.machine.now()
 
     def start(self) -> None:
         """Ask for it; it starts once it has a place."""
         self._ready.prepare()
         self._life += 1
         self._state, self._code, self._line, self._is_told = "placing", None, "", False
-        self._asked_at = time.monotonic()
+        self._asked_at = self._launcher.machine.now()
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
         spec = {
             "name": self.spec.name, "module": self.spec.module, "arguments": list(self.spec.arguments),
@@ -276,11 +290,15 @@ class PlacedProcess:
             return
         if word["state"] == "running":
             places = [place["host"] for place in word["places"]]
-            self.pid, self.host, self._placed_at = word["pid"], ",".join(dict.fromkeys(places)), time.monotonic()
+            self.pid, self.host, self._placed_at = (
+                word["pid"],
+                ",".join(dict.fromkeys(places)),
+                self._launcher.machine.now(),
+            )
             self._launcher.note(f"{self.spec.name} runs on {', '.join(places)}")
         elif word["state"] == "ended":
             self._code, self._line = word["code"], word["line"]
-            self._placed_at = self._placed_at or time.monotonic()
+            self._placed_at = self._placed_at or self._launcher.machine.now()
             for name, _ in self._members:
                 (self._launcher.run_dir.beats / f"{name}.beat").unlink(missing_ok=True)
             if word["code"] < 0 and word["line"]:
@@ -292,7 +310,7 @@ class PlacedProcess:
         if self._code is None and self._state != "waiting" and self._launcher.cluster.lost:
             self._state, self._code, self._line = "ended", CANNOT, self._launcher.cluster.lost
         if self._state == "placing":
-            self._wait_for_room(time.monotonic() - self._asked_at)
+            self._wait_for_room(self._launcher.machine.now() - self._asked_at)
         return self._code
 
     def _wait_for_room(self, waited_s: float) -> None:
@@ -325,9 +343,9 @@ class PlacedProcess:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait for the end; None when it has not come in time."""
-        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        while self.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        deadline = self._launcher.machine.now() + (float("inf") if timeout_s is None else timeout_s)
+        while self.exit_code() is None and self._launcher.machine.now() < deadline:
+            self._launcher.machine.sleep(POLL_S)
         return self._code
 
     def last_line(self) -> str:

@@ -52,7 +52,7 @@ class TrainServeConfig(BaseModel):
     """Adapters to sample with that are in memory at a time, beside one copy of the base."""
 
     max_samplers: int = Field(default=4, ge=1)
-    """Merged copies of the base in memory at a time: for adapters that change the output head or experts."""
+    """Merged copies of the base in memory at a time: for adapters that no row of a batch can have, as of routers."""
 
     max_sequences: int = Field(default=64, ge=1)
     """Sequences that are sampled at a time with the same weights."""

@@ -1,8 +1,9 @@
 """What is sampled with: one engine of the base with adapters in it, a request's rows each with its own.
 
-An adapter that changes the output head or experts is no such row: it gets an engine of its own, of a copy of the base
-with its products added. Weights are loaded when they are asked for, and go when others need their place and nobody uses
-them. Parts: `SamplerPool`, `SamplingWeights`. Invariant: no prefix computed with one adapter is read with another.
+An adapter that the engine has no rows for (of a router; any of a model of transformers' own forward) gets an engine of
+its own, of a copy of the base with its products added. Weights are loaded when they are asked for, and go when others
+need their place and nobody uses them. Parts: `SamplerPool`, `SamplingWeights`. Invariant: no prefix computed with one
+adapter is read with another.
 """
 
 from __future__ import annotations
