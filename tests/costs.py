@@ -1,7 +1,9 @@
 """What each file of tests takes: processor time with all it starts, and when it ran in which process.
 
-    make tests ARGS="-p tests.costs --costs FOLDER"
+    make tests ARGS="-p tests.costs --costs=FOLDER"
     python -m tests.costs FOLDER
+
+The `=` matters: a folder that stands alone is taken for tests, and pytest looks for its settings above it.
 
 Each process of a run writes a line for each test into a file of its own; the second command prints the files by what
 they take, the longest first, and for how long each process had nothing left to do.
