@@ -22,7 +22,8 @@ from typing import Any
 from mettle.orchestrator import groups, loop, shipping
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.metrics import StepStats
-from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import run_virtually
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 

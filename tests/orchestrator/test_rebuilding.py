@@ -7,7 +7,8 @@ import pytest
 from mettle.errors import StorageError
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.rebuilding import rebuild_batch
-from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import run_virtually
 from mettle.runs.mending import mend_batches, mend_ledger
 from mettle.storage.batches import batch_path, read_batch
 from mettle.storage.ledger import Ledger

@@ -7,10 +7,11 @@ import pytest
 from mettle.errors import ServiceError
 from mettle.inference.engine.protocol import WeightUpdate
 from mettle.orchestrator.policy import ServedPolicy
-from mettle.orchestrator.simulator import SimulatedEngine, SimulatedWorld, run_virtually
+from mettle.orchestrator.simulator import SimulatedEngine, SimulatedWorld
 from mettle.orchestrator.updater import Updater
 from mettle.orchestrator.waits import Pulse, Waits
 from mettle.processes.beats import Heartbeat
+from mettle.processes.virtual_time import run_virtually
 from mettle.records.versions import CanaryCheck, WeightVersion
 from mettle.storage.ledger import Ledger
 

@@ -8,7 +8,8 @@ from stories import CONFIG, ENVIRONMENTS
 
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import run_virtually
 from mettle.runs import launch
 from mettle.runs.branch import branch, settings_of
 from mettle.runs.create import read_run_config, write_configs

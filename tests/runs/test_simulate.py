@@ -7,7 +7,8 @@ import pytest
 from mettle.cli.main import main
 from mettle.errors import UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import run_virtually
 from mettle.runs.simulate import RunTimes, fit_pace, layouts, measure, predict
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir

@@ -4,7 +4,8 @@ import pytest
 
 from mettle.errors import StorageError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import run_virtually
 from mettle.records.tasks import TaskState
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger

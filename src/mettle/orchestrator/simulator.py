@@ -1,21 +1,19 @@
 """A whole run in a second: the real orchestrator and ledger with a simulated engine, trainer and environment.
 
-Parts: `VirtualTimeLoop` (an event loop whose clock jumps to the next timer), `SimulatedEngine`, `SimulatedSource`,
-`SimulatedTrainer`, `Mortality` (kills the orchestrator at a given transaction or moment), `simulate`. Everything
-random comes from one seed, so a failure repeats. What the orchestrator promises is checked by whoever reads the ledger
-afterwards; a run that can make no further move raises `Deadlock` at once, because nothing is left to wait for.
+Parts: `SimulatedEngine`, `SimulatedSource`, `SimulatedTrainer`, `Mortality` (kills the orchestrator at a given
+transaction or moment), `simulate`, which wants the loop of `mettle.processes.virtual_time`. Everything random comes
+from one seed, so a failure repeats. What the orchestrator promises is checked by whoever reads the ledger afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -27,6 +25,7 @@ from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.server import ServerHealth
 from mettle.processes.beats import Heartbeat
+from mettle.processes.virtual_time import TICK_S, Deadlock
 from mettle.records.tasks import RolloutRecord, Turn
 from mettle.records.tokens import Batch
 from mettle.records.versions import CanaryCheck, WeightVersion
@@ -34,16 +33,8 @@ from mettle.storage.batches import read_batch
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
-T = TypeVar("T")
-
-
-TICK_S = 1e-9
 BATCH_BUDGET_S = 600.0
 """The trainer's own default for the wait for a batch."""
-
-
-class Deadlock(RuntimeError):
-    """Every task waits and no timer is left, or the run has used up its simulated time."""
 
 
 class Killed(BaseException):
@@ -466,48 +457,3 @@ def _note_waits(heart: Heartbeat, waits: list[str]) -> None:
 
 def _weights(version: int) -> WeightVersion:
     return WeightVersion(version, f"weights/v{version}", f"digest-{version}")
-
-
-class _InstantSelector(selectors.DefaultSelector):
-    """Never sleeps: where a real one would wait, the loop's clock jumps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
-        if ready:
-            return ready
-        if timeout is None:
-            raise Deadlock("every task waits for another one and no timer is left")
-        # Never quite zero: code that asks for less than the clock can tell apart must still see time go on.
-        self.now += max(timeout, TICK_S)
-        return []
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop in which waiting takes no time. Threads are run in place, so that the order is always the same."""
-
-    def __init__(self) -> None:
-        self._instant = _InstantSelector()
-        super().__init__(self._instant)
-
-    def time(self) -> float:
-        """Simulated seconds since the loop was made."""
-        return self._instant.now
-
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run at once, in this thread."""
-        future: asyncio.Future[T] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on a `VirtualTimeLoop`."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main)

@@ -20,7 +20,8 @@ from typing import Any
 from mettle.errors import UserError
 from mettle.evals.estimator import mean_of
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import Deadlock, MeasuredPace, SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import MeasuredPace, SimulatedWorld, simulate
+from mettle.processes.virtual_time import Deadlock, run_virtually
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.trainer.ranks import RANK_EFFICIENCY

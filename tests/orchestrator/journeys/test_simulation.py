@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mettle.errors import ServiceError, UserError
 from mettle.orchestrator.config import OrchestratorConfig
-from mettle.orchestrator.simulator import Deadlock, SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import Deadlock, run_virtually
 from mettle.storage.evals import read_evals
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir

@@ -13,7 +13,8 @@ from mettle.config import load_config
 from mettle.orchestrator.algorithms import make_algorithm
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.orchestrator.services import InMemoryServices
-from mettle.orchestrator.simulator import SimulatedWorld, run_virtually, simulate
+from mettle.orchestrator.simulator import SimulatedWorld, simulate
+from mettle.processes.virtual_time import run_virtually
 from mettle.records.tasks import GroupRecord, RolloutRecord, TaskDraw
 from mettle.runs.config import RunConfig
 from mettle.trainer.learner import Learner, Recipe

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 from tests.orchestrator.journeys.test_simulation import check_accounts, check_batches
 
-from mettle.orchestrator.simulator import Deadlock, SimulatedWorld
+from mettle.orchestrator.simulator import SimulatedWorld
+from mettle.processes.virtual_time import Deadlock
 from mettle.runs.config import RunConfig
 from mettle.runs.simulation.cluster import SimulatedNode
 from mettle.runs.simulation.histories import LASTING, History, InjectedFault, live_through

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from mettle.errors import StorageError, UserError
-from mettle.orchestrator.simulator import Deadlock, SimulatedWorld
+from mettle.orchestrator.simulator import SimulatedWorld
 from mettle.processes.beats import Heartbeat
+from mettle.processes.virtual_time import Deadlock
 from mettle.records.tokens import Batch
 from mettle.runs.cluster.launcher import RayLauncher
 from mettle.runs.cluster.placement import placement_of

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from mettle.errors import ProviderError, StorageError
-from mettle.orchestrator.simulator import Killed, VirtualTimeLoop
+from mettle.orchestrator.simulator import Killed
 from mettle.processes.beats import Beat, Heartbeat, write_beat
 from mettle.processes.managed import ProcessSpec
 from mettle.processes.ready_file import ReadyFile
+from mettle.processes.virtual_time import VirtualTimeLoop
 from mettle.runs.host import HostNews
 from mettle.runs.launcher import SupervisedProcess
 from mettle.storage.ledger import Ledger
