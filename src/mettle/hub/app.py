@@ -81,6 +81,7 @@ def create_app(
     app.state.catalog = RunCatalog(runs_dir, workspace=workspace)
     app.include_router(api.health_router)
     app.state.lab, app.state.open_pushed, app.state.open_hosted = lab, None, None
+    app.state.sandboxes = sandboxes
     shown: list[Any] = []
     if lab is not None:
         # The page of one run is quick to start, and needs nothing of this.

@@ -44,7 +44,7 @@ PAGES = {
     "/hosted-evaluations": ["/hosted-evaluations"],
     "/hosted-evaluations/{result_id:result}": ["/hosted-evaluations/{waiting}"],
     "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/training/{run_id}": ["/training/{run}"],
-    "/usage": ["/usage"], "/machines": ["/machines"],
+    "/usage": ["/usage"], "/machines": ["/machines"], "/sandboxes": ["/sandboxes"],
     "/dashboard/tokens/challenge": ["/dashboard/tokens/challenge?code={code}"],
     "/runs/{name}": ["/runs/done"], "/runs/{name}/rollouts": ["/runs/done/rollouts"],
     "/runs/{name}/rollouts/{rollout_id:path}": ["{rollout}"],
