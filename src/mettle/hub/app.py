@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mettle
 from mettle.errors import StorageError, UserError
-from mettle.hub import api, evaluation_pages, pages
+from mettle.hub import api, comparison_pages, evaluation_pages, pages
 from mettle.hub.catalog import RunCatalog
 from mettle.hub.security import SecurityMiddleware
 from mettle.web.bodies import first_fault
@@ -93,7 +93,7 @@ def create_app(
         include_routes(app)
         app.add_exception_handler(IntegrityError, _conflict)
         app.add_exception_handler(DataError, _not_kept)
-    for router in (api.router, pages.router, evaluation_pages.router):
+    for router in (api.router, pages.router, comparison_pages.router, evaluation_pages.router):
         app.include_router(router, dependencies=shown)
     if sandboxes is not None:
         app.add_middleware(SandboxMiddleware, sandboxes=sandboxes)
