@@ -63,13 +63,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def handler_on_a_thread(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def handler_on_a_thread(handler: type[BaseHTTPRequestHandler], host: str = HOST) -> Iterator[str]:
     """The address of a server whose requests `handler` answers, on a free port."""
-    server = _Server((HOST, 0), handler)
+    server = _Server((host, 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield url_of(HOST, server.server_port)
+        yield url_of(host, server.server_port)
     finally:
         server.shutdown()
         server.server_close()

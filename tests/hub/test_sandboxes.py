@@ -1,10 +1,12 @@
-"""Sandboxes as a part of the Hub: its people and scopes decide, before anything is started."""
+"""Sandboxes as a part of the Hub: its people and scopes decide, before anything is started; the page that shows them."""
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
-from tests.hub.lab_writer import HubWriter
+from tests.hub.lab_writer import PASSWORD, HubWriter
 from tests.serving import HOST, on_a_loop
 
 from mettle.hub.accounts import audit
@@ -23,6 +25,7 @@ SMALL = {"name": "acc", "disk_size_gb": 0.1, "memory_gb": 0.1}
 def offered(tmp_path_factory):
     """The address of a Hub with bob and eve that offers two unisolated sandboxes a person, and who makes its tokens."""
     hub = HubWriter(tmp_path_factory.mktemp("offered") / "hub")
+    hub.person("ann", is_admin=True)
     hub.person("bob")
     hub.person("eve")
     listener = bind(HOST, 0)
@@ -48,6 +51,18 @@ def client(offered):
     def made(who="", *scopes):
         headers = {"Authorization": f"Bearer {offered[1].token(who, *scopes)}"} if who else {}
         return httpx.Client(base_url=offered[0], headers=headers, timeout=100)
+
+    return made
+
+
+@pytest.fixture
+def session(offered):
+    """A client that has signed in on the page, and the CSRF word of its session."""
+
+    def made(who):
+        client = httpx.Client(base_url=offered[0], timeout=100)
+        client.post("/signin", data={"username": who, "password": PASSWORD})
+        return client, re.search(r'name="csrf" value="([^"]+)"', client.get("/account").text)[1]
 
     return made
 
@@ -116,6 +131,46 @@ def test_a_sandbox_is_one_persons_and_noted(client, offered):
         gone = nobody.post(session, content=connect_rpc._envelope(told), headers=headers).content
         assert b'"not_found"' in gone
     sandboxes_noted(offered[1], made["id"])
+
+
+def test_people_see_and_end_their_own_sandboxes_and_admins_all(client, session):
+    (bob, bobs), (eve, eves), (ann, anns) = session("bob"), session("eve"), session("ann")
+    with client("bob") as program:
+        for each in program.get("/api/v1/sandbox?is_active=true").json()["sandboxes"]:
+            program.delete(f"/api/v1/sandbox/{each['id']}")
+        first, second = (program.post("/api/v1/sandbox", json={**SMALL, "name": n}).json()["id"] for n in ("a1", "a2"))
+        shown = bob.get("/sandboxes").text
+        assert f'name="id" value="{first}"' in shown
+        assert "None of yours runs" in eve.get("/sandboxes").text
+        assert first not in eve.get("/sandboxes").text
+        everybody = ann.get("/sandboxes").text
+        assert "<td>bob</td>" in everybody
+        assert f'name="id" value="{second}"' in everybody
+
+        def end(page, csrf, machine):
+            return page.post("/sandboxes", data={"csrf": csrf, "action": "end", "id": machine}).status_code
+
+        assert end(eve, eves, first) == 404, "what is not hers is not there"
+        assert end(bob, eves, first) == 403, "the word of another session"
+        assert program.post("/sandboxes", data={"action": "end", "id": first}).status_code == 403, "no token ends one"
+        assert bob.post("/sandboxes", data={"csrf": bobs, "action": "burn", "id": first}).status_code == 400
+        assert program.get(f"/api/v1/sandbox/{first}").json()["status"] == "RUNNING"
+        assert (end(bob, bobs, first), end(ann, anns, second)) == (303, 303)
+        assert program.get(f"/api/v1/sandbox/{first}").json()["status"] == "TERMINATED"
+        assert "ann ended it" in program.get(f"/api/v1/sandbox/{second}").json()["errorMessage"]
+        assert end(bob, bobs, first) == 404, "it has ended"
+
+
+def test_the_page_says_when_there_are_none_and_starts_nothing(hub):
+    bob = hub.signed_in("bob")
+    assert "This Hub offers no sandboxes" in bob.get("/sandboxes").text
+    offered = HubSandboxes(hub.lab, HOST, SandboxConfig(backend="unsafe"), QuotaConfig(max_machines=7))
+    hub.app.state.sandboxes = offered
+    text = bob.get("/sandboxes").text
+    assert "No sandbox has been asked for yet" in text
+    assert "may have 7 at a time" in text
+    assert bob.form("/sandboxes", action="end", id="none").status_code == 404
+    assert offered.service is None
 
 
 def sandboxes_noted(hub, machine):

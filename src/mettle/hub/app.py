@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mettle
 from mettle.errors import StorageError, UserError
-from mettle.hub import api, evaluation_pages, pages
+from mettle.hub import api, comparison_pages, evaluation_pages, pages
 from mettle.hub.catalog import RunCatalog
 from mettle.hub.security import SecurityMiddleware
 from mettle.web.bodies import first_fault
@@ -81,6 +81,7 @@ def create_app(
     app.state.catalog = RunCatalog(runs_dir, workspace=workspace)
     app.include_router(api.health_router)
     app.state.lab, app.state.open_pushed, app.state.open_hosted = lab, None, None
+    app.state.sandboxes = sandboxes
     shown: list[Any] = []
     if lab is not None:
         # The page of one run is quick to start, and needs nothing of this.
@@ -92,7 +93,7 @@ def create_app(
         include_routes(app)
         app.add_exception_handler(IntegrityError, _conflict)
         app.add_exception_handler(DataError, _not_kept)
-    for router in (api.router, pages.router, evaluation_pages.router):
+    for router in (api.router, pages.router, comparison_pages.router, evaluation_pages.router):
         app.include_router(router, dependencies=shown)
     if sandboxes is not None:
         app.add_middleware(SandboxMiddleware, sandboxes=sandboxes)

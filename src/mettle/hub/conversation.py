@@ -20,13 +20,16 @@ MAX_TOKENS_SHOWN = 12_000
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """One sampled token. `new_version` is set where the policy version changes."""
+    """One sampled token. `new_version` is set where the policy version changes; `advantage` and `is_trained` are None
+    where nothing is known of them."""
 
     text: str
     token_id: int
     logprob: float
     version: int
     new_version: int | None
+    advantage: float | None = None
+    is_trained: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,19 @@ class ShownMessage:
         """The sampled tokens with their places."""
         if self.turn is None:
             return
-        columns = self.turn.tokens
-        before: int | None = None
-        for text, token_id, logprob, version in list(
-            zip(columns.texts, columns.ids, columns.logprobs, columns.versions, strict=True)
-        )[:MAX_TOKENS_SHOWN]:
-            changed = version if before is not None and version != before else None
+        columns, before = self.turn.tokens, None
+        for place in range(min(len(columns.ids), MAX_TOKENS_SHOWN)):
+            version = columns.versions[place]
+            yield ShownToken(
+                columns.texts[place],
+                columns.ids[place],
+                columns.logprobs[place],
+                version,
+                version if before is not None and version != before else None,
+                None if columns.advantages is None else columns.advantages[place],
+                None if columns.is_trained is None else columns.is_trained[place],
+            )
             before = version
-            yield ShownToken(text, token_id, logprob, version, changed)
 
     @property
     def num_hidden(self) -> int:

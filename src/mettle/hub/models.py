@@ -338,6 +338,10 @@ class TokenColumns(BaseModel):
     texts: list[str]
     logprobs: list[float]
     versions: list[int]
+    advantages: list[float] | None = Field(default=None, description="null where the algorithm gave none")
+    is_trained: list[bool] | None = Field(
+        default=None, description="whether a component of the loss has the token; null where nothing says so"
+    )
 
 
 class TurnDetail(BaseModel):

@@ -23,6 +23,7 @@ from starlette.responses import Response
 from mettle.errors import StorageError
 from mettle.hub import filters
 from mettle.hub.api import Run, catalog_of
+from mettle.hub.causes import causes_of
 from mettle.hub.conversation import shown_messages
 from mettle.hub.evaluations import card_of
 from mettle.hub.logs import log_names, read_tail
@@ -49,7 +50,7 @@ from mettle.inference.outside.roster import OutsideWorker, read_roster
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 FOLDER = Path(__file__).parent
-FRAGMENTS = ("header", "headline", "tiles", "pipeline", "outside", "accounts", "events")
+FRAGMENTS = ("header", "headline", "tiles", "pipeline", "outside", "causes", "accounts", "events")
 SHOWN_EVENTS = 12
 RUNS_A_PAGE = 50
 
@@ -224,6 +225,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "s": summary,
         "pairs": [(b, next((f for f in summary.finals if f.env_id == b.env_id), None)) for b in summary.baselines],
         "pipeline": pipeline_of(summary, processes, waits, vitals),
+        "causes": causes_of(run.steps, run.metrics, waits if summary.is_live else []),
         "outside": _workers_of(run),
         "warm_up": warm_up_now(run.metrics),
         "events": list(reversed(events)),

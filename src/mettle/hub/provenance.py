@@ -55,7 +55,7 @@ def read_settings(path: Path) -> list[Setting]:
         sources = {}
     if not isinstance(sources, dict):
         sources = {}
-    return [Setting(key, _shown(value), _source(sources, key)) for key, value in flatten(read_config(path))]
+    return [Setting(key, shown_value(value), _source(sources, key)) for key, value in flatten(read_config(path))]
 
 
 def flatten(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -86,5 +86,6 @@ def _source(sources: dict[str, Any], key: str) -> str:
     return ""
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A value as JSON, which for what a config holds is nearly as TOML has it."""
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -10,13 +10,16 @@ from typing import Any, Literal
 from mettle.errors import StorageError
 from mettle.hub.models import RolloutDetail, RolloutPage, ShownRollout, Sibling, TokenColumns, TurnDetail
 from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
-from mettle.records.tasks import RolloutRecord, Turn, content_of
+from mettle.records.tasks import Credit, RolloutRecord, Turn, content_of
 from mettle.storage.database import Database
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import BlockRef, read_group
 
 PAGE_SIZE = 50
 PROMPT_CHARS = 80
+ADVANTAGES = "advantages"
+WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights", "distill_weights")
+"""Columns of the credit: a token that has none of these weights is in no component of the loss."""
 
 SortKey = Literal["newest", "oldest", "reward", "-reward", "tokens", "duration", "advantage"]
 
@@ -153,7 +156,10 @@ def detail_of(
     return RolloutDetail(
         row=row,
         messages=[dict(message) for message in record.messages],
-        turns=[_turn(turn, vocabulary) for turn in record.turns],
+        turns=[
+            _turn(turn, vocabulary, sampled_credit(record.credit, index, turn))
+            for index, turn in enumerate(record.turns)
+        ],
         answer="" if record.answer is None else str(record.answer),
         info=record.info,
         usage=record.token_usage,
@@ -189,9 +195,24 @@ def _rollout_row(row: sqlite3.Row) -> ShownRollout:
     return ShownRollout(**values)
 
 
-def _turn(turn: Turn, vocabulary: Vocabulary | None) -> TurnDetail:
+def sampled_credit(credit: Credit | None, index: int, turn: Turn) -> dict[str, list[float]]:
+    """What the algorithm said of the sampled tokens of turn `index`, by column; an array may begin before them, with
+    what the turn adds to the prompt. An advantage without a weight has the weight 1, as in training."""
+    num, found = len(turn.completion_ids), {}
+    for name in (ADVANTAGES, *WEIGHTS):
+        value = (credit or {}).get(name)
+        entry: Any = value if value is None or isinstance(value, float) else value[index]
+        if entry is not None:
+            found[name] = [float(entry)] * num if isinstance(entry, float) else entry[len(entry) - num :].tolist()
+    if ADVANTAGES in found:
+        found.setdefault(WEIGHTS[0], [1.0] * num)
+    return found
+
+
+def _turn(turn: Turn, vocabulary: Vocabulary | None, credit: dict[str, list[float]]) -> TurnDetail:
     ids: list[int] = turn.completion_ids.tolist()
     prompt: list[int] = turn.new_prompt_ids.tolist()
+    weights = [credit[name] for name in WEIGHTS if name in credit]
     return TurnDetail(
         prefix_length=turn.prefix_length,
         num_prompt_tokens=len(prompt),
@@ -202,5 +223,7 @@ def _turn(turn: Turn, vocabulary: Vocabulary | None) -> TurnDetail:
             texts=vocabulary.texts(ids) if vocabulary else id_texts(ids),
             logprobs=turn.logprobs.tolist(),
             versions=turn.versions.tolist(),
+            advantages=credit.get(ADVANTAGES),
+            is_trained=[any(row) for row in zip(*weights, strict=True)] if weights else None,
         ),
     )

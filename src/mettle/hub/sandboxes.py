@@ -49,12 +49,23 @@ class HubSandboxes:
         self._over = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._app: WebApp | None = None
+        self._service: SandboxService | None = None
         self._names: dict[str, str] = {}
         self._auditor = ThreadPoolExecutor(1, "sandbox audit")
         self._door = WebApp(self._dispatch, door=Door(None, max_body_bytes=None), error_body=body_of)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._door(scope, receive, send)
+
+    @property
+    def service(self) -> SandboxService | None:
+        """The service while it runs; None before the first sandbox is asked for, and after its end."""
+        return self._service
+
+    @property
+    def config(self) -> ServiceConfig:
+        """What the service is started with."""
+        return self._config
 
     async def close(self) -> None:
         """End every machine."""
@@ -86,6 +97,7 @@ class HubSandboxes:
             self._config.spool_dir.mkdir(exist_ok=True)
             async with started_service(self._config, self) as service, sweeping(service):
                 service.register.on_change = self._note
+                self._service = service
                 ready.set_result(make_app(service, self._identify))
                 await self._over.wait()
                 service.is_closing = True
@@ -94,6 +106,8 @@ class HubSandboxes:
             if ready.done():
                 raise
             ready.set_exception(HttpError(503, f"this Hub can offer no sandboxes: {error}", code="not_offered"))
+        finally:
+            self._service = None
 
     async def _identify(self, service: SandboxService, connection: HTTPConnection) -> Holder:
         def known() -> Holder:

@@ -77,6 +77,19 @@ CHARTS = (
         ),
         "tokens/s", floor=0,
     ),
+    Chart(
+        "pass_at_k", "Pass@k",
+        "Rollouts with the full reward (pass@1), and groups in which one has it (pass@k, k the size of a group).",
+        (Series("pass_at_group", "pass@k", "sand"), Series("pass_at_1", "pass@1", "ember")), floor=0,
+    ),
+    Chart(
+        "length", "Length", "Sampled tokens a rollout, whether its group was trained or not.",
+        (Series("length_mean", "mean", "steel"),), "tokens", floor=0,
+    ),
+    Chart(
+        "cut_off", "Cut off and failed", "Shares of the rollouts that ended at a limit, and that failed.",
+        (Series("truncated_rate", "cut off", "plum"), Series("error_rate", "failed", "ember")), floor=0,
+    ),
     Chart("loss", "Loss", "The policy loss of each step.", (Series("loss", "loss", "steel"),)),
     Chart(
         "grad_norm", "Gradient norm", "Before clipping.", (Series("grad_norm", "norm", "moss"),), floor=0,
@@ -109,6 +122,11 @@ FROM_STEPS: dict[str, Callable[[StepFigures], float | None]] = {
     "staleness_max": lambda f: float(f.staleness_max),
     "inference_tokens_per_s": lambda f: f.inference_tokens_per_s,
     "training_tokens_per_s": lambda f: f.training_tokens_per_s,
+    "pass_at_1": lambda f: f.pass_at_1,
+    "pass_at_group": lambda f: f.pass_at_group,
+    "length_mean": lambda f: f.length_mean,
+    "truncated_rate": lambda f: f.truncated_rate,
+    "error_rate": lambda f: f.error_rate,
 }
 
 

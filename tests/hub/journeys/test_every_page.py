@@ -37,14 +37,14 @@ PAGES = {
     ],
     "/environments/{owner}/{name}/difference": ["/environments/ann/my-task/difference"],
     "/evaluations": ["/evaluations", "/evaluations?environment=ann/my-task", "/evaluations?words=zzzz"],
-    "/compare": ["/compare?e={first}&e={second}"],
+    "/compare": ["/compare?e={first}&e={second}"], "/compare-runs": ["/compare-runs?r=done&r=other"],
     "/evaluations/{name}": ["/evaluations/{first}"],
     "/evaluations/{name}/rollouts": ["/evaluations/{first}/rollouts"],
     "/evaluations/{name}/rollouts/{index}": ["/evaluations/{first}/rollouts/0"],
     "/hosted-evaluations": ["/hosted-evaluations"],
     "/hosted-evaluations/{result_id:result}": ["/hosted-evaluations/{waiting}"],
     "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/training/{run_id}": ["/training/{run}"],
-    "/usage": ["/usage"], "/machines": ["/machines"],
+    "/usage": ["/usage"], "/machines": ["/machines"], "/sandboxes": ["/sandboxes"],
     "/dashboard/tokens/challenge": ["/dashboard/tokens/challenge?code={code}"],
     "/runs/{name}": ["/runs/done"], "/runs/{name}/rollouts": ["/runs/done/rollouts"],
     "/runs/{name}/rollouts/{rollout_id:path}": ["{rollout}"],
@@ -111,6 +111,7 @@ def furnish(hub):
     made = hub.anonymous().post("/api/v1/auth_challenge/generate", json={"encryptionPublicKey": _public_key()})
     told["code"] = made.json()["challenge"]
     write_finished(hub.lab.folder / "runs" / "done", steps=4, groups=2)
+    write_finished(hub.lab.folder / "runs" / "other", steps=3, groups=2, seed=7)
     rollouts = page.get("/runs/done/rollouts").text
     told["rollout"] = "/runs/done/rollouts/" + rollouts.partition('href="/runs/done/rollouts/')[2].partition('"')[0]
     told["eval"] = page.get("/runs/done/evals").text.partition("/runs/done/evals/")[2].partition('"')[0]

@@ -23,6 +23,7 @@ def include_routes(app: FastAPI) -> None:
         registry_pages,
         results_api,
         results_pages,
+        sandboxes_pages,
         secrets_api,
         secrets_pages,
         team_pages,
@@ -54,6 +55,7 @@ def include_routes(app: FastAPI) -> None:
         training_pages,
         usage_pages,
         machines_pages,
+        sandboxes_pages,
         package_index,
     )
     app.state.open_pushed = results_pages.open_pushed

@@ -11,6 +11,8 @@ document.addEventListener("DOMContentLoaded", () => {
     fact("p").textContent = token.dataset.p;
     fact("lp").textContent = token.dataset.lp;
     fact("v").textContent = `policy v${token.dataset.v}`;
+    fact("a").textContent = token.dataset.a ?? "none";
+    fact("m").textContent = token.dataset.m ?? "not known";
     if (kept) kept.classList.remove("on");
     kept = token;
     token.classList.add("on");

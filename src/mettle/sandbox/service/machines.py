@@ -130,6 +130,17 @@ class Register:
     def num_making(self) -> int:
         return self._num_making
 
+    @property
+    def max_cpus(self) -> float | None:
+        """Processors that are given out at most; None where machines live elsewhere."""
+        return self._max_cpus
+
+    @property
+    def alive(self) -> list[MachineRecord]:
+        """Those of all tokens that run, oldest first."""
+        self.sweep()
+        return list(self._records.values())
+
     async def create(self, holder: Holder, client: str, config: MachineConfig, **about: Any) -> MachineRecord:
         """A new machine of this token.
 

@@ -190,6 +190,7 @@ def test_of_two_machines_one_is_killed_and_each_sample_is_there_once(tmp_path):
             until(lambda: all(place.stored().get(name) == 2 for name in results), "two rollouts of each")
             lost = place.doing()["one"]
             first.kill()
+            first.wait()  # what it has started ends with it, before anything more is answered
             model.gate.set()
             for result in results.values():
                 until(lambda result=result: place.status(result) == "COMPLETED", f"the end of {result}")
