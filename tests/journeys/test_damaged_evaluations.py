@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import io
 import json
 import math
@@ -75,7 +76,7 @@ def damaged(draw: st.DrawFn) -> dict[str, bytes | None]:
         for key in inner:
             place = place[key]
         if draw(st.booleans()):
-            place[last] = draw(ODD)
+            place[last] = copy.deepcopy(draw(ODD))  # which may be changed in turn
         else:
             del place[last]
     files = {
