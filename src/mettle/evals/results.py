@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 from mettle.errors import StorageError, UserError
 from mettle.evals.described import complaint, well_formed
 from mettle.evals.output import json_line
-from mettle.storage.plain_json import as_json
+from mettle.storage.plain_json import as_json, read_json
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 NOT_ON_DISK = ("date", "path_to_save")
@@ -94,7 +94,7 @@ class ResultsFolder:
     def described(self) -> tuple[dict[str, Any], str | None]:
         """`read_metadata`, and what of it was passed over, in words. Raises: as it does."""
         try:
-            metadata = json.loads((self.path / METADATA).read_text(encoding="utf-8"))
+            metadata = read_json((self.path / METADATA).read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{self.path / METADATA} cannot be read: {why}") from error
@@ -128,7 +128,7 @@ def publish(evaluation: EvaluationLike, folder: Path) -> Path:
 def parsed_row(line: bytes) -> dict[str, Any] | None:
     """A line as a row; None for one that was cut short or is no row."""
     try:
-        row = json.loads(line)
+        row = read_json(line)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

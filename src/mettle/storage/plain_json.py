@@ -1,4 +1,4 @@
-"""JSON of values that others made: whatever they hold, the text is valid and on one line.
+"""JSON of values that others made: whatever they hold, the text is valid and on one line; and JSON that others wrote.
 
 Invariant: a figure that is not finite is null, half a surrogate pair is escaped, an object is its text, and what
 contains itself ends where it begins again.
@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 MAX_DEPTH = 100
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def read_json(data: bytes) -> Any:
+    """The value that somebody's JSON says, with `?` for each half of a surrogate pair, which UTF-8 cannot hold.
+
+    Raises: ValueError for what is no JSON, RecursionError for what is too deep.
+    """
+    value = json.loads(data)
+    if _SURROGATE.search(data):
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return value
 
 
 def json_text(value: Any, *, is_compact: bool = False) -> str:

@@ -1,0 +1,37 @@
+"""What others wrote is read as text that can be written again."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mettle.storage.plain_json import json_text, read_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
+    max_leaves=8,
+)
+
+
+def test_half_a_surrogate_pair_is_a_question_mark_and_a_whole_pair_stays() -> None:
+    assert read_json(b'{"\\uD800": ["a\\udfffb", "\\ud83d\\ude00"]}') == {"?": ["a?b", "\U0001f600"]}
+
+
+@given(VALUES)
+def test_what_is_valid_is_read_as_it_is(value: object) -> None:
+    assert read_json(json.dumps(value).encode()) == value
+
+
+@given(st.lists(st.text(st.characters(categories=("Cs", "L", "P")))))
+def test_whatever_was_written_can_be_written_again(texts: list[str]) -> None:
+    found = read_json(json_text(texts).encode())
+    assert len(found) == len(texts)
+    json.dumps(found, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b""])
+def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_json(data)
