@@ -95,6 +95,14 @@ def make_group(rng, num_rollouts=4, *, prompt_length=7, max_completion=6, compon
     ]
 
 
+def branching(group):
+    """The same rollouts over two letters alone: some say the same, and most begin as another does."""
+    for sample in group:
+        own = sample["loss_mask"]
+        sample["token_ids"][own] = sample["token_ids"][own] % 2
+    return group
+
+
 def make_batch(samples, *, step=1, draw_ids=(1,)):
     """Samples end to end."""
     columns = {name: np.concatenate([sample[name] for sample in samples]) for name in COLUMNS}

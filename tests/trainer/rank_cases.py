@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tests.trainer.conftest import make_batch, make_group
+from tests.trainer.conftest import branching, make_batch, make_group
 
 from mettle.storage.batches import read_batch
 from mettle.trainer import model
@@ -37,7 +37,8 @@ def batch_of(step):
     rng = np.random.default_rng((5, step))
     kinds = ("rl", "rl", "ce", "ref_kl")
     samples = [sample for kind in kinds for sample in make_group(rng, component=kind)]
-    return make_batch([*samples, *make_group(rng, 1, prompt_length=3, max_completion=40)], step=step)
+    alike = branching(make_group(rng, 6, max_completion=9))
+    return make_batch([*samples, *alike, *make_group(rng, 1, prompt_length=3, max_completion=40)], step=step)
 
 
 def train_case(case, world):

@@ -5,10 +5,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.conftest import gradients, layouts_of, make_batch, make_group, make_learner, make_sample, planned
+from tests.trainer.conftest import (
+    ALONE,
+    branching,
+    gradients,
+    layouts_of,
+    make_batch,
+    make_group,
+    make_learner,
+    make_recipe,
+    make_sample,
+    planned,
+)
 
 from mettle.trainer.config import MicroBatchConfig
 from mettle.trainer.layout import Sequences, empty_layout
+from mettle.trainer.learner import Learner
+from mettle.trainer.losses import make_loss
+from mettle.trainer.model import row_mask
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 
@@ -33,10 +47,6 @@ def learner(mini_model):
 
 def plain(learner, **changes):
     """A learner with the same weights and another micro-batch config."""
-    from tests.trainer.conftest import ALONE, make_recipe
-
-    from mettle.trainer.learner import Learner
-
     return Learner(learner.policy, make_recipe(micro_batch=MicroBatchConfig(**changes)), ALONE)
 
 
@@ -275,3 +285,75 @@ def test_a_shared_row_is_laid_out_as_its_picture_says():
     rows = planned(make_batch([a, b, other, other, other]), MicroBatchConfig(), attention_cost=1 / 256)
     (both,) = [layout for layout in rows if layout.token_ids.shape[0] == 2]
     assert both.segments.tolist()[1] == [0, 0, 0, -1, -1, -1, -1, -1, -1]
+
+
+def said(prompt, *answers):
+    """A group of rollouts of one prompt that said these."""
+    rng = np.random.default_rng(0)
+    group = [make_sample(rng, np.array(prompt), len(answer)) for answer in answers]
+    for sample, answer in zip(group, answers, strict=True):
+        sample["token_ids"][len(prompt) :] = answer
+    return group
+
+
+def test_what_answers_begin_with_alike_is_computed_once():
+    group = said([9, 8, 7, 6], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 6], [2, 2, 3], [1, 2])
+    (layout,) = planned(make_batch(group), MicroBatchConfig(), attention_cost=1 / 256)
+    # The last token of an answer predicts nothing, so these stand there, in the order of a dictionary: 1, 123, 125, 125
+    # and 22.
+    assert layout.token_ids.tolist() == [[9, 8, 7, 6, 1, 2, 3, 5, 2, 2]]
+    assert layout.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 6, 4, 5]]
+    assert layout.segments.tolist() == [[0, 0, 0, 0, 1, 2, 2, 3, 5, 5]]
+    assert layout.sources.tolist() == [3, 4, 3, 4, 5, 6, 3, 4, 5, 7, 3, 4, 5, 7, 3, 8, 9]
+    assert layout.targets.sequences.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4]
+    looks = row_mask(layout, torch.device("cpu"))[0, 0].int().tolist()
+    assert looks[6] == [1, 1, 1, 1, 1, 1, 1, 0, 0, 0]  # the 3 sees 1 and 2
+    assert looks[7] == [1, 1, 1, 1, 1, 1, 0, 1, 0, 0]  # and so does the 5, but not the 3
+    assert looks[9] == [1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["default", "gspo"])
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000), max_rows=st.integers(1, 9), max_tokens=st.integers(12, 200))
+def test_computing_what_is_alike_once_leaves_the_gradient_unchanged(learner, kind, seed, max_rows, max_tokens):
+    loss = make_loss(kind, {})
+    samples = flat(branching(group) for group in mixed_groups(seed))
+    for sample in samples[::3]:
+        sample["temperatures"][:] = 0.7  # two ask the same of one state at different temperatures
+    batch = make_batch(samples)
+    recipes = [
+        make_recipe(loss=loss, micro_batch=MicroBatchConfig(**changes))
+        for changes in ({"share_prompts": False, "max_rows": 1}, {"max_rows": max_rows, "max_tokens": max_tokens})
+    ]
+    apart, together = (Learner(learner.policy, recipe, ALONE) for recipe in recipes)
+    (expected, sums), (found, found_sums) = gradients(apart, batch), gradients(together, batch)
+    close(found, expected)
+    close(found_sums, sums)
+
+
+def test_a_group_that_says_few_different_things_costs_what_is_different():
+    rng = np.random.default_rng(0)
+    groups = [branching(make_group(rng, 16, prompt_length=12, max_completion=6)) for _ in range(8)]
+    layouts = planned(make_batch(flat(groups)), MicroBatchConfig(), attention_cost=1 / 256)
+    computed = sum(int((layout.segments >= 0).sum()) for layout in layouts)
+    answers = [[tuple(s["token_ids"][12:-1].tolist()) for s in group] for group in groups]
+    different = sum(len({said[:i] for said in group for i in range(1, len(said) + 1)}) for group in answers)
+    assert computed == 8 * 12 + different < 8 * 12 + sum(len(said) for group in answers for said in group) / 2
+
+
+def test_rows_of_what_begins_alike_keep_to_the_tokens_of_a_pass():
+    rng = np.random.default_rng(0)
+    group = branching(make_group(rng, 64, prompt_length=10, max_completion=12))
+    for limit in (24, 40, 80, 1000):
+        layouts = planned(make_batch(group), MicroBatchConfig(max_tokens=limit), attention_cost=1 / 256)
+        assert max(layout.token_ids.size for layout in layouts) <= limit
+        assert sum(len(layout.sources) for layout in layouts) == sum(int(s["loss_mask"].sum()) for s in group)
+
+
+def test_what_took_experts_of_its_own_is_computed_by_itself():
+    group = said([9, 8, 7, 6], [1, 2, 3], [1, 2, 3])
+    for sample in group:
+        sample["experts"] = np.zeros((7, 2), np.int16)
+    (layout,) = planned(make_batch(group), MicroBatchConfig(), attention_cost=1 / 256)
+    assert layout.reach is None
+    assert layout.token_ids.tolist() == [[9, 8, 7, 6, 1, 2, 1, 2]]

@@ -37,7 +37,7 @@ from mettle.envs.rubrics.correctness import correctness_weights
 from mettle.envs.rubrics.rubric import Rubric, score_alone
 from mettle.envs.rubrics.rubric_group import RubricGroup
 from mettle.envs.rubrics.scoring import score_states
-from mettle.envs.signatures import SignatureCache, call_by_name
+from mettle.envs.signatures import SignatureCache, call_by_name, is_awaitable
 from mettle.envs.splits import SplitDatasets, Splits
 from mettle.envs.state import State, UsageTracker, new_state
 from mettle.errors import RolloutError
@@ -198,7 +198,8 @@ class Environment(SplitDatasets, ManyRollouts, ABC):
             return True
         available = {"state": state, "env": self}
         for condition in self._marked("stop"):
-            if await call_by_name(condition, self._signatures(condition), available):
+            is_met = condition(**self._signatures(condition).pick(available))
+            if await is_met if is_awaitable(is_met) else is_met:
                 state["is_completed"] = True
                 state["stop_condition"] = condition.__name__
                 return True

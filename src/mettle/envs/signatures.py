@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, get_origin
 
 GROUP_PARAMETERS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
@@ -67,12 +68,18 @@ class SignatureCache:
 async def maybe_await(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function` and wait for what it returns, where that is awaitable."""
     result = function(*args, **kwargs)
-    return await result if isinstance(result, Awaitable) else result
+    return await result if is_awaitable(result) else result
 
 
 async def call_by_name(function: Callable[..., Any], signature: Signature, available: Mapping[str, Any]) -> Any:
     """Call `function` with those of `available` that it asks for."""
-    return await maybe_await(function, **signature.pick(available))
+    result = function(**signature.pick(available))
+    return await result if is_awaitable(result) else result
+
+
+def is_awaitable(value: Any) -> bool:
+    """Whether `value` is to be awaited; of what an `async def` returns that is known at once."""
+    return type(value) is CoroutineType or isinstance(value, Awaitable)
 
 
 def is_async(function: Any) -> bool:

@@ -24,6 +24,9 @@ INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
 _INPUT_FIELDS = frozenset(INPUT_FIELDS)
 _VIEWS = frozenset({"responses", "turn", "oai_tools", "id"})
 """What states of earlier releases held, computed from what this one holds."""
+_ELSEWHERE = _INPUT_FIELDS | _VIEWS
+_get, _read, _write = dict.get, dict.__getitem__, dict.__setitem__
+"""A state is asked some eighty times a rollout; to look these up by `super()` took as long as they do."""
 
 
 OWN_REWARD = "has_own_reward"
@@ -43,10 +46,10 @@ class State(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key in _INPUT_FIELDS:
-            source = dict.get(self, "input")
+            source = _get(self, "input")
             if source is not None and key in source:
                 return source[key]
-        return super().__getitem__(key)
+        return _read(self, key)
 
     def __missing__(self, key: str) -> Any:
         if key == "responses":
@@ -61,13 +64,13 @@ class State(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in _INPUT_FIELDS:
-            source = dict.get(self, "input")
+            source = _get(self, "input")
             if source is not None and key in source:
                 source[key] = value
                 return
         if key == "oai_tools":
             key, value = "tool_defs", [tool_from(tool) for tool in value or ()]
-        super().__setitem__(key, value)
+        _write(self, key, value)
 
     def __contains__(self, key: object) -> bool:
         if super().__contains__(key) or key in _VIEWS:
@@ -76,6 +79,8 @@ class State(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Like `dict.get`, through the input fields."""
+        if key not in _ELSEWHERE:
+            return _get(self, key, default)
         try:
             return self[key]
         except KeyError:

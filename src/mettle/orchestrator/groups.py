@@ -179,9 +179,11 @@ class GroupRunner:
         is_hit = any(unanswered) if self._is_ordered else all(unanswered)
         if is_hit and await self._is_engine_to_blame(incarnation):
             return True
+        if not self._is_ordered:
+            return False
         sampled = [r.version_range for r in group.rollouts if r.num_completion_tokens]
         version = group.version_at_start
-        return self._is_ordered and any(found != (version, version) for found in sampled)
+        return any(found != (version, version) for found in sampled)
 
     async def _roll_out(self, group: OpenGroup) -> tuple[RolloutRecord, ...]:
         """The group's rollouts, whatever happens: a source that raises or hangs gives failed ones."""

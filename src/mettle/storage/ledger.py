@@ -9,8 +9,8 @@ along `TRANSITIONS`; a task belongs to at most one batch; a batch is trained at 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -139,8 +139,7 @@ class Ledger:
                 "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     group.draw.draw_id, group.version_at_start, ref.shard, ref.offset, ref.length, len(group.rollouts),
-                    statistics.fmean(rewards) if rewards else None, statistics.pstdev(rewards) if rewards else None,
-                    self._clock(),
+                    *_mean_and_spread(rewards), self._clock(),
                 ),
             )  # fmt: skip
             insert_rollouts(connection, [(group, ref)], "train", self._clock(), draw_id=group.draw.draw_id)
@@ -344,6 +343,14 @@ def _batch_row(row: sqlite3.Row) -> BatchRow:
     values = dict(row)
     values["orchestrator_state"] = json.loads(values["orchestrator_state"])
     return BatchRow(**values)
+
+
+def _mean_and_spread(rewards: Sequence[float]) -> tuple[float | None, float | None]:
+    """Of a group. `statistics.pstdev` calculates with fractions, and takes forty times as long."""
+    if not rewards:
+        return None, None
+    mean = math.fsum(rewards) / len(rewards)
+    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
 
 
 def _version_row(row: sqlite3.Row) -> VersionRow:

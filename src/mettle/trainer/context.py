@@ -19,7 +19,7 @@ Legend: B rows, T columns of the pass, t = T / ranks own columns, N heads, D hea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,11 +45,12 @@ SEQUENCE = 2
 
 @dataclass(frozen=True, slots=True)
 class OwnColumns:
-    """What of a pass is this rank's: the layout of its columns, and its targets' places [k] among the pass's K."""
+    """What of a pass is this rank's: the layout of its columns, and its targets' places [k] among the pass's K. `whole`
+    has the columns of all ranks, padded so that each has equally many."""
 
     layout: Layout
     columns: Index
-    segments: Index | None
+    whole: Layout
     places: Index
     num_targets: int
 
@@ -78,32 +79,36 @@ class ContextGroup:
         sources = layout.sources[places] // width * len(columns) + at[places]
         targets = Targets(**{name: getattr(layout.targets, name)[places] for name in Targets.__dataclass_fields__})
 
-        def own(array: Index, filler: int) -> tuple[Index, Index]:
+        def padded_to(array: Index, filler: int) -> Index:
             room = np.full((num_rows, padded), filler, np.int64)
             room[:, :width] = array
-            return room, np.ascontiguousarray(room[:, columns])
+            return room
 
-        segments, own_segments = (None, None) if layout.segments is None else own(layout.segments, -1)
-        layout = Layout(
-            layout.form, own(layout.token_ids, 0)[1], own(layout.positions, 0)[1], own_segments, sources, targets,
-            layout.order[places], layout.num_labels,
-        )  # fmt: skip
-        return OwnColumns(layout, columns, segments, places, len(at))
+        whole = replace(
+            layout,
+            token_ids=padded_to(layout.token_ids, 0),
+            positions=padded_to(layout.positions, 0),
+            segments=None if layout.segments is None else padded_to(layout.segments, -1),
+        )
+
+        def own(array: Index) -> Index:
+            return np.ascontiguousarray(array[:, columns])
+
+        layout = replace(
+            whole,
+            token_ids=own(whole.token_ids),
+            positions=own(whole.positions),
+            segments=None if whole.segments is None else own(whole.segments),
+            sources=sources,
+            targets=targets,
+            order=layout.order[places],
+        )
+        return OwnColumns(layout, columns, whole, places, len(at))
 
     def columns(self, width: int) -> Index:
         """The columns [t] of this rank in a pass of `width`, a multiple of the pieces of all ranks."""
         pieces = np.arange(width).reshape(PIECES * self.size, -1)
         return np.concatenate([pieces[self.rank], pieces[-1 - self.rank]])
-
-    def mask(self, own: OwnColumns, device: torch.device) -> Tensor | None:
-        """[B, 1, t, T]: `shared_prompt_mask` of this rank's queries; None where causality says it all."""
-        if own.segments is None:
-            return None
-        segments_BT = torch.from_numpy(own.segments).to(device)
-        columns_t = torch.from_numpy(own.columns).to(device)
-        queries, keys = segments_BT[:, columns_t, None], segments_BT[:, None, :]
-        is_before = columns_t[:, None] >= torch.arange(segments_BT.shape[1], device=device)
-        return (((keys == 0) | (keys == queries)) & is_before)[:, None]
 
     def whole(self, own_k: Tensor, own: OwnColumns) -> Tensor:
         """[K] of all ranks. The gradient goes to this rank's own alone."""

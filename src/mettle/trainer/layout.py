@@ -1,12 +1,12 @@
 """From a flat batch to what a device computes: rows of tokens, and the targets that are read from them.
 
-Parts: `Sequences` (the batch's sequences, with what each token trains), `Layout` (the arrays of one forward pass),
-`lay_out` (which makes them of the sequences of a pass; `passes` says which those are). Who ships a batch knows neither
-ranks nor devices. Three forms:
+Parts: `Sequences` (the batch's sequences, with what each token trains), `Branches` (what sequences of a row begin with
+alike), `Layout` (the arrays of one forward pass), `lay_out` (which makes them of the sequences of a pass; `passes` says
+which those are). Who ships a batch knows neither ranks nor devices. Three forms:
 
 - padded: one sequence a row, sorted by length; causal attention, padding on the right is never looked at;
 - shared: sequences that begin with the same untrained tokens stand behind one copy of them, each seeing the copy and
-  itself; a group of rollouts pays for its prompt once;
+  itself; a group of rollouts pays for its prompt once, and for what its answers begin with alike (`Branches`);
 - packed: all sequences in one row with restarting positions, for kernels of variable length.
 
 A sequence is cut after the last token that predicts a trained one, and left out if it trains nothing. Only hidden
@@ -28,6 +28,8 @@ from mettle.records.tokens import COLUMNS, Batch, BoolArray, FloatArray, TokenRo
 
 Index = NDArray[np.int64]
 Form = Literal["padded", "shared", "packed"]
+ALL = np.iinfo(np.int64).max
+"""How far a token looks into its own sequence and its prompt: causality says the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ def bare_targets(token_ids: Index) -> Targets:
 class Layout:
     """One forward pass: the hidden state at flat position `sources[k]` of [B, T] predicts target k.
 
-    `segments` is set for the form "shared": 0 for the common prompt, 1.. for what follows it, -1 for padding.
+    `segments` is set for the form "shared": 0 for the common prompt, 1.. for what follows it, -1 for padding; `reach`
+    (see `Branches.reach`) is set where segments look into each other, because their sequences begin alike.
     `order[k]` is the place of target k among all of the data's. `num_labels` targets in a row have the same source.
     """
 
@@ -63,6 +66,7 @@ class Layout:
     targets: Targets
     order: Index
     num_labels: int = 1
+    reach: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,56 @@ class ComponentCounts:
     ref_kl: int
     non_finite: int = 0
     distill: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """What sequences of rows that lie end to end have in `common` [C] with those before them, 0 for a row's first.
+
+    In a causal model a token's state depends on what stands before it alone. So equal beginnings have equal states,
+    are computed once, and their gradients add up: a policy that has learnt most of its task gives few different
+    answers, and those begin alike. Each sequence is compared with the one before it, in whatever order they stand: the
+    order changes how much is shared, never what is computed.
+    """
+
+    common: Index
+
+    @classmethod
+    def of(cls, tokens: Index, starts: Index, lengths: Index, row_of: Index) -> Branches:
+        """`starts` and `lengths` [C] are of what each sequence has behind the prompt of the row that it is in."""
+        common = _common_with_last(tokens, starts, lengths)
+        common[1:][row_of[1:] != row_of[:-1]] = 0
+        return cls(common)
+
+    @property
+    def are_there(self) -> bool:
+        return bool(self.common.any())
+
+    def holders(self, owners: Index, depths: Index) -> Index:
+        """Which sequence has brought token `depths[i]` (counted behind the prompt) of sequence `owners[i]`."""
+        found = owners.copy()
+        left = np.flatnonzero(depths < self.common[found])
+        while len(left):
+            found[left] -= 1
+            left = left[depths[left] < self.common[found[left]]]
+        return found
+
+    def reach(self, prompts: Index, opens: Index, sizes: Index) -> Index:
+        """[B, S + 2, S + 2] up to which position a token of segment i sees those of segment j.
+
+        Segment 0 is the prompt, the sequences of a row are 1.. in their order, and the last is padding. `prompts` [C]
+        are the lengths of the prompts; row b has the sequences from `opens[b]` on, `sizes[b]` of them.
+        """
+        most = int(sizes.max())
+        found = np.zeros((len(sizes), most + 2, most + 2), np.int64)
+        found[:, :, 0] = ALL
+        diagonal = np.arange(most + 2)
+        found[:, diagonal, diagonal] = ALL
+        for i in range(2, most + 1):
+            at = np.minimum(opens + i - 1, len(prompts) - 1)
+            limit = np.where(i <= sizes, prompts[at] + self.common[at], 0)
+            found[:, i, 1:i] = np.minimum(found[:, i - 1, 1:i], limit[:, None])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +187,21 @@ class Sequences:
             differs = self.tokens[start : start + length] != self.tokens[first : first + length]
             length = int(differs.argmax()) if differs.any() else length
         return replace(self, prompts=np.minimum(self.prompts, length))
+
+    def branches(self, chosen: Index, row_of: Index) -> Branches:
+        """What sequences `chosen` [C], which stand in the rows `row_of` [C], have in common behind their prompts.
+
+        Nothing where experts are replayed: equal tokens of two rollouts may have taken different ones.
+        """
+        if self.columns["experts"].size:
+            return Branches(np.zeros_like(row_of))
+        prompts = self.prompts[chosen]
+        return Branches.of(self.tokens, self.starts[chosen] + prompts, self.needed[chosen] - prompts, row_of)
+
+    def in_order(self, chosen: Index, group_of: Index) -> Index:
+        """`chosen` [C] group by group, each group's as a dictionary has what follows their prompts."""
+        prompts = self.prompts[chosen]
+        return chosen[_in_order(self.tokens, self.starts[chosen] + prompts, self.needed[chosen] - prompts, group_of)]
 
 
 def _member_weights(batch: Batch, first: Index) -> tuple[dict[str, FloatArray], ComponentCounts]:
@@ -191,40 +260,48 @@ def _padded_layout(sequences: Sequences, chosen: Index) -> Layout:
 def _shared_layout(sequences: Sequences, rows: list[Index]) -> Layout:
     """Row b: the prompt that its sequences have in common, then what each has of its own.
 
-    tokens     p p p p a a b b b .      segments   0 0 0 0 1 1 2 2 2 -1
-    positions  0 1 2 3 4 5 4 5 6 0      columns    of a: 4, of b: 6
+    Here b begins with the first token of a, which is not computed again:
+
+    tokens     p p p p a a b b .      segments   0 0 0 0 1 1 2 2 -1
+    positions  0 1 2 3 4 5 5 6 0      columns    of a: 4, of b: 6
     """
     chosen = np.concatenate(rows)  # [C], row by row
     sizes = np.array([len(row) for row in rows])  # [B]
     firsts = np.array([row[0] for row in rows])  # [B], whose prompt is copied
-    prompts, tails = sequences.prompts[chosen], (sequences.needed - sequences.prompts)[chosen]  # [C]
     row_of = np.repeat(np.arange(len(rows)), sizes)  # [B] -> [C]
     opens = np.cumsum(sizes) - sizes  # [B], the first of each row in [C]
-    ahead = np.cumsum(tails) - tails  # [C], own tokens of the sequences before it, in all rows
+    branches = sequences.branches(chosen, row_of)
+    prompts = sequences.prompts[chosen]  # [C]
+    begins = prompts + branches.common  # [C], the position of its first own token
+    own = sequences.needed[chosen] - begins  # [C]
+    ahead = np.cumsum(own) - own  # [C], own tokens of the sequences before it, in all rows
     columns = prompts + ahead - np.repeat(ahead[opens], sizes)  # [C], where its own tokens begin in its row
     ordinal = np.arange(len(chosen)) - np.repeat(opens, sizes) + 1  # [C], 1.. in its row
-    width = int((columns + tails).max())
+    width = int((columns + own).max())
 
     token_ids, positions = np.zeros((2, len(rows), width), np.int64)  # [B, T] each
     segments = np.full((len(rows), width), -1, np.int64)  # [B, T]
     row_starts = np.arange(len(rows)) * width  # [B], in the flat [B * T]
-    head, body = _ranges(row_starts, sequences.prompts[firsts]), _ranges(row_of * width + columns, tails)
+    head, body = _ranges(row_starts, sequences.prompts[firsts]), _ranges(row_of * width + columns, own)
     from_head = _ranges(sequences.starts[firsts], sequences.prompts[firsts])  # in [N], as long as `head`
-    from_body = _ranges(sequences.starts[chosen] + prompts, tails)  # in [N], as long as `body`
+    from_body = _ranges(sequences.starts[chosen] + begins, own)  # in [N], as long as `body`
     for into, came_from in ((head, from_head), (body, from_body)):
         token_ids.ravel()[into] = sequences.tokens[came_from]
     positions.ravel()[head] = _ranges(np.zeros_like(firsts), sequences.prompts[firsts])
-    positions.ravel()[body] = _ranges(prompts, tails)
+    positions.ravel()[body] = _ranges(begins, own)
     segments.ravel()[head] = 0
-    segments.ravel()[body] = np.repeat(ordinal, tails)
+    segments.ravel()[body] = np.repeat(ordinal, own)
 
-    shift = row_of * width + columns - prompts - sequences.starts[chosen]  # [C], from a place in [N] to one in [B * T]
+    shift = row_of * width + columns - begins - sequences.starts[chosen]  # [C], from a place in [N] to one in [B * T]
     sources, targets, order, num_labels = _read(sequences, chosen, shift)
-    # Where a sequence's own tokens begin with a trained one, that is predicted by the last token of the common prompt.
-    opening = np.cumsum(sequences.num_members[chosen]) - sequences.num_members[chosen]  # [C], in [K]
-    is_first = sequences.members[sequences.member_starts[chosen]] - sequences.starts[chosen] == prompts  # [C]
-    sources[opening[is_first]] = (row_of * width + prompts - 1)[is_first]
-    return Layout("shared", token_ids, positions, segments, sources, targets, order, num_labels)
+    # What it begins with alike is where the sequence has it that brought it.
+    depths = sources - (shift + sequences.starts[chosen] + prompts)[targets.sequences]  # [K], behind the prompt
+    holders = branches.holders(targets.sequences, np.maximum(depths, 0))
+    sources = depths + (shift + sequences.starts[chosen] + prompts)[holders]
+    # A first token behind the prompt is predicted by the prompt's last.
+    sources[depths < 0] = (row_of * width + prompts - 1)[targets.sequences[depths < 0]]
+    reach = branches.reach(prompts, opens, sizes) if branches.are_there else None
+    return Layout("shared", token_ids, positions, segments, sources, targets, order, num_labels, reach)
 
 
 def _packed_layout(sequences: Sequences, chosen: Index) -> Layout:
@@ -247,6 +324,34 @@ def _read(sequences: Sequences, chosen: Index, shift: Index) -> tuple[Index, Tar
     numbers = np.repeat(np.arange(len(chosen)), counts)  # [C] -> [K]
     columns = {name: column[index] for name, column in sequences.columns.items()}
     return sources, Targets(sequences=numbers, **columns), index, sequences.num_labels
+
+
+# What sequences of a row have in common
+
+
+def _common_with_last(tokens: Index, starts: Index, lengths: Index) -> Index:
+    """[C] how many tokens each run of `tokens` [N] begins with that the run before it begins with, too; 0 for the
+    first."""
+    found = np.zeros_like(lengths)
+    if len(lengths) < 2:
+        return found
+    shorter = np.minimum(lengths[1:], lengths[:-1])
+    offsets = _ranges(np.zeros_like(shorter), shorter + 1)  # one place behind each, where they differ for certain
+    ends = np.cumsum(shorter + 1)
+    places = np.minimum(_ranges(starts[1:], shorter + 1), len(tokens) - 1)
+    before = np.minimum(_ranges(starts[:-1], shorter + 1), len(tokens) - 1)
+    differs = tokens[places] != tokens[before]
+    differs[ends - 1] = True
+    found[1:] = np.minimum.reduceat(np.where(differs, offsets, ALL), ends - shorter - 1)
+    return found
+
+
+def _in_order(tokens: Index, starts: Index, lengths: Index, group_of: Index) -> Index:
+    """[C] the runs group by group, each group's as a dictionary has them: next to those that begin most alike."""
+    data = tokens.astype(">i8").tobytes()  # which compare as the numbers do
+    spans = zip(group_of.tolist(), (8 * starts).tolist(), (8 * (starts + lengths)).tolist(), strict=True)
+    keys = [(group, data[start:end]) for group, start, end in spans]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
 
 def _ranges(starts: Index, lengths: Index) -> Index:

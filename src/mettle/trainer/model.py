@@ -2,7 +2,8 @@
 
 `Policy.forward` turns a layout into the log-probabilities of its targets. Only hidden states that predict a target go
 through the vocabulary head, in chunks, so that no array of all logits exists for a large vocabulary.
-Legend: B rows, T columns, H hidden size, K targets, V vocabulary.
+Legend: B rows, T columns (t of those that ask), S segments of a row, H hidden size, K targets (U different ones), V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
@@ -30,7 +31,7 @@ from mettle.trainer.adapter import AdapterSlots
 from mettle.trainer.context import ContextGroup, refuse_attention
 from mettle.trainer.experts import INSIDE, ExpertParallel, check_experts, stacked_experts
 from mettle.trainer.grid import Grid
-from mettle.trainer.layout import Layout
+from mettle.trainer.layout import Index, Layout
 from mettle.trainer.loss import token_logprobs
 from mettle.trainer.parts import CannotCut, ModelFiles, bare_network, read_parts, restore_buffers, sources_of
 from mettle.trainer.passes import pass_price
@@ -113,7 +114,7 @@ class Policy(nn.Module):
             return self._forward_own(
                 self.context, layout, labels_K, temperatures_K, is_exact, has_entropy_gradient, comparison
             )
-        mask = _mask(layout, labels_K.device)
+        mask = row_mask(layout, labels_K.device)
         return self._forward(layout, mask, labels_K, temperatures_K, is_exact, has_entropy_gradient, comparison)
 
     def _forward_own(
@@ -129,11 +130,11 @@ class Policy(nn.Module):
         """This rank's columns alone, and the numbers of all targets."""
         own = context.cut(layout)
         places = torch.from_numpy(own.places).to(labels_K.device)
+        mask = row_mask(own.whole, labels_K.device, own.columns)
         if comparison is not None:
             comparison = replace(comparison, rows=tuple(row[places] for row in comparison.rows))
         scored = self._forward(
-            own.layout, context.mask(own, labels_K.device), labels_K[places], temperatures_K[places], is_exact,
-            has_entropy_gradient, comparison,
+            own.layout, mask, labels_K[places], temperatures_K[places], is_exact, has_entropy_gradient, comparison,
         )  # fmt: skip
         return ScoredTargets(*(None if column is None else context.whole(column, own) for column in scored))  # type: ignore[arg-type]
 
@@ -155,13 +156,23 @@ class Policy(nn.Module):
                 return self._many_logprobs(
                     hidden_BTH.index_select(0, sources_K[:: layout.num_labels]), labels_K, layout
                 )
-            hidden_KH = hidden_BTH.index_select(0, sources_K)
-            return self._scored(hidden_KH, labels_K, temperatures_K, has_entropy_gradient, comparison)
+            if layout.reach is None or comparison is not None:  # that has rows of each target's own to compare with
+                hidden_KH = hidden_BTH.index_select(0, sources_K)
+                return self._scored(hidden_KH, labels_K, temperatures_K, has_entropy_gradient, comparison)
+            # Sequences that begin alike ask the same of the same state.
+            asked_U, answer_K = different(sources_K, labels_K, temperatures_K)
+            scored = self._scored(
+                hidden_BTH.index_select(0, sources_K[asked_U]), labels_K[asked_U], temperatures_K[asked_U],
+                has_entropy_gradient, None,
+            )  # fmt: skip
+            return ScoredTargets(
+                scored.logprobs_K.index_select(0, answer_K), scored.entropies_K.index_select(0, answer_K)
+            )
 
     def hidden_at(self, layout: Layout, device: torch.device) -> Tensor:
         """[K, H] the last hidden states that the layout's targets are predicted from."""
         with self._precision(device, False):
-            hidden_BTH = self._hidden(unrouted(layout), _mask(layout, device), device)
+            hidden_BTH = self._hidden(unrouted(layout), row_mask(layout, device), device)
             return hidden_BTH.flatten(0, 1).index_select(0, torch.from_numpy(layout.sources).to(device))
 
     def logits_at(self, token_ids: IntRow, places: IntRow, experts: Any) -> Tensor:
@@ -276,21 +287,47 @@ def exact_weights(network: nn.Module) -> Iterator[None]:
             parameter.data = data
 
 
+def different(*columns_K: Tensor) -> tuple[Tensor, Tensor]:
+    """[U] where each combination of values stands first, in their order, and [K] which of these each place has."""
+    table = [column.cpu().numpy() for column in columns_K]
+    order = np.lexsort(table[::-1])
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = np.logical_or.reduce([column[order[1:]] != column[order[:-1]] for column in table])
+    answer = np.empty_like(order)
+    answer[order] = np.cumsum(is_new) - 1
+    return tuple(torch.from_numpy(found).to(columns_K[0].device) for found in (order[is_new], answer))  # type: ignore[return-value]
+
+
 def unrouted(layout: Layout) -> Layout:
     """The layout without the experts that were recorded: they are those of the policy, not of another model."""
     none = np.empty((len(layout.targets.experts), 0), np.int16)
     return replace(layout, targets=replace(layout.targets, experts=none))
 
 
-def _mask(layout: Layout, device: torch.device) -> Tensor | None:
-    """The mask of a pass that is computed whole; None where the model's own says it all."""
-    return None if layout.segments is None else shared_prompt_mask(torch.from_numpy(layout.segments).to(device))
+def row_mask(layout: Layout, device: torch.device, columns: Index | None = None) -> Tensor | None:
+    """[B, 1, t, T], True where a token in `columns` [t] (all of them, unless some are given) may look.
 
-
-def shared_prompt_mask(segments_BT: Tensor) -> Tensor:
-    """[B, 1, T, T], True where a query may look: back, at the common prompt (segment 0) or its own segment."""
-    queries, keys = segments_BT[:, :, None], segments_BT[:, None, :]
-    return ((keys == 0) | (keys == queries)).tril()[:, None]
+    None where the model's own mask says it all.
+    """
+    if layout.segments is None:
+        return None
+    segments_BT = torch.from_numpy(layout.segments).to(device)
+    width = segments_BT.shape[1]
+    columns_t = torch.arange(width, device=device) if columns is None else torch.from_numpy(columns).to(device)
+    is_before_tT = columns_t[:, None] >= torch.arange(width, device=device)
+    queries_Bt = segments_BT[:, columns_t]
+    if layout.reach is None:
+        queries_Bt1, keys_B1T = queries_Bt[:, :, None], segments_BT[:, None, :]
+        return (((keys_B1T == 0) | (keys_B1T == queries_Bt1)) & is_before_tT)[:, None]
+    reach_BSS = torch.from_numpy(layout.reach).to(device)
+    positions_B1T = torch.from_numpy(layout.positions).to(device)[:, None]
+    padding = reach_BSS.shape[1] - 1
+    keys_B1T, queries_Bt = (each.where(each >= 0, padding) for each in (segments_BT[:, None], queries_Bt))
+    # What each segment sees of the row, then its line for each token: no array of numbers is as large as the mask.
+    limits_BST = reach_BSS.gather(2, keys_B1T.expand(-1, padding + 1, -1))
+    seen_BST = positions_B1T < limits_BST
+    seen_BtT = seen_BST.gather(1, queries_Bt[:, :, None].expand(-1, -1, width))
+    return (seen_BtT & is_before_tT)[:, None]
 
 
 def load_policy(
@@ -405,8 +442,10 @@ def full_state(policy: Policy) -> dict[str, Tensor]:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    named = get_model_state_dict(policy, options=options)
+    named = policy.state_dict()
+    # The general way asks every parameter for its name, its mesh and its device: that takes twenty times as long.
+    if any(isinstance(tensor, DTensor) or tensor.device.type != "cpu" for tensor in named.values()):
+        named = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     state = {
         name.removeprefix("network."): tensor.contiguous()
         for name, tensor in named.items()

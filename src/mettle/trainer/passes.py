@@ -137,8 +137,10 @@ def plan_cheapest(
     if config.share_prompts and not options.get("is_packed") and sequences.num_members.any():
         common = sequences.behind_common_prefix()
         whole, other = (plan_passes(each, config, price=price, **options) for each in (sequences, common))
-        if _duration(other, price) < MUCH_CHEAPER * _duration(whole, price):
-            sequences = common
+        is_cheaper = _duration(other, price) < MUCH_CHEAPER * _duration(whole, price)
+        if num_ranks == 1:
+            return (common, other) if is_cheaper else (sequences, whole)
+        sequences = common if is_cheaper else sequences
     return sequences, plan_passes(sequences, config, price=price, num_ranks=num_ranks, **options)
 
 
@@ -173,8 +175,7 @@ def _kinds(
     alone = trained
     if config.share_prompts:
         rows, alone = rows_behind_prompts(sequences, trained, attention_cost, config.max_tokens, max_cost)
-    tails = sequences.needed - sequences.prompts
-    lengths = np.array([sequences.prompts[row[0]] + tails[row].sum() for row in rows], np.int64)
+    lengths = _lengths(sequences, rows)
     kinds = [
         _Rows.of("shared", rows, lengths, attention_cost, config, price),
         _Rows.of("padded", [np.array([s]) for s in alone], sequences.needed[alone], attention_cost, config, price),
@@ -193,18 +194,89 @@ def rows_behind_prompts(
     for s in trained.tolist():
         start = sequences.starts[s]
         groups.setdefault(sequences.tokens[start : start + sequences.prompts[s]].tobytes(), []).append(s)
+    members = [np.array(group) for group in groups.values()]
     rows: list[Index] = []
     alone: list[Index] = []
     longest = max_tokens if max_cost == math.inf else min(max_tokens, _length_at(max_cost, attention_cost))
-    for members in groups.values():
-        group = np.array(members)
+    for group, beginning in zip(members, _alike(sequences, members), strict=True):
         size = _row_size(sequences, group, attention_cost, longest)
         found = _rows_of_group(sequences, group, math.ceil(len(group) / size), longest)
+        if beginning is not None:
+            found = _cheaper(sequences, found, beginning, attention_cost, longest)
         if len(found) == len(group):
             alone.append(group)
         else:
             rows += found
     return rows, np.concatenate(alone) if alone else np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """A group in the order in which its sequences have most in `common` [C] with those before them, behind the prompt;
+    each brings so many tokens of its `own` [C]."""
+
+    group: Index
+    common: Index
+    own: Index
+
+    def rows(self, number: int) -> tuple[list[Index], Index]:
+        """The group in at most `number` rows of about the same length, and how long each is behind the prompt."""
+        behind = np.cumsum(self.own)
+        # A row ends with the sequence in which its share of all that is computed ends.
+        ends = np.searchsorted(behind, behind[-1] * np.arange(1, number) / number) + 1
+        firsts = np.unique(np.append(0, ends[ends < len(self.group)]))
+        # The first of a row has nobody before it.
+        return np.split(self.group, firsts[1:]), np.add.reduceat(self.own, firsts) + self.common[firsts]
+
+
+def _alike(sequences: Sequences, groups: list[Index]) -> list[_Alike | None]:
+    """What the sequences of each group have in common; None where that is nothing."""
+    chosen = np.concatenate(groups)
+    group_of = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    chosen = sequences.in_order(chosen, group_of)
+    common = sequences.branches(chosen, group_of).common
+    own = (sequences.needed - sequences.prompts)[chosen] - common
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    cut = (np.split(array, ends) for array in (chosen, common, own))
+    return [_Alike(*each) if each[1].any() else None for each in zip(*cut, strict=True)]
+
+
+def _cheaper(
+    sequences: Sequences, rows: list[Index], alike: _Alike, attention_cost: float, longest: int
+) -> list[Index]:
+    """`rows` of a group, in which each sequence is computed whole, or rows of those that begin alike where that is
+    cheaper and none is over `longest`."""
+    prompt, size = int(sequences.prompts[alike.group[0]]), len(alike.group)
+    number = math.ceil(size / _row_size_of(prompt, float(alike.own.mean()), size, attention_cost, longest))
+    while number < size:
+        other, lengths = alike.rows(number)
+        lengths = lengths + prompt
+        if int(lengths.max()) <= longest:
+            tails = sequences.needed - sequences.prompts
+            whole = np.array([prompt + tails[row].sum() for row in rows])
+            cost = _cost_of_rows(rows, whole, attention_cost)
+            return other if _cost_of_rows(other, lengths, attention_cost) < cost else rows
+        number += 1
+    return rows
+
+
+def _cost_of_rows(rows: list[Index], lengths: Index, attention_cost: float) -> float:
+    is_alone = np.array([len(row) == 1 for row in rows])  # causal attention looks at half of the pairs
+    pairs = lengths.astype(np.float64) ** 2 / (1 + is_alone)
+    return float((lengths + attention_cost * pairs).sum())
+
+
+def _lengths(sequences: Sequences, rows: list[Index]) -> Index:
+    """[R] the tokens of each row that are computed."""
+    if not rows:
+        return np.zeros(0, np.int64)
+    chosen = np.concatenate(rows)
+    sizes = np.array([len(row) for row in rows])
+    branches = sequences.branches(chosen, np.repeat(np.arange(len(rows)), sizes))
+    own = (sequences.needed - sequences.prompts)[chosen] - branches.common
+    opens = np.cumsum(sizes) - sizes
+    lengths: Index = sequences.prompts[chosen[opens]] + np.add.reduceat(own, opens)
+    return lengths
 
 
 def _rows_of_group(sequences: Sequences, group: Index, number: int, longest: int) -> list[Index]:
@@ -225,14 +297,19 @@ def _length_at(cost: float, attention_cost: float) -> int:
 
 
 def _row_size(sequences: Sequences, group: Index, attention_cost: float, max_tokens: int) -> int:
-    """How many sequences of a group share a row; 1 when sharing costs more than it saves.
+    """How many sequences of a group share a row, where each is computed behind the prompt whole."""
+    prompt, tail = int(sequences.prompts[group[0]]), float((sequences.needed - sequences.prompts)[group].mean())
+    return _row_size_of(prompt, tail, len(group), attention_cost, max_tokens)
+
+
+def _row_size_of(prompt: int, tail: float, number: int, attention_cost: float, max_tokens: int) -> int:
+    """How many of `number` sequences share a row; 1 when sharing costs more than it saves.
 
     A row of m sequences with prompt P and s tokens each costs P + m s + a (P + m s)^2, so the cost per sequence is
     least at m = sqrt(P (1 + a P) / a) / s. Alone, causal attention looks at half the square.
     """
-    prompt, tail = int(sequences.prompts[group[0]]), float((sequences.needed - sequences.prompts)[group].mean())
     best = math.sqrt(prompt * (1 + attention_cost * prompt) / attention_cost) / max(tail, 0.5)
-    size = min(len(group), max(1, round(best)), max(1, int((max_tokens - prompt) // max(tail, 1))))
+    size = min(number, max(1, round(best)), max(1, int((max_tokens - prompt) // max(tail, 1))))
     length = prompt + size * tail
     together = (length + attention_cost * length**2) / size
     apart = (prompt + tail) + attention_cost * (prompt + tail) ** 2 / 2

@@ -4,8 +4,8 @@ Parts: `run_in` (the decorator that chooses the place), `RewardFunction`. A coro
 runs on the event loop, and is named when it holds that up; one that never awaits is a plain function in all but name. A
 plain function is tried in a thread first; after `NUM_TRIED` quick calls in a row it runs on the loop, where a call
 costs microseconds, and goes back to its thread for good once it holds the loop up (half of its recent calls over
-`SLOW_S`, or one over `STALL_S`). Invariants: a call gives a `Score` and raises nothing but a cancellation from outside;
-what has hung or raised is named.
+`SLOW_S`, or one over `STALL_S`, by the `stopwatch`). Invariants: a call gives a `Score` and raises nothing but a
+cancellation from outside; what has hung or raised is named.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from mettle.envs.rubrics.coroutines import HoldMeter, in_a_loop_of_its_own, never_waits, to_its_end
 from mettle.envs.rubrics.processes import shared_processes
+from mettle.envs.rubrics.stopwatch import Used, held_s, used
 from mettle.envs.rubrics.threads import ThreadLane
 from mettle.envs.rubrics.values import FAILURES, Overrun, Score, failure_of, number_from
 from mettle.envs.signatures import is_async, signature_of
@@ -69,6 +70,8 @@ class RewardFunction:
         self._is_chosen = chosen is not None
         self._call, self.place = _call_and_place(function, chosen)
         self._meter = HoldMeter(self.name) if self.place == "loop" and not self._is_chosen else None
+        self._held: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self._used = Used()
         self._durations: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self.num_calls = 0
         self._is_trial = self.place == "thread" and not self._is_chosen
@@ -78,6 +81,11 @@ class RewardFunction:
     def is_group(self) -> bool:
         """True when it looks at a whole group."""
         return self.signature.is_group
+
+    def begin(self) -> None:
+        """Several calls of `start` follow, with nothing between them."""
+        if not self._is_chosen:
+            self._used = used()
 
     def start(self, available: Mapping[str, Any]) -> Score | Awaitable[Score]:
         """The score of one rollout, or what will become it."""
@@ -100,7 +108,8 @@ class RewardFunction:
             return failure_of(self.name, error)
         if isinstance(value, Awaitable):
             return self._awaited(value, started)
-        self._remember(time.perf_counter() - started)
+        duration_s = time.perf_counter() - started
+        self._remember(duration_s, held_s(duration_s, self._used))
         return value
 
     def stats(self) -> dict[str, Any]:
@@ -148,7 +157,7 @@ class RewardFunction:
         if self._lane is None:
             self._lane = ThreadLane(self.name, getattr(self.function, "max_parallel", 1))
         try:
-            value, duration_s = await self._lane.run(partial(_timed, self._call, arguments), self.timeout_s)
+            value, duration_s, held = await self._lane.run(partial(_timed, self._call, arguments), self.timeout_s)
         except Overrun as error:
             return self._overrun(error)
         except FAILURES as error:
@@ -160,7 +169,7 @@ class RewardFunction:
         if isinstance(value, Awaitable):
             self.place, self._is_chosen = "loop", True
             return await self._awaited(value, time.perf_counter())
-        self._remember(duration_s)
+        self._remember(duration_s, held)
         return value
 
     async def _in_process(self, arguments: Mapping[str, Any]) -> Any:
@@ -182,18 +191,19 @@ class RewardFunction:
         made.__cause__ = error
         return made
 
-    def _remember(self, duration_s: float) -> None:
+    def _remember(self, duration_s: float, held: float) -> None:
         """Count a call, and move the function to where its calls belong."""
         self.num_calls += 1
         self._durations.append(duration_s)
         if self._is_chosen:
             return
-        if self.place == "loop" and duration_s > SLOW_S:
-            if duration_s > STALL_S or median(self._durations) > SLOW_S:
+        self._held.append(held)
+        if self.place == "loop" and held > SLOW_S:
+            if held > STALL_S or median(self._held) > SLOW_S:
                 self.place, self._is_trial = "thread", False
                 logger.info("reward function holds the event loop up; it runs in a thread from here on: %s", self.name)
-        elif self._is_trial and len(self._durations) >= NUM_TRIED:
-            self._is_trial = max(list(self._durations)[-NUM_TRIED:]) > SLOW_S
+        elif self._is_trial and len(self._held) >= NUM_TRIED:
+            self._is_trial = max(list(self._held)[-NUM_TRIED:]) > SLOW_S
             self.place = "thread" if self._is_trial else "loop"
 
 
@@ -204,10 +214,12 @@ def func_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-def _timed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, float]:
-    started = time.perf_counter()
+def _timed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, float, float]:
+    """What a call returns, its seconds by the clock, and those in which it held its thread up."""
+    before, started = used(), time.perf_counter()
     value = function(**arguments)
-    return value, time.perf_counter() - started
+    duration_s = time.perf_counter() - started
+    return value, duration_s, held_s(duration_s, before)
 
 
 def _call_and_place(function: Callable[..., Any], chosen: Place | None) -> tuple[Callable[..., Any], Place]:

@@ -177,6 +177,7 @@ class Rubric:
     ) -> list[Score]:
         if function.is_group:
             return await self._group_scores(function, states)
+        function.begin()
         scores = [function.start(available) for available in arguments]
         waiting = [score for score in scores if isinstance(score, Awaitable)]
         if not waiting:
