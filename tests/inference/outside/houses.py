@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from mettle.inference.outside.signatures import WorkerKey
 from mettle.inference.outside.worker import OutsideClient, OutsideWorking, Sample, WorkPlace
 from mettle.records.sampling import SamplingParams
 from mettle.web.server import bind
+
+logger = logging.getLogger(__name__)
 
 
 def free_port() -> int:
@@ -64,11 +67,18 @@ class OpenHouse:
         return cls(engine, door, Bridge(engine), folder)
 
     def worker(
-        self, place: Path, name: str = "ann", *, sample: Sample | None = None, token: str = "", **settings: Any
+        self,
+        place: Path,
+        name: str = "ann",
+        *,
+        sample: Sample | None = None,
+        tell: Callable[[str], None] = logger.info,
+        token: str = "",
+        **settings: Any,
     ) -> OutsideWorking:
         """A worker that begins to work."""
         client = self.client(place, name, token)
-        working = OutsideWorking(client, WorkPlace(place, slots=16, num_threads=1, **settings), sample=sample)
+        working = OutsideWorking(client, WorkPlace(place, slots=16, num_threads=1, **settings), tell, sample)
         self.workers.append((working, asyncio.create_task(working.run())))
         return working
 

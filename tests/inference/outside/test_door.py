@@ -1,19 +1,23 @@
 """The door over HTTP: who may read, whose word counts, and what becomes of liars and of those who go."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from houses import PROMPT, OpenHouse, free_port
 
-from mettle.errors import UserError
+from mettle.errors import ProviderError, UserError
 from mettle.inference.engine.protocol import Choice, GenerationRequest
+from mettle.inference.outside import relays, worker
 from mettle.inference.outside.roster import invite
 from mettle.inference.outside.signatures import WorkerKey
-from mettle.inference.outside.worker import OutsideClient, SessionOver, WordRefused
+from mettle.inference.outside.worker import OutsideClient, OutsideWorking, SessionOver, WordRefused
 from mettle.records.sampling import SamplingParams
 
 
@@ -179,6 +183,90 @@ async def test_weights_come_from_another_worker_where_one_hands_them_on(
     await house.until(lambda: second._version == 1)
     assert second.done.from_relays > 0
     assert first.done.from_relays == 0
+
+
+async def test_a_worker_that_fetches_says_so_within_the_lease_that_the_run_tells(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "IDLE_WAIT_S", 10_000.0)
+    house = await OpenHouse.open(policy_folder, tmp_path / "outside", lease_s=0.3)
+    said = asyncio.Event()
+
+    async def say(self: OutsideClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if body.get("room") == 0:
+            said.set()
+        return await spoken(self, path, {**body, "wait_s": 0.1} if "wait_s" in body else body)
+
+    async def serve(self: OutsideWorking, version: int) -> None:
+        await said.wait()  # as long as it takes
+        await served(self, version)
+
+    spoken, served = OutsideClient.say, OutsideWorking._serve
+    monkeypatch.setattr(OutsideClient, "say", say)
+    monkeypatch.setattr(OutsideWorking, "_serve", serve)
+    working = house.worker(tmp_path / "ann")
+    await house.until(lambda: working._version == 0)
+    await house.close()
+
+
+@contextlib.asynccontextmanager
+async def relay_that(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """The address of a relay that answers so."""
+    app = web.Application()
+    app.router.add_get("/pieces/{digest}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_relays_that_lie_hang_and_are_dead_cost_a_worker_time_and_nothing_else(
+    house: OpenHouse, versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "RELAY_S", 0.5)
+    num_sent = 0
+
+    async def lie(request: web.Request) -> web.StreamResponse:
+        nonlocal num_sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while num_sent < 1 << 32:  # without an end, as far as a worker could keep it
+                await response.write(bytes(1 << 20))
+                num_sent += 1 << 20
+        return response
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60.0)
+        raise AssertionError("nobody waits so long")
+
+    async with relay_that(lie) as liar, relay_that(hang) as silent:
+        for name, address in (("liar", liar), ("silent", silent), ("dead", f"http://127.0.0.1:{free_port()}")):
+            client = house.client(tmp_path / name, name)
+            client.session = (await client.read("/facts"))["session"]
+            await client.say("/join", {"relay": address})
+            await client.close()
+        await asyncio.to_thread(house.engine.update_weights, versions / "v1", 1)
+        said: list[str] = []
+        working = house.worker(tmp_path / "ann", tell=said.append)
+        await house.until(lambda: working._version == 1)
+        assert working.done.from_relays == 0
+        left_out = {line.split(" is not asked ")[1].partition(": ")[2] for line in said if "is not asked" in line}
+        assert left_out == {"what it hands on is not what was asked for", "it did not answer in time"}
+        assert num_sent < 64 << 20, "whoever has no end is not listened to"
+
+
+@pytest.mark.parametrize("relay", ["here", "http://10.0.0.7:7300/reboot?", "file:///etc/passwd"])
+async def test_a_relay_that_is_no_plain_address_is_refused(house: OpenHouse, tmp_path: Path, relay: str) -> None:
+    client = house.client(tmp_path / "ann")
+    client.session = (await client.read("/facts"))["session"]
+    with pytest.raises(ProviderError, match="is no address"):
+        await client.say("/join", {"relay": relay})
+    await client.close()
 
 
 async def test_a_worker_that_samples_what_it_likes_is_told_and_ends(house: OpenHouse, tmp_path: Path) -> None:

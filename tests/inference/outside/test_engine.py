@@ -68,3 +68,12 @@ async def test_who_draws_where_the_likeliest_token_is_wanted_is_banned(house: Op
     (ann,) = house.named()
     assert (ann.state, ann.refused) == ("banned", 2)
     assert "tokens are not those that the seed draws" in ann.reason
+
+
+async def test_who_waits_for_work_is_woken_by_a_new_version(house: OpenHouse, versions: Path) -> None:
+    woken = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    end = house.engine.wake_with(lambda: loop.call_soon_threadsafe(woken.set))
+    await asyncio.to_thread(house.engine.update_weights, versions / "v1", 1)
+    await woken.wait()
+    end()

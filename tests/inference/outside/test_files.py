@@ -1,12 +1,13 @@
 """Folders as hashed pieces: whoever hands them over, only the right bytes become a folder."""
 
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mettle.errors import ProviderError
 from mettle.inference.outside import files
-from mettle.inference.outside.files import PieceStore, check_listing, wire_listing, write_folder
+from mettle.inference.outside.files import PieceStore, WantedPiece, check_listing, wire_listing, write_folder
 
 
 @pytest.fixture
@@ -25,12 +26,18 @@ async def test_a_folder_arrives_as_it_is_without_what_is_no_part_of_a_model(fold
     store = PieceStore()
     listed = check_listing(wire_listing(store.add(folder)))
 
-    async def fetch(digest: str) -> bytes:
-        data = store.read(digest)
-        assert data is not None
-        return data
+    here = PieceStore()
 
-    found = await write_folder(tmp_path / "here", listed, fetch)
+    async def fetch(wanted: Sequence[WantedPiece]) -> AsyncGenerator[tuple[WantedPiece, bytes], None]:
+        for number, piece in enumerate(reversed(wanted)):
+            data = store.read(piece.digest)
+            assert data is not None
+            assert here.read(piece.digest) is None
+            yield piece, data
+            assert here.read(piece.digest) == data, f"piece {number} can be handed on while others are still to come"
+
+    found = await write_folder(tmp_path / "here", listed, fetch, here)
+    assert all(here.read(piece) == store.read(piece) for file in listed for piece in file.pieces)
     assert found.num_bytes == 252
     assert {path.name: path.read_bytes() for path in found.path.iterdir()} == {
         "model.safetensors": bytes(range(250)), "config.json": b"{}", "empty.json": b"",
@@ -38,8 +45,8 @@ async def test_a_folder_arrives_as_it_is_without_what_is_no_part_of_a_model(fold
 
 
 async def test_a_wrong_piece_leaves_no_folder(folder: Path, tmp_path: Path) -> None:
-    async def fetch(_: str) -> bytes:
-        return bytes(100)
+    async def fetch(wanted: Sequence[WantedPiece]) -> AsyncGenerator[tuple[WantedPiece, bytes], None]:
+        yield wanted[0], bytes(100)
 
     with pytest.raises(ProviderError, match="not what its hash says"):
         await write_folder(tmp_path / "here", PieceStore().add(folder), fetch)

@@ -10,6 +10,7 @@
 
 Parts: `config`; `leases` (who has which request, by a monotonic clock), `roster` (who they are, and who was banned),
 `signatures`, `checks` (pure), `auditor` (the trusted engine that draws again), `engine` (all of it behind the one
-seam), `door` (HTTP), `files` (weights as hashed pieces); `worker` (the other side). Invariant: a worker decides nothing
-but when it answers: what it may answer follows from the weights, the prompt and the seed that it was given.
+seam), `door` (HTTP), `files` (weights as hashed pieces), `relays` (who hands them on); `worker` (the other side).
+Invariant: a worker decides nothing but when it answers: what it may answer follows from the weights, the prompt and the
+seed that it was given.
 """

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import secrets
 import socket
 from pathlib import Path
@@ -29,6 +30,7 @@ from mettle.inference.engine.protocol import Choice
 from mettle.inference.outside.config import OutsideConfig
 from mettle.inference.outside.engine import OutsideEngine, WorkRefused
 from mettle.inference.outside.files import PieceStore, describe_folder, wire_listing
+from mettle.inference.outside.relays import relay_address
 from mettle.inference.outside.roster import Invitation, JoinRefused, OutsideWorker
 from mettle.inference.outside.signatures import (
     COUNT_HEADER,
@@ -50,7 +52,7 @@ DOOR_FILE: Final = "door.json"
 MAX_WAIT_S: Final = 20.0
 MAX_CHOICES: Final = 4096
 _REFUSED: Final = "refused"
-_MAX_RELAYS: Final = 8
+_MAX_RELAYS: Final = 32
 
 
 class JoinBody(BaseModel):
@@ -137,7 +139,9 @@ class OutsideDoor:
                 "session": self._session,
                 "dtype": self._dtype,
                 "max_model_len": self._engine.max_model_len,
+                "lease_s": self._engine.config.lease_s,
                 "model": wire_listing(files),
+                "relays": self._relays(),
                 "version": self._engine.serving().version,
             }
         )
@@ -154,8 +158,7 @@ class OutsideDoor:
             return json_response({"version": version, "files": None})
         files = await asyncio.to_thread(describe_folder, serving.weights)
         self._pieces.add(serving.weights, files)
-        relays = [worker.relay for worker in self._engine.roster.here() if worker.relay][:_MAX_RELAYS]
-        return json_response({"version": version, "files": wire_listing(files), "relays": relays})
+        return json_response({"version": version, "files": wire_listing(files), "relays": self._relays()})
 
     async def _piece(self, request: Request) -> Response:
         self._invitation(request)
@@ -165,7 +168,7 @@ class OutsideDoor:
         invitation = self._invitation(request)
         body, key, _ = await self._signed(request)
         asked = checked(JoinBody, body)
-        if asked.relay and not asked.relay.startswith(("http://", "https://")):
+        if asked.relay and relay_address(asked.relay) is None:
             raise HttpError(400, f"{asked.relay!r} is no address", param="relay")
         with self._engine.locked():
             worker = self._engine.roster.join(key, invitation, asked.relay)
@@ -219,6 +222,10 @@ class OutsideDoor:
         worker, _, _ = await self._heard(request)
         await asyncio.to_thread(self._engine.leave, worker)
         return json_response({"left": worker.name})
+
+    def _relays(self) -> list[str]:
+        found = [worker.relay for worker in self._engine.roster.here() if worker.relay]
+        return found if len(found) <= _MAX_RELAYS else random.SystemRandom().sample(found, _MAX_RELAYS)
 
     def _invitation(self, request: Request) -> Invitation:
         found = self._engine.roster.invitation(bearer(request.headers))

@@ -140,9 +140,7 @@ class OutsideEngine:
                     running = RunningRequest(request, listener)
                     self._requests[request.request_id] = _OutsideRequest(running, seeded, self._serving)
                     self._book.offer(request.request_id, request.n, self._clock())
-                    wakers = list(self._wakers)
-                    for wake in wakers:
-                        wake()
+                    self._wake()
                     return
         self._own.submit(request, listener)
 
@@ -164,6 +162,7 @@ class OutsideEngine:
             self._known[version] = self._serving
             for older in [one for one in self._known if not 0 <= version - one <= self.config.max_lag]:
                 del self._known[older]
+            self._wake()
         return update
 
     def load_adapter(self, name: str, folder: Path, version: int | None = None) -> WeightUpdate:
@@ -234,9 +233,13 @@ class OutsideEngine:
             return self.roster.hear(key, count)
 
     def wake_with(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake`, from any thread, whenever there is something to take; returns what ends that."""
+        """Call `wake`, from any thread, whenever there is something to take or to fetch; returns what ends that."""
         self._wakers.add(wake)
         return lambda: self._wakers.discard(wake)
+
+    def _wake(self) -> None:
+        for wake in list(self._wakers):
+            wake()
 
     def poll(self, worker: OutsideWorker, version: int, room: int, working_on: Sequence[str]) -> PolledWork:
         """Hear where a worker stands and give it what it has room for, if it serves what is served."""

@@ -1,14 +1,15 @@
 """Folders of weights as pieces that are known by their hashes, so that it does not matter who hands them over.
 
-Parts: `describe_folder` (what a folder consists of), `PieceStore` (the pieces of folders on this disk), `check_listing`
-and `write_folder` (the other side). Invariant: a folder appears under its name only when every byte of it has the hash
-that the run has told.
+Parts: `describe_folder` (what a folder consists of), `PieceStore` (the pieces of folders on this disk, and of those
+that are on their way), `check_listing` and `write_folder` (the other side). Invariant: a folder appears under its name
+only when every byte of it has the hash that the run has told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,19 @@ class ListedFile(NamedTuple):
     name: str
     num_bytes: int
     pieces: tuple[str, ...]
+
+
+class WantedPiece(NamedTuple):
+    """A piece of a folder: its hash, and where it belongs."""
+
+    digest: str
+    name: str
+    offset: int
+    num_bytes: int
+
+
+FetchPieces = Callable[[Sequence[WantedPiece]], AsyncGenerator[tuple[WantedPiece, bytes], None]]
+"""Brings each of the pieces once, in any order."""
 
 
 class _Place(NamedTuple):
@@ -63,11 +77,13 @@ class PieceStore:
     def add(self, folder: Path, files: Sequence[ListedFile] | None = None) -> list[ListedFile]:
         """Hand over the pieces of a folder from now on; returns what it consists of."""
         listed = describe_folder(folder) if files is None else list(files)
-        for file in listed:
-            for number, digest in enumerate(file.pieces):
-                offset = number * PIECE_BYTES
-                self._places[digest] = _Place(folder / file.name, offset, min(PIECE_BYTES, file.num_bytes - offset))
+        for piece in pieces_of(listed):
+            self.put(folder, piece)
         return listed
+
+    def put(self, folder: Path, piece: WantedPiece) -> None:
+        """Hand over a piece that lies in a folder."""
+        self._places[piece.digest] = _Place(folder / piece.name, piece.offset, piece.num_bytes)
 
     def read(self, digest: str) -> bytes | None:
         """A piece, if it is here and unchanged."""
@@ -86,7 +102,7 @@ class PieceStore:
         return None
 
 
-def is_piece(data: bytes, digest: str) -> bool:
+def is_piece(data: bytes | bytearray, digest: str) -> bool:
     """Whether some bytes are the piece that has the hash."""
     return hashlib.sha256(data).hexdigest() == digest
 
@@ -123,26 +139,39 @@ class FetchedFolder:
     num_bytes: int
 
 
+def pieces_of(files: Sequence[ListedFile]) -> list[WantedPiece]:
+    """The pieces of a folder."""
+    return [
+        WantedPiece(digest, file.name, offset, min(PIECE_BYTES, file.num_bytes - offset))
+        for file in files
+        for offset, digest in zip(range(0, file.num_bytes, PIECE_BYTES), file.pieces, strict=True)
+    ]
+
+
 async def write_folder(
-    final: Path, files: Sequence[ListedFile], fetch: Callable[[str], Awaitable[bytes]]
+    final: Path, files: Sequence[ListedFile], fetch: FetchPieces, arrived: PieceStore | None = None
 ) -> FetchedFolder:
-    """Fetch the pieces of a folder, check each, and let the folder appear.
+    """Fetch the pieces of a folder, check each, hand it over to `arrived`, and let the folder appear.
 
     Raises: ProviderError when a piece is not what its hash says; whatever `fetch` raises.
     """
     total = 0
     with folder_aside(final) as scratch:
         for file in files:
-            with (scratch / file.name).open("wb") as out:
-                for digest, num_bytes in _sizes(file):
-                    data = await fetch(digest)
-                    if len(data) != num_bytes or not is_piece(data, digest):
-                        raise ProviderError(f"a piece of {file.name} is not what its hash says")
+            (scratch / file.name).touch()
+        missing = set(pieces_of(files))
+        async with contextlib.aclosing(fetch(pieces_of(files))) as coming:
+            async for piece, data in coming:
+                if len(data) != piece.num_bytes or not is_piece(data, piece.digest):
+                    raise ProviderError(f"a piece of {piece.name} is not what its hash says")
+                with (scratch / piece.name).open("r+b") as out:
+                    out.seek(piece.offset)
                     out.write(data)
-                    total += num_bytes
+                if arrived is not None:
+                    arrived.put(scratch, piece)
+                missing.remove(piece)
+                total += piece.num_bytes
+        assert not missing, "every piece was brought"
+    if arrived is not None:
+        arrived.add(final, files)
     return FetchedFolder(final, total)
-
-
-def _sizes(file: ListedFile) -> Iterator[tuple[str, int]]:
-    for number, digest in enumerate(file.pieces):
-        yield digest, min(PIECE_BYTES, file.num_bytes - number * PIECE_BYTES)

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -32,12 +31,15 @@ from mettle.inference.engine.protocol import Choice, GenerationRequest, Sampling
 from mettle.inference.launch import open_engine
 from mettle.inference.outside.door import PREFIX, open_relay
 from mettle.inference.outside.files import (
+    ListedFile,
     PieceStore,
+    WantedPiece,
     check_listing,
     describe_folder,
     is_piece,
     write_folder,
 )
+from mettle.inference.outside.relays import NoPiece, PieceAnswer, Relays
 from mettle.inference.outside.signatures import WorkerKey
 from mettle.web.backoff import Backoff
 from mettle.web.server import HttpServer
@@ -47,7 +49,6 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_S: Final = 5.0
 BUSY_WAIT_S: Final = 0.2
 ASK_S: Final = 60.0
-PIECE_S: Final = 120.0
 GIVE_UP: Final = 40
 """Attempts to reach the run, some minutes, after which the worker ends."""
 GIVE_UP_AFTER_WORK: Final = 10
@@ -109,24 +110,33 @@ class OutsideClient:
         headers = self._key.headers("POST", PREFIX + path, self.session, self._count, data)
         return self._told(*await self._call("POST", path, data, headers))
 
-    async def piece(self, base: str, digest: str) -> bytes | None:
-        """A piece from the run ("") or from a relay, if it is there and is what its hash says."""
-        url, headers = (f"{base.rstrip('/')}/pieces/{digest}", {}) if base else (self._place(digest), self._headers)
+    async def piece(self, base: str, piece: WantedPiece, limit_s: float) -> PieceAnswer:
+        """What the run ("") or the relay at `base` hands over within `limit_s` seconds.
+
+        Raises: RunGone when it is the run that does not answer.
+        """
+        url = f"{base or self._url + PREFIX}/pieces/{piece.digest}"
+        headers, data = ({} if base else self._headers), bytearray()
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=min(limit_s, 10.0))
         try:
-            timeout = aiohttp.ClientTimeout(total=PIECE_S, sock_connect=10.0)
             async with self._session().get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
-                data = await response.content.read() if response.status == 200 else b""
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return None
-        return data if is_piece(data, digest) else None
+                if response.status == 404:
+                    return PieceAnswer(fault="absent")
+                response.raise_for_status()
+                async for chunk in response.content.iter_any():
+                    data += chunk
+                    if len(data) > piece.num_bytes:  # whoever lies has no end to it
+                        return PieceAnswer(fault="false")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if not base:
+                raise RunGone(f"{url}: {type(error).__name__}: {error}") from error
+            return PieceAnswer(fault="silent")
+        return PieceAnswer(bytes(data)) if is_piece(data, piece.digest) else PieceAnswer(fault="false")
 
     async def close(self) -> None:
         """Let go of connections."""
         if self._http is not None:
             await self._http.close()
-
-    def _place(self, digest: str) -> str:
-        return f"{self._url}{PREFIX}/pieces/{digest}"
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
@@ -184,9 +194,13 @@ class OutsideWorking:
     _facts: dict[str, Any] = field(default_factory=dict)
     _model: Path = Path()
     _pieces: PieceStore = field(default_factory=PieceStore)
+    _relays: Relays = field(init=False)
     _tasks: dict[str, _Task] = field(default_factory=dict)
     _is_stopping: bool = False
     _backoff: Backoff = field(default_factory=lambda: Backoff(first_s=0.2, max_s=10.0))
+
+    def __post_init__(self) -> None:
+        self._relays = Relays(self.client.piece, self.place.relay.rstrip("/"), self.tell)
 
     async def run(self) -> WorkDone:
         """Work until `stop`, the end of the run, or a ban.
@@ -232,8 +246,7 @@ class OutsideWorking:
         if not self._model.is_dir() or describe_folder(self._model) != listed:
             self.tell(f"fetching the model, {sum(file.num_bytes for file in listed):,} bytes")
             await self._close_engine()
-            fetched = await write_folder(self._model, listed, self._fetcher(()))
-            self.done.fetched_bytes += fetched.num_bytes
+            await self._aside(self._fetch(self._model, listed, facts["relays"]))
         self._pieces.add(self._model, listed)
         self.tell(f"joined {facts['run']} as {named['name']}")
 
@@ -265,8 +278,10 @@ class OutsideWorking:
     async def _aside(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that may take long, and stay known to the run meanwhile."""
         doing = asyncio.create_task(work)
+        # Three words in each lease, so that one that comes late does not end it.
+        wait_s = min(IDLE_WAIT_S, float(self._facts["lease_s"]) / 3)
         try:
-            while not (await asyncio.wait({doing}, timeout=IDLE_WAIT_S))[0]:
+            while not (await asyncio.wait({doing}, timeout=wait_s))[0]:
                 await self.client.say("/poll", {"version": self._version, "room": 0})
         finally:
             if not doing.done():
@@ -321,11 +336,9 @@ class OutsideWorking:
                 weights = self.place.folder / "weights" / f"v{version}"
                 listed = check_listing(told["files"])
                 if not weights.is_dir() or describe_folder(weights) != listed:
-                    relays = [str(relay) for relay in told.get("relays", ()) if relay != self.place.relay]
-                    fetched = await write_folder(weights, listed, self._fetcher(relays))
-                    self.done.fetched_bytes += fetched.num_bytes
+                    await self._fetch(weights, listed, told["relays"])
                 self._pieces.add(weights, listed)
-        except WordRefused:  # the run has gone on meanwhile; the next poll says to what
+        except (WordRefused, NoPiece):  # the run has gone on meanwhile; the next poll says to what
             return
         if weights is None:
             await self._close_engine()
@@ -365,16 +378,11 @@ class OutsideWorking:
             if number.isdigit() and int(number) not in range(version - KEPT_VERSIONS + 1, version + 1):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _fetcher(self, relays: list[str] | tuple[str, ...]) -> Callable[[str], Awaitable[bytes]]:
-        async def fetch(digest: str) -> bytes:
-            for base in [*random.Random(digest).sample(relays, len(relays)), ""]:
-                data = await self.client.piece(base, digest)
-                if data is not None:
-                    self.done.from_relays += bool(base)
-                    return data
-            raise WordRefused(f"nobody has piece {digest[:12]} any more")
-
-        return fetch
+    async def _fetch(self, folder: Path, listed: list[ListedFile], relays: Iterable[object]) -> None:
+        self._relays.know(relays)
+        fetched = await write_folder(folder, listed, self._relays.pieces, self._pieces)
+        self.done.fetched_bytes += fetched.num_bytes
+        self.done.from_relays = self._relays.num_pieces
 
     async def _drop(self) -> None:
         """Forget what was asked: the run gives it to others."""
