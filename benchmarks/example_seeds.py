@@ -5,7 +5,8 @@
 Runs `configs/NAME.toml` once a seed, one after the other, keeps the figures in `benchmarks/results/example_seeds.json`
 (a run that stands there is not run again), draws `docs/assets/example-seeds.svg` from that file, and prints its table.
 Without names it draws and prints alone. `--take RUN...` reads runs that are there instead, each of the example that its
-name begins with (`lora-12`). The worst run of an example is one of its lines, like the others.
+name begins with (`lora-12`). The worst run of an example is one of its lines, like the others. Where a metric besides
+the reward says whether what was meant is learnt, it is kept and told too (`METRICS`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from typing import Any
 from example_curves import by_version
 from line_charts import Line, Panel, charts_svg
 
+from mettle.evals.estimator import mean_over_tasks
 from mettle.runs.create import read_run_config
 from mettle.runs.summary import summarise
-from mettle.storage.evals import read_evals
+from mettle.storage.evals import EvalRow, read_evals
 from mettle.storage.ledger import Ledger
+from mettle.storage.rollouts import rollout_rows
 from mettle.storage.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "example_seeds.json"
 PICTURE = ROOT / "docs" / "assets" / "example-seeds.svg"
+METRICS = {"tool-use": ("is_unaided",)}
+"""Metrics of the held-out rollouts that are told beside the reward, by example."""
 
 
 def main() -> None:
@@ -67,6 +72,10 @@ def figures_of(path: Path, example: str) -> dict[str, Any]:
     try:
         summary = summarise(ledger, run_dir.path)
         evals = [row for row in read_evals(ledger.database) if row.is_finished and row.mean is not None]
+        evals = [row for row in evals if row.kind != "probe"]  # those of the warm-up are of training tasks
+        metrics = {
+            name: [metric_of(ledger, row, name) for row in by_version(evals)] for name in METRICS.get(example, ())
+        }
         warm = ledger.journal.fact("warm_up")
     finally:
         ledger.close()
@@ -86,8 +95,21 @@ def figures_of(path: Path, example: str) -> dict[str, Any]:
             ]
             for name in environments
         },
+        **({"metrics": metrics} if metrics else {}),
         "train_reward": summary["train_reward"],
     }
+
+
+def metric_of(ledger: Ledger, evaluation: EvalRow, name: str) -> list[float]:
+    """Version, mean over the tasks of an evaluation, and the ends of its 95 % interval."""
+    tasks: dict[Any, list[float]] = {}
+    for rollout in rollout_rows(ledger.database, evaluation.eval_id):
+        if name in rollout.metrics:
+            tasks.setdefault(rollout.example_id, []).append(rollout.metrics[name])
+    found = mean_over_tasks(list(tasks.values()))
+    if found is None or found.interval is None:
+        raise SystemExit(f"{evaluation.env_id} has too few rollouts with the metric {name}")
+    return [evaluation.step, *(round(value, 4) for value in (found.mean, *found.interval))]
 
 
 def keep(known: dict[tuple[str, int], dict[str, Any]], row: dict[str, Any]) -> None:
@@ -127,6 +149,9 @@ def table(known: dict[tuple[str, int], dict[str, Any]]) -> list[str]:
         shown = f"`{example}.toml`" + (f", `{name}`" if len(rows[0]["held_out"]) > 1 else "")
         costs = sorted(row["cpu_s"] for row in rows)
         lines.append(f"| {shown} | {rows[0]['steps']} | {costs[0]} to {costs[-1]} | {'; '.join(told)} |")
+        for metric in METRICS.get(example, ()):
+            told = [f"{row['seed']}: {_told(row['metrics'][metric])}" for row in rows]
+            lines.append(f"| {shown}, metric `{metric}` | | | {'; '.join(told)} |")
     return lines
 
 

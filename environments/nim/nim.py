@@ -19,6 +19,8 @@ NUMBER = re.compile(r"-?\d{1,9}")
 SEATS = ("first", "second")
 OPPONENTS = ("perfect", "random", "self")
 SHOWN = ("perfect", "legal")
+MOVES = ("take", "leave")
+"""What a move says: how many sticks it takes, or how many it leaves."""
 
 
 def perfect_take(heap: int, max_take: int, rng: random.Random) -> int:
@@ -29,9 +31,9 @@ def perfect_take(heap: int, max_take: int, rng: random.Random) -> int:
 class NimEnv(vf.MultiTurnEnv):
     """Ends when the heap is empty or somebody takes what cannot be taken, which loses."""
 
-    def __init__(self, *, max_take: int, opponent: str, shown: str, **kwargs: Any) -> None:
+    def __init__(self, *, max_take: int, opponent: str, shown: str, move: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.max_take, self.opponent, self.shown = max_take, opponent, shown
+        self.max_take, self.opponent, self.shown, self.move = max_take, opponent, shown, move
 
     async def setup_state(self, state: vf.State) -> vf.State:
         """The heap; who is second sees it after the opponent's opening."""
@@ -42,13 +44,13 @@ class NimEnv(vf.MultiTurnEnv):
             if state["has_won"]:  # it took what cannot be taken, before the model was asked anything
                 state["final_env_response"] = [vf.UserMessage(content="you win")]
             else:
-                state["prompt"] = [vf.UserMessage(content=question(state["heap"], self.max_take))]
+                state["prompt"] = [vf.UserMessage(content=question(state["heap"], self.max_take, self.move))]
         return state
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> vf.Messages:
         """What is left after the model's move and the opponent's."""
         # What was cut off may have meant something else, and whatever followed the number would be free of charge.
-        take = None if state["trajectory"][-1]["is_truncated"] else last_number(messages[-1])
+        take = None if state["trajectory"][-1]["is_truncated"] else self._take_of(messages[-1], state["heap"])
         state["num_moves"] += 1
         if take is None or not 1 <= take <= min(self.max_take, state["heap"]):
             state["is_legal"] = False
@@ -69,8 +71,15 @@ class NimEnv(vf.MultiTurnEnv):
         heap = int(info["heap"] if is_opening else said[0 if len(messages) > 1 else -1])
         rng = random.Random(f"{info['seed']}/shown/{heap}")
         if self.shown == "legal":
-            return str(rng.randint(1, min(self.max_take, heap)))
-        return str(perfect_take(heap, self.max_take, rng))
+            take = rng.randint(1, min(self.max_take, heap))
+        else:
+            take = perfect_take(heap, self.max_take, rng)
+        return str(take if self.move == "take" else heap - take)
+
+    def _take_of(self, message: Any, heap: int) -> int | None:
+        """How many sticks a move takes; None where it says no number."""
+        said = last_number(message)
+        return said if said is None or self.move == "take" else heap - said
 
     async def _opponent_moves(self, state: vf.State) -> None:
         heap = state["heap"]
@@ -90,7 +99,7 @@ class NimEnv(vf.MultiTurnEnv):
         """What the policy takes from where the opponent sits."""
         said = state["opponent_said"]
         left = f"{state['heap']} left"  # mettle: allow[judge-raw-output] its own count
-        text = left if said else question(state["heap"], self.max_take)
+        text = left if said else question(state["heap"], self.max_take, self.move)
         said.append(vf.UserMessage(content=text))
         # Its own conversation, not the rollout's: that one's tokens are of the other side of the board.
         response = await state["client"].get_response(
@@ -101,16 +110,17 @@ class NimEnv(vf.MultiTurnEnv):
             state={"input": state["input"], "trajectory": []},
         )
         said.append(response.message.to_assistant())
-        return None if response.message.is_truncated else last_number(said[-1])
+        return None if response.message.is_truncated else self._take_of(said[-1], state["heap"])
 
     def _end(self, state: vf.State, text: str) -> vf.Messages:
         state["final_env_response"] = [vf.UserMessage(content=text)]
         return state["final_env_response"]
 
 
-def question(heap: int, max_take: int) -> str:
+def question(heap: int, max_take: int, move: str) -> str:
     """The rules, and what is left."""
-    return f"nim: take 1 to {max_take}, who takes the last wins. {heap} left"
+    said = ", say what you leave" if move == "leave" else ""
+    return f"nim: take 1 to {max_take}{said}, who takes the last wins. {heap} left"
 
 
 def last_number(message: Any) -> int | None:
@@ -134,7 +144,9 @@ def num_moves(state: vf.State) -> float:
     return float(state["num_moves"])
 
 
-def make_rows(num_rows: int, *, seed: str, low: int, high: int, max_take: int, opponent: str) -> list[dict[str, Any]]:
+def make_rows(
+    num_rows: int, *, seed: str, low: int, high: int, max_take: int, opponent: str, move: str
+) -> list[dict[str, Any]]:
     """Heaps; against a perfect player only those that can be won, so that the reward says how well they are played."""
     rng = random.Random(seed)
     heaps = [heap for heap in range(low, high + 1) if opponent != "perfect" or heap % (max_take + 1)]
@@ -143,7 +155,7 @@ def make_rows(num_rows: int, *, seed: str, low: int, high: int, max_take: int, o
         heap = rng.choice(heaps)
         agent = SEATS[rng.randrange(2)] if opponent == "self" else SEATS[0]
         info = {"heap": heap, "agent": agent, "position": f"{agent} of {heap}", "seed": rng.randrange(2**32)}
-        rows.append({"question": question(heap, max_take), "info": info})
+        rows.append({"question": question(heap, max_take, move), "info": info})
     return rows
 
 
@@ -153,21 +165,25 @@ def load_environment(
     high: int = 12,
     max_take: int = 3,
     shown: str = "perfect",
+    move: str = "take",
     num_train: int = 1000,
     num_eval: int = 200,
     seed: int = 0,
 ) -> vf.MultiTurnEnv:
-    """Heaps of `low` to `high` sticks against "perfect", "random" or "self"; shown are "perfect" or "legal" moves."""
-    for name, value, allowed in (("opponent", opponent, OPPONENTS), ("shown", shown, SHOWN)):
+    """Heaps of `low` to `high` sticks against "perfect", "random" or "self"; shown are "perfect" or "legal" moves, and
+    a move says how many sticks to "take" or to "leave"."""
+    choices = (("opponent", opponent, OPPONENTS), ("shown", shown, SHOWN), ("move", move, MOVES))
+    for name, value, allowed in choices:
         if value not in allowed:
             raise ValueError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
     if not 1 <= max_take < low <= high:
         raise ValueError(f"max_take is at least 1 and below low, and low at most high; got {max_take}, {low}, {high}")
-    game: dict[str, Any] = {"low": low, "high": high, "max_take": max_take, "opponent": opponent}
+    game: dict[str, Any] = {"low": low, "high": high, "max_take": max_take, "opponent": opponent, "move": move}
     return NimEnv(
         max_take=max_take,
         opponent=opponent,
         shown=shown,
+        move=move,
         dataset=lambda: make_rows(num_train, seed=f"{seed}/train", **game),
         eval_dataset=lambda: make_rows(num_eval, seed=f"{seed}/eval", **game),
         rubric=vf.Rubric([won, is_legal, num_moves], weights=[1.0, 0.0, 0.0]),

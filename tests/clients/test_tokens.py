@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mettle.clients.errors import InvalidModelResponseError, ModelError
 from mettle.clients.group import group_members
 from mettle.clients.tokens import TokenClient, generate_fields
+from mettle.clients.tool_parser import parse_turn
 from mettle.clients.transport import ModelTransport, RetryPolicy
 from mettle.records.messages import ResponseTokens, UserMessage
 
@@ -220,3 +221,16 @@ async def test_a_turn_with_other_tools_is_rendered_anew_because_the_model_must_s
         step = {"prompt": prompt, "completion": [said], "tokens": tokens, "extras": {"tool_defs": old}}
         await client.get_response([*prompt, said, *prompt], "m", {}, tools, state={"trajectory": [step]})
         assert (endpoint.requests[-1]["prompt_ids"][:2] == [259, 299]) is is_extended
+
+
+async def test_a_call_that_was_sampled_is_a_tool_call_of_the_message(client, monkeypatch):
+    said = 'so: <tool_call>{"name": "ask", "arguments": {"who": "bo"}}</tool_call>'
+    monkeypatch.setattr(client.renderer, "parse", lambda ids, tools: parse_turn(said, has_tools=bool(tools)))
+    tools = [{"name": "ask"}]
+    response = await client.get_response([UserMessage(content="a")], "m", {}, tools, state={"trajectory": []})
+    [call] = response.message.tool_calls
+    assert (call["name"], call["arguments"], response.message.content) == ("ask", '{"who": "bo"}', "so: ")
+    assert call["id"]
+    assert response.message.to_assistant()["tool_calls"] == [call]
+    silent = await client.get_response([UserMessage(content="a")], "m", {}, None, state={"trajectory": []})
+    assert (silent.message.tool_calls, silent.message.content) == (None, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mettle.envs as vf
+from mettle.envs.demonstrations import Demonstrator
 
 
 class Player(vf.Client):
@@ -62,6 +63,8 @@ async def test_an_opponent_s_blunder_wins_before_the_first_move():
 def test_a_game_that_is_none_is_refused():
     with pytest.raises(RuntimeError, match="opponent is one of perfect, random, self"):
         vf.load_environment("nim", opponent="nobody")
+    with pytest.raises(RuntimeError, match="move is one of take, leave"):
+        vf.load_environment("nim", move="push")
     with pytest.raises(RuntimeError, match="max_take is at least 1 and below low"):
         vf.load_environment("nim", low=3)
 
@@ -79,3 +82,26 @@ async def test_an_answer_that_was_cut_off_is_no_move(opponent):
     # Who is asked first loses; the second seat wins by the other's blunder, without a word.
     assert {(output["reward"], output["num_moves"]) for output in outputs} <= {(0.0, 1.0), (1.0, 0.0)}
     assert any(output["reward"] == 0.0 for output in outputs)
+
+
+async def test_a_move_may_say_what_it_leaves():
+    outputs, player = await play(lambda heap: heap - perfect(heap), move="leave")
+    assert {(output["reward"], output["is_legal"]) for output in outputs} == {(1.0, 1.0)}
+    assert all("say what you leave" in asked[0] for asked in player.asked)
+    for said in (lambda heap: heap, lambda heap: heap - 4, lambda heap: heap + 1):
+        outputs, _ = await play(said, num=4, move="leave")
+        assert {(output["reward"], output["is_legal"]) for output in outputs} == {(0.0, 0.0)}
+    outputs, _ = await play(lambda heap: heap - perfect(heap), move="leave", opponent="self", low=5, high=7)
+    assert {output["reward"] for output in outputs if output["info"]["agent"] == "first"} == {1.0}
+
+
+@pytest.mark.parametrize("shown", ["perfect", "legal"])
+async def test_moves_that_are_shown_are_legal_however_they_are_told(shown):
+    games = {}
+    for move in ("take", "leave"):
+        env = vf.load_environment("nim", shown=shown, move=move, num_eval=40)
+        outputs = (await env.evaluate(Demonstrator(env), "shown")).outputs
+        assert {output["is_legal"] for output in outputs} == {1.0}
+        games[move] = {output["info"]["seed"]: (output["reward"], output["num_moves"]) for output in outputs}
+    # The same moves, so the same games, told in other words.
+    assert games["take"] == games["leave"]

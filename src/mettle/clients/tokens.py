@@ -26,9 +26,9 @@ from mettle.records.messages import (
     ResponseMessage,
     ResponseTokens,
     Tool,
+    ToolCall,
     Usage,
     messages_from,
-    tool_call_from,
 )
 from mettle.records.sampling import other_distribution
 
@@ -180,7 +180,7 @@ class TokenClient(Client):
             message=ResponseMessage(
                 content=parsed.content,
                 reasoning_content=parsed.reasoning_content,
-                tool_calls=[tool_call_from(call) for call in parsed.tool_calls] if parsed.tool_calls else None,
+                tool_calls=_tool_calls(parsed),
                 finish_reason="tool_calls" if parsed.tool_calls and finish_reason == "stop" else finish_reason,
                 is_truncated=finish_reason == "length",
                 tokens=tokens,
@@ -203,3 +203,8 @@ def generate_fields(sampling_args: Mapping[str, Any] | None) -> dict[str, Any]:
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
     return {key: value for key, value in fields.items() if key in GENERATE_FIELDS}
+
+
+def _tool_calls(parsed: ReadTurn) -> list[ToolCall] | None:
+    calls = [ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in parsed.tool_calls or ()]
+    return calls or None
