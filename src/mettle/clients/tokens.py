@@ -145,11 +145,19 @@ class TokenClient(Client):
         choices = raw.get("choices")
         if not isinstance(choices, list) or len(choices) != n:
             raise InvalidModelResponseError(f"POST {url}: asked for {n} choices, got {str(choices)[:200]}")
-        return [self._response(raw, choice, prompt_ids, tools, url) for choice in choices]
+        read: dict[tuple[int, ...], ReadTurn] = {}
+        return [self._response(raw, choice, prompt_ids, tools, url, read) for choice in choices]
 
     def _response(
-        self, raw: Mapping[str, Any], choice: Mapping[str, Any], prompt_ids: Sequence[int], tools: Any, url: str
+        self,
+        raw: Mapping[str, Any],
+        choice: Mapping[str, Any],
+        prompt_ids: Sequence[int],
+        tools: Any,
+        url: str,
+        read: dict[tuple[int, ...], ReadTurn],
     ) -> Response:
+        """`read` has what other choices of the answer say, of which many say the same."""
         try:
             ids, logprobs, finish_reason = choice["token_ids"], choice["logprobs"], choice["finish_reason"]
             versions = choice["versions"]
@@ -165,7 +173,11 @@ class TokenClient(Client):
             raise InvalidModelResponseError(f"POST {url}: a choice with {lengths}")
         if finish_reason == "abort":
             raise ModelError(f"POST {url}: the engine aborted the request after {len(ids)} tokens")
-        parsed = self.renderer.parse(ids, tools)
+        parsed = read.get(said := tuple(ids))
+        if parsed is None:
+            parsed = self.renderer.parse(ids, tools)
+            if not parsed.tool_calls:  # a call has a name of its own
+                read[said] = parsed
         return Response(
             id=raw.get("request_id") or "",
             created=int(time.time()),
