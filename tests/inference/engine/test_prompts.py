@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from policies import make_model, picked_logprobs, tiny_config
 from schedulers import CPU, Heard, ask, make_scheduler, sampled
 
+from mettle.inference.engine.attention import BLOCK
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.local import run_requests
 from mettle.inference.engine.protocol import GenerationRequest, Redraw, RequestRefused
@@ -156,7 +158,7 @@ def test_a_prompt_under_way_while_the_weights_change_is_nobody_elses_prefix(long
 def redraw_of(request_id: str, prompt: list[int], said: list[int], seed: int, temperature: float) -> GenerationRequest:
     redraw = Redraw(seed, 0, len(prompt), temperature)
     params = SamplingParams(max_tokens=0)
-    return GenerationRequest(request_id, [*prompt, *said], params, prompt_logprobs=True, redraw=redraw)
+    return GenerationRequest(request_id, [*prompt, *said], params, redraw=redraw)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -183,10 +185,27 @@ def test_what_was_drawn_is_drawn_again_however_its_prompt_is_cut(long_model: Any
         assert token[30].shortfall > 1e-3
 
 
-def test_only_scored_tokens_after_the_first_are_drawn_again(model: Any) -> None:
+@pytest.mark.parametrize("length", [BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7])
+def test_what_is_drawn_again_behind_a_known_prompt_is_the_same_and_that_is_not_computed_again(
+    long_model: Any, length: int
+) -> None:
+    prompt, said = tokens(1, length), tokens(2, 40)
+    alone, known = make_scheduler(long_model), make_scheduler(long_model)
+    run_requests(known, [GenerationRequest("prompt", prompt, SamplingParams(max_tokens=0))])
+    (fresh,) = run_requests(alone, [redraw_of("a", prompt, said, 7, 1.0)])
+    (found,) = run_requests(known, [redraw_of("a", prompt, said, 7, 1.0)])
+    assert found.redrawn == fresh.redrawn
+    assert (alone.totals.prefix_hit_tokens, known.totals.prefix_hit_tokens) == (0, (length - 1) // BLOCK * BLOCK)
+    again = dataclasses.replace(redraw_of("b", prompt, said, 7, 1.0), prompt_logprobs=True)
+    (scored,) = run_requests(known, [again])
+    assert scored.redrawn == fresh.redrawn
+    assert scored.prompt_logprobs is not None
+    assert len(scored.prompt_logprobs) == length + 40, "whoever wants all of them has them"
+
+
+def test_only_tokens_after_the_first_are_drawn_again(model: Any) -> None:
     scheduler = make_scheduler(model)
-    params = SamplingParams(max_tokens=0)
-    for redraw, is_scored in ((Redraw(1, 0, 2), False), (Redraw(1, 0, 0), True), (Redraw(1, 0, 9), True)):
-        request = GenerationRequest("a", [1, 2, 3], params, prompt_logprobs=is_scored, redraw=redraw)
-        with pytest.raises(RequestRefused, match="a redraw is of scored tokens"):
+    for redraw in (Redraw(1, 0, 0), Redraw(1, 0, 9)):
+        request = GenerationRequest("a", [1, 2, 3], SamplingParams(max_tokens=0), redraw=redraw)
+        with pytest.raises(RequestRefused, match="a redraw is of tokens after the first"):
             scheduler.check(request)

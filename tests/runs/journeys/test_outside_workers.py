@@ -2,63 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from stories import CONFIG, Run, environment, published
+from outside_stories import OutsideStory
+from stories import published
 
-from mettle.inference.outside.door import DOOR_FILE, read_door
-from mettle.inference.outside.roster import OutsideWorker, read_roster
-from mettle.runs.outside import invite_worker
+from mettle.inference.outside.roster import read_roster
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
-OPEN = CONFIG + "\n[inference.outside]\nmax_lag = 3\nlease_s = 5\n"
-STEPS = 120
-LIAR = Path(__file__).parents[1] / "lying_worker.py"
-
-
-class OutsideStory:
-    """A run with a door, and the workers that a test sends there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.run = Run(folder, steps=STEPS, text=OPEN)
-        self.folder = folder
-        self.workers: list[subprocess.Popen[str]] = []
-
-    def send(self, name: str, *, is_liar: bool = False) -> subprocess.Popen[str]:
-        self.run.wait_for(lambda _: (self.run.run_dir.outside / DOOR_FILE).exists())
-        token = invite_worker(self.run.run_dir, name).token
-        url = str(read_door(self.run.run_dir.outside)["url"])
-        command = [str(LIAR), url, token] if is_liar else ["-m", "mettle.cli", "rl", "work", url, "--token", token]
-        place = [str(self.folder / name)] if is_liar else ["--dir", str(self.folder / name)]
-        self.workers.append(
-            subprocess.Popen(
-                [sys.executable, *command, *place], env=environment(), text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )  # fmt: skip
-        return self.workers[-1]
-
-    def known(self, name: str) -> OutsideWorker | None:
-        return next((one for one in read_roster(self.run.run_dir.outside) if one.name == name), None)
-
-    def worked(self, name: str) -> None:
-        """Until something of a worker was used."""
-        self.run.wait_for(lambda _: (one := self.known(name)) is not None and one.sampled > 0)
-
-    def events(self, kind: str) -> list[str]:
-        return self.run.read(lambda ledger: [event.message for event in ledger.journal.events(kind=kind)], [])
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
-            assert worker.stdout is not None
-            worker.stdout.close()
-        self.run.close()
 
 
 def test_workers_come_while_the_run_goes_and_one_is_killed(tmp_path: Path) -> None:

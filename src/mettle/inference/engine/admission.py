@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from mettle.inference.engine.limits import Limits
 from mettle.inference.engine.memory import KvMemory
-from mettle.inference.engine.prefixes import Unit
+from mettle.inference.engine.prefixes import PAGE, Unit
 from mettle.inference.engine.prompts import AdmittedPrompt, batches_of
+from mettle.inference.engine.protocol import GenerationRequest
 from mettle.inference.engine.sequences import RunningRequest, RunningSequence
 
 
@@ -68,11 +69,11 @@ class EngineAdmission:
         self, base_version: int, num_slots: int, num_pending: int, *, is_new_wanted: bool
     ) -> list[list[AdmittedPrompt]]:
         """What begins now, when `num_slots` slots are taken and `num_pending` tokens of prompts are under way."""
-        found: dict[tuple[bool, Unit, tuple[int, ...]], AdmittedPrompt] = {}
+        found: dict[tuple[int | None, Unit, tuple[int, ...]], AdmittedPrompt] = {}
         while (queue := self._next_queue(is_new_wanted)) is not None:
             entry = queue[0]
             unit = entry.owner.unit(base_version)
-            key = (entry.owner.request.prompt_logprobs, unit, entry.prompt)
+            key = (_num_skippable(entry.owner.request), unit, entry.prompt)
             prompt = found.get(key) or self._admitted(entry, unit)
             num_new = 0 if key in found else len(entry.prompt) - prompt.start
             num_slots += len(entry.sequences)
@@ -99,9 +100,7 @@ class EngineAdmission:
         return self.waiting if self.waiting and is_new_wanted else None
 
     def _admitted(self, entry: QueuedRequest, unit: Unit) -> AdmittedPrompt:
-        # A prompt whose log-probabilities are wanted is computed from its first token on.
-        is_scored = entry.owner.request.prompt_logprobs
-        pages = [] if is_scored else self._memory.prefixes.match(unit, entry.prompt)
+        pages = self._memory.prefixes.match(unit, entry.prompt)[: _num_skippable(entry.owner.request)]
         return AdmittedPrompt(entry.prompt, unit, pages)
 
     def _promise(self, entry: QueuedRequest, prompt: AdmittedPrompt, *, is_known: bool) -> list[RunningSequence] | None:
@@ -118,3 +117,14 @@ class EngineAdmission:
         memory.promised += num_bytes
         prompt.promised += num_bytes
         return entry.sequences[:count]
+
+
+def _num_skippable(request: GenerationRequest) -> int | None:
+    """The pages of a known prefix that need not be computed again; None: all of them.
+
+    A prompt whose log-probabilities are wanted is computed from its first token on, and one of which a part is drawn
+    again from the token before that part.
+    """
+    if request.prompt_logprobs:
+        return 0
+    return None if request.redraw is None else (request.redraw.start - 1) // PAGE

@@ -62,9 +62,7 @@ def check_request(
     if (redraw := request.redraw) is not None:
         if not draws_again:
             raise RequestRefused("this engine does not draw again what was drawn", "redraw")
-        if not (request.prompt_logprobs and 1 <= redraw.start <= len(prompt_ids) and redraw.temperature >= 0):
-            raise RequestRefused(
-                "a redraw is of scored tokens after the first, at a temperature of 0 or more", "redraw"
-            )
+        if not (1 <= redraw.start <= len(prompt_ids) and redraw.temperature >= 0):
+            raise RequestRefused("a redraw is of tokens after the first, at a temperature of 0 or more", "redraw")
     if params.top_k > MAX_TOP_K:
         raise RequestRefused(f"top_k must be from -1 to {MAX_TOP_K}", "top_k")

@@ -49,6 +49,11 @@ class AdmittedPrompt:
         return any(owner.request.prompt_logprobs for owner in self.owners)
 
     @property
+    def is_drawn_again(self) -> bool:
+        """True when someone wants a part of it drawn again."""
+        return any(owner.request.redraw is not None for owner in self.owners)
+
+    @property
     def num_alternatives(self) -> int:
         """Most that someone wants to know at each of its tokens."""
         return max(o.request.top_logprobs if o.request.prompt_logprobs else 0 for o in self.owners)
@@ -132,17 +137,17 @@ class PromptBatch:
         routes: list[Tensor] | None = [] if is_recording_experts and end == self._longest else None
         hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, self.adapters, routes)
         for i, prompt in enumerate(self.prompts):
-            if prompt.is_scored:
+            if prompt.is_scored or prompt.is_drawn_again:
                 # The hidden state of a token says how likely the one after it was.
                 stop = min(end, len(prompt.token_ids) - 1)
                 targets = self._token_ids[i, self._at + 1 : stop + 1]
                 before, adapter = hidden_NPD[i, : len(targets)], self.adapters[i]
                 if number := prompt.num_alternatives:
                     scores, tops = likeliest_tokens(decoder, targets, before, number, adapter)
+                    prompt.scores += scores
                     prompt.alternatives += tops
-                else:
-                    scores = score_tokens(decoder, targets, before, adapter).tolist()
-                prompt.scores += scores
+                elif prompt.is_scored:
+                    prompt.scores += score_tokens(decoder, targets, before, adapter).tolist()
                 for owner in prompt.owners:
                     if owner.request.redraw is not None:
                         redraw_tokens(decoder, prompt.redrawn_of(owner), targets, before, self._at + 1, adapter)

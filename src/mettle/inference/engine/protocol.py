@@ -81,8 +81,9 @@ class GenerationRequest:
     temperature 1, with `top_logprobs` alternatives each. `max_tokens` 0 scores the prompt and samples nothing. `seeds`,
     one a choice, take the place of `params.seed`: choices that came together are then sampled as they would be one by
     one. `adapter` names the adapter that samples, none being the base; always its newest version, unless
-    `adapter_version` pins one. `redraw` goes with `prompt_logprobs`. `may_lag`: whoever asks counts the age of tokens
-    by their versions, so that an engine may sample it with weights that are a little older than the newest.
+    `adapter_version` pins one. `redraw` has the last tokens of the prompt drawn again. `may_lag`: whoever asks counts
+    the age of tokens by their versions, so that an engine may sample it with weights that are a little older than the
+    newest.
     """
 
     request_id: str

@@ -279,8 +279,8 @@ class Scheduler:
                     owner.prompt_logprobs = [None, *prompt.scores]
                     if (top := owner.request.top_logprobs) > 0:
                         owner.prompt_top_logprobs = [[], *(found[:top] for found in prompt.alternatives)]
-                    if owner.request.redraw is not None:
-                        owner.redrawn = prompt.redrawn_of(owner).found
+                if owner.request.redraw is not None:
+                    owner.redrawn = prompt.redrawn_of(owner).found
                 if not owner.is_counted:
                     owner.is_counted = True
                     self.totals.prompt_tokens += len(prompt.token_ids)

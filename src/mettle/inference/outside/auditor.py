@@ -8,6 +8,7 @@ can still be asked about. It costs a second model's memory and about a prefill o
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mettle.errors import MettleError
@@ -20,6 +21,7 @@ from mettle.inference.engine.protocol import (
     WeightsRejected,
 )
 from mettle.inference.replicated import Serving
+from mettle.records.sampling import SamplingParams
 
 OpenEngine = Callable[[Serving], SamplingEngine]
 
@@ -40,10 +42,12 @@ class Auditor:
         """
         with self._lock:
             engine = self._at(serving)
-            listeners = [_ScoreListener() for _ in requests]
-            for request, listener in zip(requests, listeners, strict=True):
-                engine.submit(request, listener)
-            return [listener.redrawn() for listener in listeners]
+            for generation in _all_of(engine, shared_prompts(requests)):
+                assert generation.redrawn is None, "a prompt alone was asked for"
+            redrawn = [generation.redrawn for generation in _all_of(engine, requests)]
+            if None in redrawn:
+                raise WeightsRejected("the auditor's engine draws nothing again")
+            return [tokens for tokens in redrawn if tokens is not None]
 
     def close(self) -> None:
         """End the engine."""
@@ -68,6 +72,23 @@ class Auditor:
         return self._engine
 
 
+def shared_prompts(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    """The prompts that several completions continue, to be computed once, before these."""
+    prompts = Counter(tuple(one.prompt_ids[: one.redraw.start]) for one in requests if one.redraw is not None)
+    shared = [prompt for prompt, count in prompts.items() if count > 1]
+    name = requests[0].request_id if requests else ""
+    params = SamplingParams(max_tokens=0)
+    return [GenerationRequest(f"{name}/prompt-{n}", prompt, params) for n, prompt in enumerate(shared)]
+
+
+def _all_of(engine: SamplingEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    """What comes of requests that go in together. Raises: MettleError when one fails."""
+    listeners = [_ScoreListener() for _ in requests]
+    for request, listener in zip(requests, listeners, strict=True):
+        engine.submit(request, listener)
+    return [listener.generation() for listener in listeners]
+
+
 class _ScoreListener:
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -84,10 +105,9 @@ class _ScoreListener:
         self._found = error
         self._is_over.set()
 
-    def redrawn(self) -> list[RedrawnToken]:
+    def generation(self) -> Generation:
         self._is_over.wait()
         if isinstance(self._found, MettleError):
             raise self._found
-        if self._found is None or self._found.redrawn is None:
-            raise WeightsRejected("the auditor's engine draws nothing again")
-        return self._found.redrawn
+        assert self._found is not None, "a listener hears of one end"
+        return self._found

@@ -116,7 +116,7 @@ def audit_request(request_id: str, request: GenerationRequest, choice: Choice) -
     redraw = Redraw(seed, index, len(request.prompt_ids), request.params.temperature)
     token_ids = [*request.prompt_ids, *choice.token_ids]
     params = SamplingParams(max_tokens=0)
-    return GenerationRequest(request_id, token_ids, params, prompt_logprobs=True, redraw=redraw)
+    return GenerationRequest(request_id, token_ids, params, redraw=redraw)
 
 
 def audit_fault(choice: Choice, redrawn: Sequence[RedrawnToken], bounds: AuditBounds) -> WorkFault | None:
