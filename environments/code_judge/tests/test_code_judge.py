@@ -128,3 +128,41 @@ async def test_a_formula_may_be_written_in_any_way_that_comes_to_the_same():
     gold = await env.run_rollout(rows["`solve(x)`: subtract 2, then add 9"], Demonstrator(env), "gold")
     assert gold["reward"] == 1.0
     await env.teardown()
+
+
+@pytest.fixture
+async def formulas():
+    args = {"answer_format": "bare", "num_shown": 0, "shown": "careless", "max_remembered": 1000}
+    made = load_environment("code-judge", kinds=["formulas"], **args)
+    yield made
+    await made.teardown()
+
+
+async def test_a_careless_solution_is_judged_wrong_where_it_slipped_and_nowhere_else(formulas):
+    rows, rewards, slipped = list(formulas.get_dataset())[:60], [], []
+    for row in rows:
+        state = await formulas.run_rollout(row, Demonstrator(formulas), "careless")
+        assert state["error"] is None
+        rewards.append(state["reward"])
+        slipped.append(state["completion"][-1]["content"] != row["answer"].strip())
+    assert [reward == 0.0 for reward in rewards] == slipped
+    assert 0.4 < sum(slipped) / 60 < 0.8
+
+
+async def test_a_bare_answer_is_the_program_and_shows_no_test(formulas):
+    row = formulas.get_dataset()[0]
+    assert row["question"].endswith(".")
+    assert [message["role"] for message in row["prompt"]] == ["user"]
+    assert (await judged(formulas, row, row["answer"]))["reward"] == 1.0
+    for text in ("", f"```python\n{row['answer']}```", "def solve(x):"):
+        assert (await judged(formulas, row, text))["reward"] == 0.0
+
+
+def test_equal_programs_are_run_once_only_where_that_is_asked_for(formulas, env):
+    assert (formulas.rubric.sandbox.max_remembered, env.rubric.sandbox.max_remembered) == (1000, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"answer_format": "xml"}, {"shown": "never"}, {"shown": "careless"}])
+def test_ways_to_show_and_answer_that_are_none_are_refused(wrong):
+    with pytest.raises(RuntimeError, match="not"):
+        load_environment("code-judge", **wrong)
