@@ -9,8 +9,11 @@ One run, one process, CPU time of one thread, each ratio from measurements that 
 - one prompt beside a running sequence: the longest that this waits for its next token, against the whole prompt.
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/inference_lengths.py [--quick] [--large] [--json FILE]
+    PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/inference_lengths.py --contexts preset|tiny|half 128,512,...
 
 The numbers that matter are the ratios. `--large` adds a model of the shape of Qwen2.5-0.5B with a vocabulary of 8,192.
+`--contexts` measures the contexts alone, of a run's `tiny` policy (358 k parameters), of this file's tiny model, or of
+the 503 M parameters of `half_billion.py`.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from mettle.inference.engine.protocol import GenerationRequest
 from mettle.inference.engine.scheduler import Scheduler
 from mettle.inference.engine.weights import fuse, tokens_of_a_step
 from mettle.records.sampling import SamplingParams
+from mettle.trainer.presets import PRESETS, VOCAB_SIZE
 
 PROMPT, NEW, LONGEST = 20, 64, 8320
 ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
@@ -64,14 +68,16 @@ class Silent:
 class Measured:
     """One model, ready for both sides."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, vocab_size: int, longest: int = LONGEST) -> None:
         self.model = model.eval()
         self.vocab_size = vocab_size
+        self.longest = longest
         shape = shape_from_config(model.config.to_dict())
-        self.decoder = Decoder(shape, fuse(shape, model.state_dict(), torch.device("cpu"), torch.float32), LONGEST)
+        self.decoder = Decoder(shape, fuse(shape, model.state_dict(), torch.device("cpu"), torch.float32), longest)
 
     def scheduler(self, slots: int = 256) -> Scheduler:
-        return Scheduler(self.decoder, Limits(slots, LONGEST, tokens_of_a_step(self.decoder.num_parameters)), seed=0)
+        num_tokens = tokens_of_a_step(self.decoder.num_parameters)
+        return Scheduler(self.decoder, Limits(slots, self.longest, num_tokens), seed=0)
 
     def prompt(self, length: int) -> list[int]:
         return torch.randint(0, self.vocab_size, (length,)).tolist()
@@ -85,6 +91,28 @@ def tiny_model() -> Measured:
         rope_parameters=ROPE,
     )  # fmt: skip
     return Measured(Qwen3ForCausalLM(config), 256)
+
+
+def preset_model() -> Measured:
+    """358 k parameters: a run's `tiny` policy, for longer contexts."""
+    policy = PRESETS["tiny"]
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE, hidden_size=policy.hidden_size, intermediate_size=policy.mlp_size,
+        num_hidden_layers=policy.num_layers, num_attention_heads=policy.num_heads,
+        num_key_value_heads=policy.num_kv_heads, head_dim=policy.head_dim, max_position_embeddings=LONGEST,
+        tie_word_embeddings=True, rope_parameters=ROPE | {"rope_theta": policy.rope_theta},
+    )  # fmt: skip
+    return Measured(Qwen3ForCausalLM(config), 256)
+
+
+def half_model() -> Measured:
+    """503 M parameters: 32 layers of width 1,024, heads of 128."""
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE, hidden_size=1024, intermediate_size=3072, num_hidden_layers=32, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=LONGEST, tie_word_embeddings=True,
+        rope_parameters=ROPE,
+    )  # fmt: skip
+    return Measured(Qwen3ForCausalLM(config), 256, 2304)  # of 8,320 positions the keys alone take 2 GB
 
 
 def large_model() -> Measured:
@@ -160,40 +188,42 @@ def steps(scheduler: Scheduler, prompts: Sequence[Sequence[int]], count: int) ->
     return spent
 
 
-def contexts(it: Measured, length: int, rounds: int) -> dict[str, Any]:
+def contexts(it: Measured, length: int, rounds: int, count: int = 16) -> dict[str, Any]:
+    """A prompt, then `count` steps behind it; the medians of each, and of the ratios of neighbours."""
     prompt = it.prompt(length)
     ids = torch.tensor([prompt])
-
-    def prefill() -> float:
+    rows: list[tuple[float, float, float, float]] = []
+    for _ in range(rounds + 1):
         scheduler = it.scheduler()  # a server has one already
-        return cpu_s(lambda: run_requests(scheduler, [ask("a", prompt, 1)]))
-
-    def theirs() -> float:
+        prefill_s = cpu_s(lambda: run_requests(scheduler, [ask("a", prompt, 1)]))  # noqa: B023
         with torch.inference_mode():
-            return cpu_s(lambda: it.model(ids, use_cache=True, logits_to_keep=1))
-
-    def step() -> float:
-        return steps(it.scheduler(), [prompt], 16)
-
-    def their_step() -> float:
-        with torch.inference_mode():
+            started = time.process_time()
             cache = it.model(ids, use_cache=True, logits_to_keep=1).past_key_values
-
-            def go() -> None:
-                for i in range(16):
-                    logits = it.model(torch.tensor([[i]]), past_key_values=cache, use_cache=True).logits[0, -1]
-                    torch.multinomial(torch.softmax(logits, -1), 1).item()
-
-            return cpu_s(go) / 16
-
-    prefill_s, their_prefill, step_s, their_step_s = in_turns(rounds, prefill, theirs, step, their_step)
+            their_prefill_s = time.process_time() - started
+        step_s = steps(scheduler, [prompt], count)  # the prompt is known
+        rows.append((prefill_s, their_prefill_s, step_s, their_steps(it, cache, count)))
+    measured = rows[1:] if rounds > 1 else rows[-1:]
+    prefill_s, _, step_s, _ = (statistics.median(column) for column in zip(*measured, strict=True))
     return {
         "context": length,
+        "rounds": len(measured),
         "prefill_tokens_per_cpu_s": round(length / prefill_s),
-        "prefill_ratio": round(their_prefill / prefill_s, 2),
+        "prefill_ratio": round(statistics.median(theirs / ours for ours, theirs, *_ in measured), 2),
         "step_ms": round(step_s * 1e3, 2),
-        "step_ratio": round(their_step_s / step_s, 2),
+        "step_ratio": round(statistics.median(theirs / ours for *_, ours, theirs in measured), 2),
     }
+
+
+def their_steps(it: Measured, cache: Any, count: int) -> float:
+    """CPU seconds of one step of transformers behind what is in its cache."""
+
+    @torch.inference_mode()
+    def go() -> None:
+        for i in range(count):
+            logits = it.model(torch.tensor([[i]]), past_key_values=cache, use_cache=True).logits[0, -1]
+            torch.multinomial(torch.softmax(logits, -1), 1).item()
+
+    return cpu_s(go) / count
 
 
 def mixed_lengths(it: Measured, count: int, rounds: int) -> dict[str, Any]:
@@ -284,10 +314,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small figures and one round: does it run at all")
     parser.add_argument("--large", action="store_true", help="the 0.5B-shaped model too: some minutes and 4 GB")
+    parser.add_argument(
+        "--contexts", nargs=2, metavar=("MODEL", "LENGTHS"), help="the contexts of one model alone: preset, tiny, half"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of --contexts")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if arguments.contexts:
+        name, lengths = arguments.contexts
+        it = {"preset": preset_model, "tiny": tiny_model, "half": half_model}[name]()
+        show(
+            "contexts",
+            {},
+            [contexts(it, int(n), arguments.rounds, 4 if name == "half" else 16) for n in lengths.split(",")],
+        )
+        return
     result: dict[str, Any] = {
         "question": __doc__.splitlines()[0],
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},

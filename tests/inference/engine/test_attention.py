@@ -53,59 +53,70 @@ def test_a_prompt_may_be_cut_where_a_block_begins(decoder: Decoder, cuts: list[i
     assert torch.equal(kv, whole_kv)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("cuts", [[160], [128, 224], [32, 96, 256, 288]])
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where levels would not keep the bits."""
+    monkeypatch.setattr(attention, "keeps_bits", lambda *_: False)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("cuts", [[160], [128, 224], [256], [32, 96, 256, 288], [352, 384]])
 def test_far_into_a_prompt_it_may_be_cut_there_too(
     decoder: Decoder, cuts: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = torch.arange(600).view(2, 300) * 7 % 250
+    ids = torch.arange(780).view(2, 390) * 7 % 250
     with torch.inference_mode():
-        expected = decoder.prefill(ids)
-        monkeypatch.setattr(attention, "FAR", 128)
-        whole_kv, kv = decoder.prompt_room(2, 300), decoder.prompt_room(2, 300)
-        whole = decoder.prefill(ids, whole_kv)
-        with inference_threads(threads):
-            parts = [decoder.prefill(ids[:, a:b], kv, a) for a, b in zip([0, *cuts], [*cuts, 300], strict=True)]
-    assert torch.equal(whole[:, :128], expected[:, :128])
-    assert not torch.equal(whole, expected)
-    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=5e-5)
-    assert torch.equal(torch.cat(parts, 1), whole)
-    assert torch.equal(kv, whole_kv)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("cuts", [[224, 320], [288], [256, 352, 384]])
-def test_where_blocks_are_widest_a_cut_changes_nothing(
-    decoder: Decoder, cuts: list[int], threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = torch.arange(390)[None] * 11 % 250
-    with torch.inference_mode():
-        expected = decoder.prefill(ids)
-        for name, value in (("FAR", 128), ("WIDE_TILE", 256), ("FARTHER", 256)):
-            monkeypatch.setattr(attention, name, value)
-        whole_kv, kv = decoder.prompt_room(1, 390), decoder.prompt_room(1, 390)
+        whole_kv, kv = decoder.prompt_room(2, 390), decoder.prompt_room(2, 390)
         whole = decoder.prefill(ids, whole_kv)
         with inference_threads(threads):
             parts = [decoder.prefill(ids[:, a:b], kv, a) for a, b in zip([0, *cuts], [*cuts, 390], strict=True)]
+        assert torch.equal(torch.cat(parts, 1), whole)
+        assert torch.equal(kv, whole_kv)
+        assert torch.equal(torch.cat([decoder.prefill(own[None]) for own in ids]), whole)
+        in_blocks(monkeypatch)
+        expected = decoder.prefill(ids)
+    assert not torch.equal(whole, expected)
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=5e-5)
-    assert torch.equal(torch.cat(parts, 1), whole)
-    assert torch.equal(kv, whole_kv)
 
 
-@pytest.mark.parametrize("keeps_bits", [True, False])
-def test_rows_that_nobody_asked_for_change_nothing(
-    decoder: Decoder, keeps_bits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = torch.arange(390)[None] * 11 % 250
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_positions_may_be_cut_whatever_the_threads(threads: int) -> None:
+    """More numbers than one thread computes, whose places among the threads change with the cut."""
+    config = tiny_config(max_position_embeddings=1024, intermediate_size=160, num_hidden_layers=1)
+    decoder = make_scheduler(make_model(config), max_model_len=1000).decoder
+    ids = torch.arange(1000)[None] * 11 % 250
     with torch.inference_mode():
-        for name, value in (("FAR", 128), ("WIDE_TILE", 256), ("FARTHER", 256)):
-            monkeypatch.setattr(attention, name, value)
-        kv = decoder.prompt_room(1, 390)
-        whole = decoder.prefill(ids, kv)
-        monkeypatch.setattr(attention, "_keeps_bits", lambda *_: keeps_bits)
-        monkeypatch.setattr(attention, "_begins_alike", lambda *_: keeps_bits)
-        assert torch.equal(decoder.prefill(ids[:, 320:], kv, 320), whole[:, 320:])
-        assert torch.equal(decoder.prefill(ids[:, :100]), whole[:, :100])
+        whole = decoder.prefill(ids)
+        with inference_threads(threads):
+            kv = decoder.prompt_room(1, 1000)
+            parts = [decoder.prefill(ids[:, :416], kv), decoder.prefill(ids[:, 416:], kv, 416)]
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("has_levels", [True, False])
+@pytest.mark.parametrize(("start", "since"), [(0, 0), (0, 96), (0, 288), (0, 352), (128, 256), (320, 352), (64, 32)])
+def test_rows_that_nobody_asked_for_change_nothing(
+    decoder: Decoder, start: int, since: int, has_levels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_levels:
+        in_blocks(monkeypatch)
+    ids = torch.arange(780).view(2, 390) * 11 % 250
+    with torch.inference_mode():
+        whole_kv, kv = decoder.prompt_room(2, 390), decoder.prompt_room(2, 390)
+        whole = decoder.prefill(ids, whole_kv)
+        kv[:, :, :, :start] = whole_kv[:, :, :, :start]
+        assert torch.equal(decoder.prefill(ids[:, start:], kv, start, since=since), whole[:, max(start, since) :])
+        assert torch.equal(kv, whole_kv)
+        assert torch.equal(decoder.prefill(ids[:, :100], since=96), whole[:, 96:100])
+
+
+def test_of_a_part_before_what_is_asked_for_only_keys_and_values_are_computed(decoder: Decoder) -> None:
+    ids = torch.arange(200)[None] * 11 % 250
+    with torch.inference_mode():
+        whole_kv, kv = decoder.prompt_room(1, 200), decoder.prompt_room(1, 200)
+        whole = decoder.prefill(ids, whole_kv)
+        assert decoder.prefill(ids[:, :160], kv, since=192).shape == (1, 0, 32)
+        assert torch.equal(decoder.prefill(ids[:, 160:], kv, 160, since=192), whole[:, 192:])
+    assert torch.equal(kv, whole_kv)
 
 
 def test_a_prompt_is_taken_up_where_a_block_begins_only(decoder: Decoder) -> None:

@@ -35,6 +35,8 @@ def run_within(scheduler: Scheduler, requests: list[GenerationRequest]) -> tuple
         scheduler.add(request, heard)
     while scheduler.step():
         most = max(most, scheduler.memory.used)
+        slots = scheduler.memory.slots
+        assert slots.num_bytes == sum(one.num_bytes for one in slots.classes)
     assert not heard.errors
     order = {request.request_id: i for i, request in enumerate(requests)}
     return sorted(heard.generations, key=lambda g: order[g.request_id]), most

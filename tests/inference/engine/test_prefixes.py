@@ -22,9 +22,9 @@ def kv_of(prompt: list[int]) -> torch.Tensor:
 
 def room_for(count: int) -> PrefixPages:
     def claim(num_bytes: int) -> bool:
+        if num_bytes > count * PAGE_BYTES:
+            return False
         while pages.num_bytes + num_bytes > count * PAGE_BYTES:
-            if not len(pages):
-                return False
             pages.drop_oldest()
         return True
 

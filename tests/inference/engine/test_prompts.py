@@ -74,6 +74,15 @@ def test_what_runs_goes_on_while_a_long_prompt_is_computed(long_model: Any) -> N
     assert len(heard.events) == 50
 
 
+@pytest.mark.parametrize("length", [1, 32, 33, 128, 130, 300])
+def test_what_follows_a_prompt_is_the_same_whether_its_own_tokens_are_scored(long_model: Any, length: int) -> None:
+    """Scoring wants every row of the last layer, sampling the last one alone."""
+    plain = ask("plain", tokens(1, length), seed=5, max_tokens=4, ignore_eos=True)
+    scored = GenerationRequest("scored", plain.prompt_ids, plain.params, prompt_logprobs=True)
+    found = [run_requests(make_scheduler(long_model, max_model_len=400), [one])[0] for one in (plain, scored)]
+    assert sampled(found[0]) == sampled(found[1])
+
+
 def test_log_probabilities_of_a_prompt_in_chunks_are_those_of_the_whole(long_model: Any) -> None:
     request = GenerationRequest("a", tokens(2, 150), SamplingParams(max_tokens=0), prompt_logprobs=True)
     (whole,) = run_requests(make_scheduler(long_model), [request])

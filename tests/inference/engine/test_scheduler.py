@@ -339,17 +339,17 @@ def test_new_prompts_keep_to_the_tokens_of_a_prefill_and_equal_ones_count_once(
 
 
 def test_a_step_says_whether_there_is_more_to_do(model: Any) -> None:
-    scheduler = make_scheduler(model, max_slots=1)
+    scheduler, heard = make_scheduler(model, max_slots=1), Heard()
     assert not scheduler.step()
     for name in ("a", "b"):
-        scheduler.add(ask(name, [1], max_tokens=2, ignore_eos=True), Heard())
+        scheduler.add(ask(name, [1], max_tokens=2, ignore_eos=True), heard)
     assert not scheduler.step(is_admitting=False)
     assert scheduler.num_waiting == 2
     assert scheduler.step()
     assert scheduler.num_waiting == 1
     assert not scheduler.step(is_admitting=False), "what waits does not count"
-    assert scheduler.step()
-    assert not scheduler.step()
+    assert not scheduler.step(), "it computed the prompt, sampled both tokens, and nothing is left"
+    assert [generation.request_id for generation in heard.generations] == ["a", "b"]
 
 
 def test_everything_can_be_ended_or_failed_at_once(model: Any) -> None:

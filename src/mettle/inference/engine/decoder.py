@@ -10,18 +10,34 @@ Invariant, on a CPU: what a row gets does not depend on the other rows, to the l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mettle.inference.engine.adapters import HEAD, AdapterWeights, LayerRows, RowsOfAdapters, group_rows
+from mettle.inference.engine.allocator import keep_freed_memory
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
 from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.layers import Rotation, finish, project
 from mettle.inference.engine.matrices import min_rows, row_steps, with_rows
 from mettle.inference.engine.rotary import rope_tables
 from mettle.inference.engine.weights import FusedWeights, fuse
+
+
+class AskedRows(NamedTuple):
+    """Rows of prompts of which the last layer computes more than keys and values: those after the first `skipped`
+    positions of each of N prompts of P positions. `adapters` are theirs alone."""
+
+    num_prompts: int
+    skipped: int
+    adapters: Sequence[RowsOfAdapters]
+
+    def of(self, hidden_RD: Tensor, num_rows: int) -> Tensor:
+        """Their hidden states among those of all rows, of which `num_rows` are no padding."""
+        by_prompt_NPD = hidden_RD[:num_rows].view(self.num_prompts, -1, hidden_RD.shape[-1])
+        return by_prompt_NPD[:, self.skipped :].flatten(0, 1)
 
 
 class Decoder:
@@ -31,8 +47,11 @@ class Decoder:
         self.shape = shape
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._take(weights)
         ropes = {layer.rope for layer in shape.layers if layer.rope is not None}
+        self._leaves_out_rows = True
         self._tables = {rope: self._table(rope, whole_blocks(max_length)) for rope in ropes}
 
     @property
@@ -76,19 +95,29 @@ class Decoder:
         attend: Attend,
         adapters: Sequence[RowsOfAdapters] = (),
         routes: list[Tensor] | None = None,
+        asked: AskedRows | None = None,
     ) -> Tensor:
         """Hidden states [R, D] of R tokens at their positions; `attend` says what each of them sees of the others.
 
-        `routes` takes the experts that each layer with a router chose, [R + padding, K] each.
+        `routes` takes the experts that each layer with a router chose, [R + padding, K] each. Where only some rows are
+        asked for, `attend` gives theirs alone in the last layer.
         """
-        num_rows = len(token_ids_R)
+        num_rows, last = len(token_ids_R), self.shape.num_layers - 1
         padded = self._padded(num_rows)
         rotations = self._rotations(with_rows(positions_R, padded))
         hidden_RD = self._embed(with_rows(token_ids_R, padded))
         for number, (kind, layer) in enumerate(zip(self.shape.layers, self.weights.layers, strict=True)):
             added = [LayerRows(rows, number) for rows in adapters]
             heads = project(self.shape, layer, hidden_RD, _of(rotations, kind), added)
-            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attend(number, heads), padded), added, routes)
+            attended = attend(number, heads)
+            if asked is not None and number == last:
+                hidden_RD, num_rows = asked.of(hidden_RD, num_rows), len(attended)
+                if num_rows == 0:
+                    break
+                padded = self._padded(num_rows)
+                hidden_RD = with_rows(hidden_RD, padded)
+                added = [LayerRows(rows, number) for rows in asked.adapters]
+            hidden_RD = finish(self.shape, layer, hidden_RD, with_rows(attended, padded), added, routes)
         return hidden_RD[:num_rows]
 
     def prefill(
@@ -98,19 +127,28 @@ class Decoder:
         start: int = 0,
         adapters: Sequence[AdapterWeights | None] = (),
         routes: list[Tensor] | None = None,
+        since: int = 0,
     ) -> Tensor:
         """Hidden states [N, P, D] of prompts' tokens from position `start` on, whose keys and values `kv` takes.
 
-        `adapters` are those of the prompts, none meaning the base for all.
+        `adapters` are those of the prompts, none meaning the base for all. Only the hidden states from position `since`
+        on are given, which begins a block; what is computed for the others are their keys and values.
         """
         num_prompts, length = token_ids_NP.shape
         if kv_NLKTE is None:
             kv_NLKTE = self.prompt_room(num_prompts, length)
-        positions_P = torch.arange(start, start + length, device=self.device)
-        attend = PromptAttention(self.shape, kv_NLKTE, start, start + length)
+        skipped = min(max(0, since - start), length)
+        leaves_out = self._leaves_out_rows and skipped > 0
+        attend = PromptAttention(self.shape, kv_NLKTE, start, start + length, skipped if leaves_out else 0)
         groups = group_rows(adapters, self.device, length)
-        hidden_RD = self.forward(token_ids_NP.reshape(-1), positions_P.repeat(num_prompts), attend, groups, routes)
-        return hidden_RD.view(num_prompts, length, -1)
+        asked = None
+        if leaves_out:
+            asked = AskedRows(num_prompts, skipped, group_rows(adapters, self.device, length - skipped))
+        positions_P = torch.arange(start, start + length, device=self.device)
+        positions_R, ids_R = positions_P.repeat(num_prompts), token_ids_NP.reshape(-1)
+        hidden_RD = self.forward(ids_R, positions_R, attend, groups, routes, asked)
+        hidden_NPD = hidden_RD.view(num_prompts, -1, hidden_RD.shape[-1])
+        return hidden_NPD if leaves_out else hidden_NPD[:, skipped:]
 
     def decode(
         self,
@@ -149,7 +187,7 @@ class Decoder:
 
     def _rotations(self, positions_R: Tensor) -> dict[Rope, Rotation]:
         return {
-            rope: Rotation(cos_TE[positions_R][:, None], sin_TE[positions_R][:, None])
+            rope: Rotation(cos_TE.index_select(0, positions_R)[:, None], sin_TE.index_select(0, positions_R)[:, None])
             for rope, (cos_TE, sin_TE) in self._tables.items()
         }
 

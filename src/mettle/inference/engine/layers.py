@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mettle.inference.engine.adapters import ExpertRows, LayerRows, Projection
 from mettle.inference.engine.architecture import Activation, Experts, ModelShape
+from mettle.inference.engine.elementwise import gelu_tanh, silu
 from mettle.inference.engine.matrices import Matrix, with_rows
 from mettle.inference.engine.weights import ExpertMlps, LayerWeights
 
@@ -112,7 +113,7 @@ def _add(
 
 
 def _activate(gate: Tensor, activation: Activation) -> Tensor:
-    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return silu(gate) if activation == "silu" else gelu_tanh(gate)
 
 
 def _mix(

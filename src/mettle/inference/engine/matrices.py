@@ -102,7 +102,7 @@ def packed_matrix(weight_XD: Tensor) -> Tensor:
 
 def packed_product(rows_RD: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     """Rows times a packed matrix, [R, X]."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows_RD, packed, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows_RD, packed, bias, "none", [], "")
     return product
 
 

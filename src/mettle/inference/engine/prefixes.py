@@ -53,18 +53,22 @@ class PrefixPages:
         path = self._path(unit, prompt, len(prompt) // PAGE)
         self._touch(path)
         node = path[-1] if path else self._roots.setdefault(unit, _PrefixNode(None, (), None))
-        for start in range(len(path) * PAGE, len(prompt) // PAGE * PAGE, PAGE):
-            page = kv_LKTE[:, :, start : start + PAGE]
-            # Room is made by dropping the oldest pages, which may be those of this very prompt; then it is enough.
-            if not self._claim(page.numel() * page.element_size()) or not self._is_known(node):
+        starts = range(len(path) * PAGE, len(prompt) // PAGE * PAGE, PAGE)
+        page_bytes = kv_LKTE[:, :, :PAGE].numel() * kv_LKTE.element_size()
+        # Room is made by dropping the oldest pages, which may be those of this very prompt; then it is enough.
+        has_room = self._claim(len(starts) * page_bytes) and self._is_known(node)
+        for start in starts:
+            if not has_room and not (self._claim(page_bytes) and self._is_known(node)):
                 return
-            added = _PrefixNode(node, tuple(prompt[start : start + PAGE]), page.clone())
+            added = _PrefixNode(node, tuple(prompt[start : start + PAGE]), kv_LKTE[:, :, start : start + PAGE].clone())
             node.below[added.tokens] = added
             path.append(added)
             self._recent[added] = None
-            self.num_bytes += page.numel() * page.element_size()
-            self._touch(path)
+            self.num_bytes += page_bytes
+            if not has_room:  # the next claim may drop pages, and must find these in their order
+                self._touch(path)
             node = added
+        self._touch(path)
 
     def drop_oldest(self) -> None:
         """Drop one page."""

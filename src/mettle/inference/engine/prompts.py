@@ -135,7 +135,11 @@ class PromptBatch:
         end = min(self._longest, self._at + length)
         self.adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
         routes: list[Tensor] | None = [] if is_recording_experts and end == self._longest else None
-        hidden_NPD = decoder.prefill(self._token_ids[:, self._at : end], self.kv_NLKTE, self._at, self.adapters, routes)
+        needs_all = routes is not None or any(prompt.is_scored for prompt in self.prompts)
+        # All of them end in the same block.
+        since = 0 if needs_all else (self._longest - 1) // BLOCK * BLOCK
+        token_ids = self._token_ids[:, self._at : end]
+        hidden_NPD = decoder.prefill(token_ids, self.kv_NLKTE, self._at, self.adapters, routes, since)
         for i, prompt in enumerate(self.prompts):
             if prompt.is_scored or prompt.is_drawn_again:
                 # The hidden state of a token says how likely the one after it was.
@@ -152,10 +156,11 @@ class PromptBatch:
                     if owner.request.redraw is not None:
                         redraw_tokens(decoder, prompt.redrawn_of(owner), targets, before, self._at + 1, adapter)
         if end == self._longest:
-            ends = torch.tensor([len(prompt.token_ids) - 1 - self._at for prompt in self.prompts])
+            given = max(self._at, since)
+            ends = torch.tensor([len(prompt.token_ids) - 1 - given for prompt in self.prompts])
             self.last_ND = hidden_NPD[torch.arange(num_prompts), ends]
             if routes is not None:
-                rows = torch.arange(num_prompts) * (end - self._at) + ends
+                rows = torch.arange(num_prompts) * (end - given) + ends
                 self.last_experts_NW = torch.cat(routes, -1)[rows.to(self._device)]
         computed = (end - self._at) * num_prompts
         self._at = end

@@ -198,13 +198,12 @@ class Scheduler:
     def step(self, *, is_admitting: bool = True) -> bool:
         """Do one step; False when nothing is left to do (while not admitting, what waits does not count)."""
         self._admit(is_new_wanted=is_admitting)
-        had_prompts = bool(self._prompts)
         self._compute_prompts()
         self._grow()
         if any(self._slots.in_use()):
             self._decode()
         self.totals.steps += 1
-        return had_prompts or self.has_begun or (is_admitting and bool(self._admission.waiting))
+        return self.has_begun or (is_admitting and bool(self._admission.waiting))
 
     def _sequences(self, under_way: RunningRequest) -> list[RunningSequence]:
         request = under_way.request
@@ -253,9 +252,11 @@ class Scheduler:
         rows = batch.sequences
         if fresh := [row for row in rows if not row.is_replaying]:
             logits_NV = self._decoder.logits(batch.last_ND, head_rows(batch.adapters, self._device))
-            places = torch.tensor([place_of[id(row)] for row in fresh], device=self._device)
-            experts = None if batch.last_experts_NW is None else batch.last_experts_NW[places]
-            self._give(fresh, self._sampler.sample(logits_NV[places], SamplingPlan(fresh, self._device)), experts)
+            experts = batch.last_experts_NW
+            if (places := [place_of[id(row)] for row in fresh]) != list(range(len(logits_NV))):
+                logits_NV = logits_NV[places]
+                experts = None if experts is None else experts[places]
+            self._give(fresh, self._sampler.sample(logits_NV, SamplingPlan(fresh, self._device)), experts)
         for row in rows:
             row.is_pure = batch.is_pure
             if row.is_replaying:

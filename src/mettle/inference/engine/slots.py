@@ -60,15 +60,25 @@ class KvSizes:
         return (rows, shape.num_layers, 2 * shape.num_kv_heads, positions, shape.head_size)
 
 
+@dataclass(slots=True)
+class _BackedMemory:
+    """What all classes have set aside: asked for with every claim, and so counted where it changes."""
+
+    num_bytes: int = 0
+
+
 class SlotClass:
     """Slots of one capacity; slot i is `rows[i]`'s."""
 
-    def __init__(self, sizes: KvSizes, capacity: int, max_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, sizes: KvSizes, capacity: int, max_slots: int, device: torch.device, backed: _BackedMemory
+    ) -> None:
         self.capacity = capacity
         self.slot_bytes = capacity * sizes.token_bytes
         self.rows: list[RunningSequence] = []
         self._sizes, self._max_slots, self._device = sizes, max_slots, device
         self._num_backed = 0  # slots that have memory, used or not
+        self._backed = backed
         self._data: Tensor | None = None
         self._pages: mmap.mmap | None = None
 
@@ -118,7 +128,7 @@ class SlotClass:
         """Give back the memory of slots that are free."""
         if self._num_backed == len(self.rows):
             return
-        self._num_backed = len(self.rows)
+        self._back(len(self.rows))
         if self._pages is not None:
             used = -(-self.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             if used < len(self._pages):
@@ -133,8 +143,12 @@ class SlotClass:
         if num_slots > len(self._data):
             more = self._zeros(num_slots - len(self._data))
             self._data = torch.cat([self._data, more])
-        self._num_backed = max(self._num_backed, num_slots)
+        self._back(max(self._num_backed, num_slots))
         return self._data
+
+    def _back(self, num_slots: int) -> None:
+        self._backed.num_bytes += (num_slots - self._num_backed) * self.slot_bytes
+        self._num_backed = num_slots
 
     def _addressed(self) -> Tensor:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
@@ -151,15 +165,16 @@ class SlotCache:
     """Slots for at most `max_slots` sequences of at most `max_length` tokens; the batch is in the order of classes."""
 
     def __init__(self, sizes: KvSizes, max_slots: int, max_length: int, max_bytes: int, device: torch.device) -> None:
-        self.classes = [
-            SlotClass(sizes, capacity, max(1, min(max_slots, max_bytes // (capacity * sizes.token_bytes))), device)
-            for capacity in capacities(max_length)
-        ]
+        self._backed = _BackedMemory()
+        self.classes: list[SlotClass] = []
+        for capacity in capacities(max_length):
+            most = max(1, min(max_slots, max_bytes // (capacity * sizes.token_bytes)))
+            self.classes.append(SlotClass(sizes, capacity, most, device, self._backed))
 
     @property
     def num_bytes(self) -> int:
         """Memory set aside, used or not."""
-        return sum(one.num_bytes for one in self.classes)
+        return self._backed.num_bytes
 
     @property
     def rows(self) -> list[RunningSequence]:

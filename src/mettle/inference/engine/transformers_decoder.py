@@ -71,6 +71,7 @@ class TransformersDecoder(Decoder):
         self._scales = [1.0 if abs(scale - 1.0) < 1e-6 else scale for scale in scales]
         self._numbers = {id(call.module): number for number, call in enumerate(calls)}
         self._has_plain_head = True
+        self._leaves_out_rows = False  # their last layer computes every row
 
     @classmethod
     def of_state(
@@ -111,8 +112,10 @@ class TransformersDecoder(Decoder):
         attend: Attend,
         adapters: object = (),
         routes: list[Tensor] | None = None,
+        asked: object = None,
     ) -> Tensor:
         """Hidden states [R, D], or logits [R, V] of a model whose head is more than a product."""
+        assert asked is None, "every row is computed here"
         assert routes is None, "experts are recorded of models that the engine computes itself"
         assert not adapters, "adapters are fitted to models that the engine computes itself"
         _current.decoder, _current.attend = self, attend
