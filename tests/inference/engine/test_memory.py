@@ -139,3 +139,30 @@ def test_the_budget_is_a_share_of_free_memory_but_no_more_than_could_be_used(
     assert make_scheduler(long_model, **LONG).memory.budget == 4 << 20
     monkeypatch.setattr("mettle.inference.engine.memory.free_memory_mb", lambda: 1 << 20)
     assert make_scheduler(long_model, **LONG).memory.budget == 2 * 65 * 1024 * token_bytes(long_model)
+
+
+def test_what_goes_through_its_tokens_again_is_computed_by_itself(
+    long_model: Any, other_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys and values are those of newer weights, however alike it is to others."""
+    requests = [ask(str(i), [i + 1] * 100, n=3, max_tokens=200, temperature=0.0, ignore_eos=True) for i in range(3)]
+
+    def run() -> list[Any]:
+        scheduler = make_scheduler(long_model, kv_cache_bytes=2100 * token_bytes(long_model), **LONG)
+        heard = Heard()
+        for request in requests:
+            scheduler.add(request, heard)
+        for _ in range(30):
+            scheduler.step()
+        scheduler.swap(
+            scheduler.decoder.with_weights(fuse(scheduler.decoder.shape, other_model.state_dict(), CPU, torch.float32)),
+            1,
+        )
+        while scheduler.step():
+            pass
+        assert scheduler.totals.preempted > 0
+        return sorted((one.request_id, sampled(one)) for one in heard.generations)
+
+    found = run()
+    monkeypatch.setattr("mettle.inference.engine.scheduler.WORTHWHILE", 0.0)
+    assert found == run()

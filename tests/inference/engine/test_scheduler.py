@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from policies import END, make_model, picked_logprobs, tiny_config
-from schedulers import CPU, Heard, ask, make_scheduler
+from schedulers import CPU, Heard, ask, make_scheduler, sampled
 
 from mettle.errors import ServiceError
 from mettle.inference.engine.decoder import Decoder
@@ -399,3 +399,38 @@ def test_seeds_of_their_own_take_the_place_of_one_seed(model: Any) -> None:
     together = tokens(GenerationRequest("a", [1, 2], params, 2, seeds=(11, 12)))
     alone = [tokens(ask(str(seed), [1, 2], seed=seed, ignore_eos=True))[0] for seed in (11, 12)]
     assert together == alone
+
+
+def computed_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the rows that each step of decoding computes."""
+    rows: list[int] = []
+    original = Decoder.decode
+
+    def decode(self: Decoder, *given: Any) -> Any:
+        found = original(self, *given)
+        rows.append(len(found))
+        return found
+
+    monkeypatch.setattr(Decoder, "decode", decode)
+    return rows
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.05, 1.0])
+def test_choices_that_have_said_the_same_so_far_are_computed_once_and_to_the_last_bit(
+    model: Any, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    rows = computed_rows(monkeypatch)
+    requests = [
+        ask(str(i), [i + 1] * 5, n=6, seed=i, max_tokens=20, temperature=temperature, ignore_eos=True) for i in range(3)
+    ]
+    found = run_requests(make_scheduler(model, max_slots=18), requests)
+    alike, rows[:] = list(rows), []
+    monkeypatch.setattr("mettle.inference.engine.scheduler.WORTHWHILE", 0.0)
+    expected = run_requests(make_scheduler(model, max_slots=18), requests)
+    assert [sampled(one) for one in found] == [sampled(one) for one in expected]
+    assert set(rows) == {18}
+    said = [choice.token_ids for one in found for choice in one.choices]
+    kinds = [len({(i // 6, *ids[:length]) for i, ids in enumerate(said)}) for length in range(1, 20)]
+    assert alike == [number if number <= 0.75 * 18 else 18 for number in kinds]
+    if temperature < 0.1:
+        assert min(alike) <= 9

@@ -105,20 +105,30 @@ class Span(NamedTuple):
     lengths: Sequence[int]
 
 
-class StepAttention:
-    """One more position of each running sequence, which is added to its slot; spans follow each other in the batch."""
+class Kin(NamedTuple):
+    """Which rows of a step are the first of their kind, `first_U`, ascending, and of which of these each row is one."""
 
-    def __init__(self, shape: ModelShape, spans: Sequence[Span], positions_B: Tensor) -> None:
+    first_U: Tensor
+    which_B: Tensor
+
+
+class StepAttention:
+    """One more position of each running sequence, which is added to its slot; spans follow each other in the batch.
+
+    With `kin` it is asked for one row of each kind alone, and adds that row's keys and values to the slots of all.
+    """
+
+    def __init__(self, shape: ModelShape, spans: Sequence[Span], positions_B: Tensor, kin: Kin | None = None) -> None:
         self._shape = shape
         self._group = shape.num_heads // shape.num_kv_heads
         self._parts: list[_SpanPart] = []
         first = 0
         for span in spans:
-            positions = positions_B[first : first + len(span.lengths)]
-            self._parts.append(self._part(span, first, positions))
-            first += len(span.lengths)
+            end = first + len(span.lengths)
+            self._parts.append(self._part(span, first, positions_B[first:end], kin))
+            first = end
 
-    def _part(self, span: Span, first: int, positions: Tensor) -> _SpanPart:
+    def _part(self, span: Span, first: int, positions: Tensor, kin: Kin | None) -> _SpanPart:
         capacity, longest = span.kv.shape[3], max(span.lengths)
         reads_all = self._group > MAX_QUERIES
         read = capacity if reads_all else min(capacity, -(-longest // LENGTH_STEP) * LENGTH_STEP)
@@ -128,7 +138,13 @@ class StepAttention:
             is_whole = min(span.lengths) >= read and (window is None or window >= read)
             places = torch.arange(0 if is_whole else read, device=positions.device)
             masks[window] = None if is_whole else _seen(places, positions, window).to(span.kv.dtype)[:, None, None]
-        return _SpanPart(span.kv, first, rows, positions, read, masks)
+        if kin is None:
+            return _SpanPart(span.kv, first, first + len(positions), rows, positions, read, masks)
+        begin, end = (int((kin.first_U < edge).sum()) for edge in (first, first + len(positions)))
+        asking = kin.first_U[begin:end] - first
+        masks = {window: None if mask is None else mask[asking] for window, mask in masks.items()}
+        which = kin.which_B[first : first + len(positions)]
+        return _SpanPart(span.kv, begin, end, rows, positions, read, masks, which, asking)
 
     def __call__(self, layer: int, heads_RHE: Tensor) -> Tensor:
         shape, num_kv = self._shape, self._shape.num_kv_heads
@@ -136,22 +152,33 @@ class StepAttention:
         found = []
         for part in self._parts:
             kv = part.kv[:, layer]
-            heads = heads_RHE[part.first : part.first + len(part.rows)]
-            kv[part.rows, :, part.positions] = heads[:, shape.num_heads :]
-            query = heads[:, : shape.num_heads].view(len(part.rows), num_kv, self._group, shape.head_size)
-            key, value = kv[:, :num_kv, : part.read], kv[:, num_kv:, : part.read]
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=part.masks[window], scale=scale)
-            found.append(attended.reshape(len(part.rows), -1))
+            heads = heads_RHE[part.first : part.end]
+            added = heads if part.which is None else heads_RHE[part.which]
+            kv[part.rows, :, part.positions] = added[:, shape.num_heads :]
+            if not len(heads):  # all of its sequences are of a kind with earlier ones
+                continue
+            query = heads[:, : shape.num_heads].view(len(heads), num_kv, self._group, shape.head_size)
+            read = kv[:, :, : part.read] if part.asking is None else kv[part.asking, :, : part.read]
+            attended = F.scaled_dot_product_attention(
+                query, read[:, :num_kv], read[:, num_kv:], attn_mask=part.masks[window], scale=scale
+            )
+            found.append(attended.reshape(len(heads), -1))
         return found[0] if len(found) == 1 else torch.cat(found)
 
 
 class _SpanPart(NamedTuple):
+    """`first` to `end` are the rows that ask; with kin, `which` of all that ask each slot belongs to, and `asking` the
+    slots of those of this span."""
+
     kv: Tensor
     first: int
+    end: int
     rows: Tensor
     positions: Tensor
     read: int
     masks: dict[int | None, Tensor | None]
+    which: Tensor | None = None
+    asking: Tensor | None = None
 
 
 def _seen(places_T: Tensor, positions_P: Tensor, window: int | None) -> Tensor:

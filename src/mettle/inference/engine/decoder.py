@@ -19,7 +19,7 @@ from torch import Tensor
 from mettle.inference.engine.adapters import HEAD, AdapterWeights, LayerRows, RowsOfAdapters, group_rows
 from mettle.inference.engine.allocator import keep_freed_memory
 from mettle.inference.engine.architecture import LayerShape, ModelShape, Rope
-from mettle.inference.engine.attention import Attend, PromptAttention, Span, StepAttention, whole_blocks
+from mettle.inference.engine.attention import Attend, Kin, PromptAttention, Span, StepAttention, whole_blocks
 from mettle.inference.engine.layers import Rotation, finish, project
 from mettle.inference.engine.matrices import min_rows, row_steps, with_rows
 from mettle.inference.engine.rotary import rope_tables
@@ -157,9 +157,16 @@ class Decoder:
         spans: Sequence[Span],
         adapters: Sequence[RowsOfAdapters] = (),
         routes: list[Tensor] | None = None,
+        kin: Kin | None = None,
     ) -> Tensor:
-        """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`."""
-        return self.forward(token_ids_B, positions_B, StepAttention(self.shape, spans, positions_B), adapters, routes)
+        """Hidden states [B, D] of one more token of each running sequence, which is added to its slot in `spans`.
+
+        With `kin`, [U, D]: of one sequence of each kind.
+        """
+        attend = StepAttention(self.shape, spans, positions_B, kin)
+        if kin is not None:
+            token_ids_B, positions_B = token_ids_B[kin.first_U], positions_B[kin.first_U]
+        return self.forward(token_ids_B, positions_B, attend, adapters, routes)
 
     def prompt_room(self, num_prompts: int, length: int) -> Tensor:
         """Keys and values [N, L, 2K, T, E] for prompts of up to `length` tokens, all zeros."""

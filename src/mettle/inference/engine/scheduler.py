@@ -1,7 +1,8 @@
 """Continuous batching: one step of everything that is under way.
 
 A step admits what there are slots and bytes for (`admission.py`), computes so many tokens of the new prompts
-(`prompts.py`), samples the first tokens of those that are through, then decodes one token of every running sequence.
+(`prompts.py`), samples the first tokens of those that are through, then decodes one token of every running sequence;
+choices of one prompt that have said the same so far are computed once, and part when they sample different tokens.
 Where a sequence needs a larger slot and there is none, the youngest gives up its keys and values and begins again
 later, keeping its tokens and the state of its noise: the tokens that it has are put through the decoder one by one, as
 when they were sampled, so that what follows is the same to the last bit (if the weights have changed meanwhile, its
@@ -10,6 +11,7 @@ keys and values are the new weights' from then on). There is no thread here: who
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from mettle.errors import MettleError, ServiceError
 from mettle.inference.engine.adapter_stacks import AdapterStacks
 from mettle.inference.engine.adapters import AdapterWeights, RowsOfAdapters, head_rows
 from mettle.inference.engine.admission import EngineAdmission, QueuedRequest
+from mettle.inference.engine.attention import Kin
 from mettle.inference.engine.decoder import Decoder
 from mettle.inference.engine.grammars import Grammars, TokenConstraint
 from mettle.inference.engine.limits import Limits, check_request
@@ -35,6 +38,9 @@ from mettle.inference.engine.sampler import BatchSampler, SampledTokens, Samplin
 from mettle.inference.engine.sequences import DecodeText, RunningRequest, RunningSequence, ends_of
 from mettle.inference.engine.served_adapters import ServedAdapters
 from mettle.inference.engine.slots import KvSizes
+
+WORTHWHILE = 0.75
+"""Sequences that have said the same so far are computed once where there are at most so many kinds, beside all."""
 
 
 @dataclass(slots=True)
@@ -83,6 +89,7 @@ class Scheduler:
         self.adapters = ServedAdapters[AdapterWeights](limits.max_adapters, limits.max_adapter_versions)
         self._requests: dict[str, RunningRequest] = {}
         self._batch: _StepBatch | None = None  # while the running sequences stay the same
+        self._kinds = itertools.count(1)
 
     @property
     def decoder(self) -> Decoder:
@@ -250,6 +257,11 @@ class Scheduler:
         self._count_prompts(batch)
         place_of = {id(row): i for i, prompt in enumerate(batch.prompts) for row in prompt.sequences}
         rows = batch.sequences
+        for prompt in batch.prompts:
+            kind = next(self._kinds)
+            for row in prompt.sequences:
+                # One that goes through its tokens again has keys of another version, maybe.
+                row.kin = next(self._kinds) if row.is_replaying else kind
         if fresh := [row for row in rows if not row.is_replaying]:
             logits_NV = self._decoder.logits(batch.last_ND, head_rows(batch.adapters, self._device))
             experts = batch.last_experts_NW
@@ -327,8 +339,10 @@ class Scheduler:
             batch.adapters = self._adapters_of(batch.rows)
         spans = [one.span([row.length for row in one.rows]) for one in self._slots.in_use()]
         routes: list[Tensor] | None = [] if self.limits.is_recording_experts else None
-        hidden_BD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters, routes)
-        sampled = self._sampler.sample(self._decoder.logits(hidden_BD, batch.adapters), batch.plan)
+        kin = None if batch.adapters or routes is not None else batch.kin()
+        hidden_RD = self._decoder.decode(batch.token_ids, batch.positions, spans, batch.adapters, routes, kin)
+        logits_RV = self._decoder.logits(hidden_RD, batch.adapters)
+        sampled = self._sampler.sample(logits_RV if kin is None else logits_RV[kin.which_B], batch.plan)
         self._give(batch.rows, sampled, torch.cat(routes, -1) if routes else None)
         batch.step_on(sampled.token_ids_B)
         self._settle(batch.rows)
@@ -344,6 +358,7 @@ class Scheduler:
         none: list[TokenLogprob] | None = None
         token_ids = sampled.token_ids_B.tolist()
         num_replayed = 0
+        kinds: dict[tuple[int, int], int] = {}
         for i, (row, token_id, logprob) in enumerate(zip(rows, token_ids, sampled.logprobs, strict=True)):
             if row.constraint is not None and row.constraint.error is not None:
                 self._fail(row, row.constraint.error)
@@ -357,6 +372,10 @@ class Scheduler:
                 if experts is not None:
                     row.choice.experts.append(experts[i])
                 row.add(token_id, logprob, version, top.get(i, none) if top else none)
+                kind = kinds.get((row.kin, token_id))
+                if kind is None:
+                    kind = kinds[row.kin, token_id] = next(self._kinds)
+                row.kin = kind
         self.totals.sampled_tokens += len(rows) - num_replayed
 
     def _not_finite(self, row: RunningSequence) -> MettleError:
@@ -422,6 +441,17 @@ class _StepBatch:
         self.token_ids = torch.tensor([row.newest for row in rows], device=device)
         self.positions = torch.tensor([row.length - 1 for row in rows], device=device)
         self._replaying = [i for i, row in enumerate(rows) if row.is_replaying]
+
+    def kin(self) -> Kin | None:
+        """One row of each kind, where there are so many fewer kinds than rows that it pays to tell them apart."""
+        _, first_U, which_B = np.unique([row.kin for row in self.rows], return_index=True, return_inverse=True)
+        if len(first_U) > WORTHWHILE * len(self.rows):
+            return None
+        order = np.argsort(first_U)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        device = self.token_ids.device
+        return Kin(torch.from_numpy(first_U[order]).to(device), torch.from_numpy(place[which_B]).to(device))
 
     def step_on(self, sampled_B: Tensor) -> None:
         """To the tokens that were just sampled, or were so before."""

@@ -148,6 +148,7 @@ class RunningSequence:
         "constraint",
         "is_pure",
         "is_replaying",
+        "kin",
         "length",
         "num_top_logprobs",
         "owner",
@@ -173,6 +174,7 @@ class RunningSequence:
         self.length = len(owner.request.prompt_ids)
         self.is_replaying = False
         self.is_pure = False  # its prompt was computed with the weights of one version
+        self.kin = 0  # of sequences that run, equal where all that was computed of them is
         self._max_tokens = max_tokens
         self._decode = decode if self.params.stop else None
         longest = max((len(s) for s in self.params.stop), default=0)
