@@ -12,7 +12,7 @@ import pytest
 from outside_stories import OPEN, OutsideStory
 from ray_hosts import RayHosts, ray_hosts
 from stories import CONFIG, Run, published
-from tests.namespaces import Host, identity, network, processes_in
+from tests.namespaces import Host, end_processes, identity, network, processes_in
 
 from mettle.inference.outside.roster import read_roster
 
@@ -76,6 +76,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, Host], 
 Cluster = tuple[dict[str, Host], RayHosts]
 
 
+def wait_until_empty(host: Host) -> None:
+    """What a cluster runs on a host ends by itself when it has missed its head."""
+    deadline = time.monotonic() + 300.0
+    while left := processes_in([identity(host.namespace)]):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
 @needs_ray
 def test_a_run_on_two_hosts_goes_on_after_a_partition_that_the_cluster_outlasts(
     tmp_path: Path, cluster: Cluster
@@ -108,15 +116,35 @@ def test_a_run_whose_other_host_stays_away_ends_in_one_line_and_goes_on_when_it_
         hosts["far"].cut()
         assert run.end() == 3, run.said()
         assert "no node of the Ray cluster has had room" in run.said().rstrip().splitlines()[-1]
-        deadline = time.monotonic() + 200.0  # what runs there ends by itself: it has missed its head
-        while left := processes_in([identity(hosts["far"].namespace)]):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        wait_until_empty(hosts["far"])
         hosts["far"].heal()
         ray.add(hosts["far"], 2)
         with hosts["head"].inside():
             run.resume()
         assert run.end() == 0, run.said()
+        run.check_accounts()
+    finally:
+        run.close()
+
+
+@needs_ray
+def test_a_run_whose_owner_and_head_are_lost_with_their_host_goes_on_at_another(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    hosts, _ = cluster
+    with hosts["head"].inside():
+        run = Run(tmp_path, text=ON_RAY)
+    try:
+        run.wait_for(published(2))
+        end_processes([identity(hosts["head"].namespace)])
+        assert run.end() == -signal.SIGKILL
+        wait_until_empty(hosts["far"])
+        with ray_hosts() as other:
+            other.add(hosts["far"], 4)
+            run._environment.update(other.environment)
+            with hosts["far"].inside():
+                run.resume()
+            assert run.end() == 0, run.said()
         run.check_accounts()
     finally:
         run.close()
