@@ -6,6 +6,7 @@ second with the name that the first one found, and then the last name alone. A g
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping
@@ -13,9 +14,14 @@ from typing import Any
 
 import mettle.envs as vf
 
-NAMES = [first + second for first in "bdklmt" for second in "aeio"]
+SYLLABLES = [first + second for first in "bdklmt" for second in "aeio"]
+NUM_NAMES = 24
+"""Names in a table."""
+MAX_HOPS, MAX_SYLLABLES = 4, 3
 SHOWN = ("right", "any")
-MAX_HOPS = 4
+LISTINGS = ("full", "brief")
+BRIEF = vf.Tool(name="ask", description="", parameters={"type": "object", "properties": {"who": {"type": "string"}}})
+"""The tool without what tells it from others: every token between a name and its copy makes copying harder to learn."""
 
 
 def ask(who: str, friends: dict[str, str]) -> str:
@@ -26,10 +32,12 @@ def ask(who: str, friends: dict[str, str]) -> str:
 class LookupEnv(vf.StatefulToolEnv):
     """Each rollout's calls read the table of its own question."""
 
-    def __init__(self, *, shown: str, max_hops: int, **kwargs: Any) -> None:
+    def __init__(self, *, shown: str, max_hops: int, num_syllables: int, listing: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.shown, self.max_hops = shown, max_hops
+        self.shown, self.max_hops, self.names = shown, max_hops, all_names(num_syllables)
         self.add_tool(ask, args_to_skip=["friends"])
+        if listing == "brief":
+            self.tool_defs = [BRIEF]
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: vf.Messages, state: vf.State, **kwargs: Any
@@ -44,7 +52,7 @@ class LookupEnv(vf.StatefulToolEnv):
         found = [message["content"] for message in messages if message["role"] == "tool"]
         hops = info["hops"] if self.shown == "right" else rng.randint(0, self.max_hops)
         if len(found) == hops:
-            return found[-1] if found else rng.choice(NAMES)
+            return found[-1] if found else rng.choice(self.names)
         who = found[-1] if found else info["who"]
         call = vf.ToolCall(id=f"call_{len(found)}", name="ask", arguments=json.dumps({"who": who}))
         return vf.AssistantMessage(content="", tool_calls=[call])
@@ -70,12 +78,17 @@ def is_unearned(completion: Any, answer: str, parser: Any, info: Any) -> float:
     return float(num_answered(completion) < info["hops"]) * correct(completion, answer, parser)
 
 
-def make_rows(num_rows: int, *, seed: str, max_hops: int) -> list[dict[str, Any]]:
+def all_names(num_syllables: int) -> list[str]:
+    """Every name of so many syllables."""
+    return ["".join(syllables) for syllables in itertools.product(SYLLABLES, repeat=num_syllables)]
+
+
+def make_rows(num_rows: int, *, seed: str, max_hops: int, num_syllables: int) -> list[dict[str, Any]]:
     """Questions, each with a table in which one leads to all others before the first comes again."""
-    rng = random.Random(seed)
+    rng, names = random.Random(seed), all_names(num_syllables)
     rows = []
     for _ in range(num_rows):
-        ring = rng.sample(NAMES, len(NAMES))
+        ring = rng.sample(names, NUM_NAMES)
         hops = rng.randint(1, max_hops)
         info = {
             "who": ring[0],
@@ -88,18 +101,28 @@ def make_rows(num_rows: int, *, seed: str, max_hops: int) -> list[dict[str, Any]
 
 
 def load_environment(
-    max_hops: int = 2, shown: str = "right", num_train: int = 5000, num_eval: int = 200, seed: int = 0
+    max_hops: int = 2,
+    shown: str = "right",
+    num_syllables: int = 1,
+    listing: str = "full",
+    num_train: int = 5000,
+    num_eval: int = 200,
+    seed: int = 0,
 ) -> vf.ToolEnv:
     """Questions of 1 to `max_hops` friends; demonstrated are as many calls as it takes ("right") or "any" number."""
-    if shown not in SHOWN:
-        raise ValueError(f"shown is one of {', '.join(SHOWN)}, not {shown!r}")
-    if not 1 <= max_hops <= MAX_HOPS:
-        raise ValueError(f"max_hops is 1 to {MAX_HOPS}, not {max_hops}")
+    for name, given, allowed in (("shown", shown, SHOWN), ("listing", listing, LISTINGS)):
+        if given not in allowed:
+            raise ValueError(f"{name} is one of {', '.join(allowed)}, not {given!r}")
+    for name, value, most in (("max_hops", max_hops, MAX_HOPS), ("num_syllables", num_syllables, MAX_SYLLABLES)):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} is 1 to {most}, not {value}")
+    made: dict[str, Any] = {"max_hops": max_hops, "num_syllables": num_syllables}
     return LookupEnv(
         shown=shown,
-        max_hops=max_hops,
-        dataset=lambda: make_rows(num_train, seed=f"{seed}/train", max_hops=max_hops),
-        eval_dataset=lambda: make_rows(num_eval, seed=f"{seed}/eval", max_hops=max_hops),
+        listing=listing,
+        **made,
+        dataset=lambda: make_rows(num_train, seed=f"{seed}/train", **made),
+        eval_dataset=lambda: make_rows(num_eval, seed=f"{seed}/eval", **made),
         rubric=vf.Rubric(funcs=[correct, is_unaided, is_unearned], weights=[1.0, 0.0, 0.0], parser=vf.Parser()),
         max_turns=max_hops + 2,
     )

@@ -73,8 +73,27 @@ async def test_the_model_neither_sees_nor_sets_the_table():
     assert (done["completion"][1]["content"], done["reward"]) == (row["answer"], 0.0)
 
 
+async def test_a_brief_listing_says_less_of_the_same_tool_and_long_names_are_answered_as_well():
+    env = vf.load_environment("lookup", listing="brief", num_syllables=3, num_eval=20)
+    [brief], [full] = env.tool_defs, vf.load_environment("lookup").tool_defs
+    assert brief["name"] == full["name"]
+    assert list(brief["parameters"]["properties"]) == list(full["parameters"]["properties"])
+    assert len(json.dumps(brief)) < len(json.dumps(full)) / 2
+    outputs = (await env.evaluate(Demonstrator(env), "shown")).outputs
+    assert {(output["reward"], len(output["answer"])) for output in outputs} == {(1.0, 6)}
+    names = {name for output in outputs for name in output["info"]["friends"]}
+    assert len(names) > 400  # a table each, of 24 in thousands
+    assert all(len(output["info"]["friends"]) == 24 for output in outputs)
+
+
 @pytest.mark.parametrize(
-    ("args", "told"), [({"shown": "some"}, "shown is one of"), ({"max_hops": 9}, "max_hops is 1 to 4")]
+    ("args", "told"),
+    [
+        ({"shown": "some"}, "shown is one of"),
+        ({"listing": "none"}, "listing is one of full, brief"),
+        ({"max_hops": 9}, "max_hops is 1 to 4"),
+        ({"num_syllables": 0}, "num_syllables is 1 to 3"),
+    ],
 )
 def test_what_is_none_is_refused(args, told):
     with pytest.raises(RuntimeError, match=told):

@@ -15,7 +15,7 @@ from mettle.trainer.presets import PolicyConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "configs").rglob("*.toml") if path.name != "endpoints.toml")
-ON_TWO_CORES = ("arithmetic", "code", "lora", "number-guess", "reverse-text", "self-play", "turn-credit")
+ON_TWO_CORES = ("arithmetic", "code", "lora", "number-guess", "reverse-text", "self-play", "tool-use", "turn-credit")
 
 
 def files_of(example: Path) -> list[Path]:
