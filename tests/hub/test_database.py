@@ -8,7 +8,7 @@ from tests.hub.lab_writer import differences, everything, room_for
 
 from mettle.errors import StorageError, UserError
 from mettle.hub.accounts import audit, people
-from mettle.hub.database import HubDatabase
+from mettle.hub.database import HubDatabase, _script
 
 
 @pytest.fixture
@@ -23,6 +23,10 @@ def test_the_migrations_lead_to_the_tables_that_are_described(database):
     with database.read() as c:
         assert differences(c) == []
     database.migrate()  # a second start finds nothing to do
+
+
+def test_the_newest_schema_is_the_head_of_the_migrations():
+    assert HubDatabase.newest_schema() == _script()[1].get_current_head()
 
 
 def test_a_database_of_a_later_release_is_refused(database):

@@ -10,17 +10,18 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic.config import Config
-from alembic.runtime.environment import EnvironmentContext
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from mettle.errors import StorageError, UserError
 from mettle.hub.tables import metadata
+
+if TYPE_CHECKING:  # what migrates is slow to import, and most starts have nothing to migrate
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _IMMEDIATE = "is_write"
@@ -74,18 +75,24 @@ class HubDatabase:
     @staticmethod
     def schema(connection: Connection) -> str:
         """The revision that the tables stand at."""
+        from alembic.runtime.migration import MigrationContext
+
         return str(MigrationContext.configure(connection).get_current_revision() or "")
 
     @staticmethod
     def newest_schema() -> str:
-        """The revision that this release has."""
-        return str(_script()[1].get_current_head())
+        """The revision that this release has: that of the newest file, each of which is named after its own."""
+        return max(path.stem for path in (MIGRATIONS / "versions").glob("v[0-9]*.py"))[1:5]
 
     def migrate(self, to: str = "head") -> None:
         """Bring the schema to that of this release, or to an earlier one where there is none yet.
 
         Raises: StorageError for one of a later release.
         """
+        if to == "head" and self._is_newest():
+            return
+        from alembic.runtime.environment import EnvironmentContext
+
         config, script = _script()
 
         def upgrade(revision: Any, context: MigrationContext) -> Any:
@@ -100,6 +107,14 @@ class HubDatabase:
         with self.write() as connection, EnvironmentContext(config, script, fn=upgrade) as environment:
             environment.configure(connection=connection, target_metadata=metadata, transactional_ddl=False)
             environment.run_migrations()
+
+    def _is_newest(self) -> bool:
+        try:
+            with self.engine.connect() as c:
+                found = c.exec_driver_sql("SELECT version_num FROM alembic_version").all()
+        except DBAPIError:
+            return False  # there is no such table, or no database; the migration says what is wrong
+        return [row[0] for row in found] == [self.newest_schema()]
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -123,6 +138,9 @@ class HubDatabase:
 
 
 def _script() -> tuple[Config, ScriptDirectory]:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")

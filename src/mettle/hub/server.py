@@ -52,12 +52,15 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
         provider=OidcProvider(config.oidc) if config.oidc.issuer else None,
     )
     worker = BackgroundWork(lab, is_checking=config.check_pushes, is_working=config.work_here)
+    secret = None
+
+    def ready(url: str) -> None:
+        worker.start()
+        on_ready(url, None if secret is None else f"{url}/join/{secret}")
+
     try:
         secret = lab.first_link()
-        worker.start()
-        asyncio.run(
-            _serve(config, listener, lambda url: on_ready(url, None if secret is None else f"{url}/join/{secret}"), lab)
-        )
+        asyncio.run(_serve(config, listener, ready, lab))
     finally:
         worker.close()
         lab.close()

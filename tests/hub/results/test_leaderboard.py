@@ -5,19 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mettle.hub.results.leaderboard import leaderboard, rank_pushed
-from mettle.hub.results.pushed import COMPLETED, PushedResult
+from mettle.hub.results.leaderboard import Ranked, leaderboard
 
 
-def result(model, mean, half, at=1.0, status=COMPLETED):
-    return PushedResult(
-        f"c{model}", "o", "ann", model, "ann/x", "e", model, status, True, "", {}, {}, 10, 10, mean, mean - half,
-        mean + half, 5, at, at, at,
-    )  # fmt: skip
+def result(model, mean, half, at=1.0):
+    return Ranked(f"c{model}", "/x", "ann/x", model, mean, mean - half, mean + half, 10, 5, at, False)
 
 
 def shown(*results):
-    return [(p.result.model, p.shown) for p in leaderboard(rank_pushed(results))]
+    return [(p.result.model, p.shown) for p in leaderboard(results)]
 
 
 def test_models_whose_intervals_overlap_share_a_place():
@@ -26,15 +22,13 @@ def test_models_whose_intervals_overlap_share_a_place():
     ]  # fmt: skip
 
 
-def test_each_model_stands_with_its_newest_and_what_is_not_completed_does_not():
-    assert shown(
-        result("a", 0.2, 0.1, at=1), result("a", 0.9, 0.05, at=2), result("b", 0.5, 0.1, status="RUNNING")
-    ) == [("a", "1")]
+def test_each_model_stands_with_its_newest():
+    assert shown(result("a", 0.2, 0.1, at=1), result("a", 0.9, 0.05, at=2)) == [("a", "1")]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.001, 0.5)), min_size=1, max_size=8))
 def test_a_place_never_orders_two_whose_intervals_overlap(values):
-    places = leaderboard(rank_pushed([result(f"m{i}", mean, half) for i, (mean, half) in enumerate(values)]))
+    places = leaderboard([result(f"m{i}", mean, half) for i, (mean, half) in enumerate(values)])
     for one in places:
         assert 1 <= one.first <= one.last <= len(places)
         assert one.first == 1 + sum(other.result.ci_low > one.result.ci_high for other in places)

@@ -100,6 +100,28 @@ def test_models_are_ranked_and_compared_on_the_same_tasks(hub, bob):
     assert "good" in hub.anonymous().get("/evaluations", params={"environment": "bob/my-task"}).text
 
 
+def test_only_what_is_completed_shared_and_has_an_interval_stands_on_the_board(hub, bob):
+    evaluate(bob, "shared", GOOD, is_public=True)
+    evaluate(bob, "mine", GOOD)
+    evaluate(bob, "of one task", [1.0], is_public=True)
+    bob.post(f"{EVALS}/", json={"name": "x", "environment": "bob/my-task", "model_name": "running", "is_public": True})
+
+    def models(client):
+        places = client.get(f"{EVALS}/leaderboard", params={"environment": "bob/my-task"}).json()["places"]
+        return {place["model_name"] for place in places}
+
+    assert models(hub.anonymous()) == {"shared"}
+    assert models(bob) == {"shared", "mine"}
+
+
+def test_a_page_has_the_first_places_of_a_long_board_and_says_how_many_there_are(hub, bob, monkeypatch):
+    monkeypatch.setattr("mettle.hub.routes.results_pages.MAX_SHOWN", 1)
+    for each in (("good", GOOD), ("bad", BAD)):
+        evaluate(bob, *each, is_public=True)
+    text = hub.anonymous().get("/evaluations", params={"environment": "bob/my-task"}).text
+    assert "The first 1 of 2 models" in text
+
+
 def test_a_comparison_is_handed_over_as_one_file(hub, bob):
     pair = [evaluate(bob, *each, is_public=True)["id"] for each in (("<b>good", GOOD), ("bad", BAD))]
     stranger = hub.anonymous()

@@ -86,7 +86,7 @@ def test_a_run_that_a_hub_has_left_behind_goes_on(hub, bob, programs, monkeypatc
     queue.step()
     assert statuses(bob) == ["RUNNING"]
     monkeypatch.setattr(worker, "supervisor_pid", lambda run_dir: None)
-    monkeypatch.setattr(worker, "is_finished", lambda path: False)
+    monkeypatch.setattr("mettle.runs.launch.is_finished", lambda path: False)
     queue.step()
     assert statuses(bob) == ["FAILED"]
     bob.put(f"/api/v1/rft/runs/{run['id']}/restart")

@@ -9,12 +9,11 @@ overlap share a place, whatever their means are.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from mettle.evals.reader import EvaluationEntry
-from mettle.hub.results.pushed import COMPLETED, PushedResult
 from mettle.wording import number
 
 
@@ -58,17 +57,6 @@ def leaderboard(results: Iterable[Ranked]) -> list[Place]:
         Place(1 + len(ranked) - bisect_right(lows, one.ci_high), len(ranked) - bisect_left(highs, one.ci_low), one)
         for one in ranked
     ]
-
-
-def rank_pushed(results: Sequence[PushedResult]) -> list[Ranked]:
-    """Those that may stand on a leaderboard: one without an interval (of one task, or none) has no place."""
-    return [
-        Ranked(
-            each.id, f"/evaluations/{each.id}", each.environment, each.model, each.mean, each.ci_low, each.ci_high,
-            each.num_samples, each.num_tasks, each.completed_at or 0.0, False,
-        ) for each in results
-        if each.status == COMPLETED and each.mean is not None and each.ci_low is not None and each.ci_high is not None
-    ]  # fmt: skip
 
 
 def rank_local(entries: Iterable[tuple[str, EvaluationEntry]]) -> list[Ranked]:

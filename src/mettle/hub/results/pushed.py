@@ -103,7 +103,7 @@ def find_result(c: Connection, caller: Caller, result_id: str, *, is_locked: boo
 
     Raises: HttpError 404 for one that is not there, or not for the caller.
     """
-    query = select(tables.results).where(tables.results.c.id == result_id, _visible_to(caller))
+    query = select(tables.results).where(tables.results.c.id == result_id, visible_to(caller))
     row = c.execute(query.with_for_update() if is_locked else query).first()
     if row is None:
         raise HttpError(404, f"Evaluation {result_id[:80]} not found")
@@ -122,9 +122,9 @@ def list_results(
 ) -> tuple[list[PushedResult], int]:  # fmt: skip
     """Those that the caller may see, the newest first, and how many there are."""
     r = tables.results.c
-    conditions = [_visible_to(caller)]
+    conditions = [visible_to(caller)]
     if environment:
-        conditions.append(or_(r.environment == environment, r.environment.like(f"%/{environment}")))
+        conditions.append(is_of(environment))
     if environment_id:
         conditions.append(r.environment_id == environment_id)
     if is_mine:
@@ -137,6 +137,12 @@ def list_results(
         select(tables.results).where(*conditions).order_by(r.created_at.desc(), r.id).limit(limit).offset(offset)
     )
     return [_result(row) for row in rows], int(total)
+
+
+def is_of(environment: str) -> ColumnElement[bool]:
+    """Whether a row is of an environment, which may be named without its owner."""
+    r = tables.results.c
+    return or_(r.environment == environment, r.environment.like(f"%/{environment}"))
 
 
 def add_samples(c: Connection, root: Path, result: PushedResult, samples: Sequence[Mapping[str, Any]]) -> int:
@@ -258,7 +264,8 @@ def samples_of(root: Path, result: PushedResult, first: int, limit: int) -> list
         raise HttpError(503, f"the files of this evaluation cannot be read: {error.strerror or error}") from error
 
 
-def _visible_to(caller: Caller) -> ColumnElement[bool]:
+def visible_to(caller: Caller) -> ColumnElement[bool]:
+    """What the caller may see of the table of results."""
     r = tables.results.c
     if caller.is_admin:
         return r.id.is_not(None)

@@ -14,7 +14,8 @@ from mettle.hub.api import catalog_of
 from mettle.hub.caller import Caller, owner_of
 from mettle.hub.registry import catalogue
 from mettle.hub.results import pushed
-from mettle.hub.results.leaderboard import Ranked, leaderboard, rank_local, rank_pushed
+from mettle.hub.results.board import pushed_board
+from mettle.hub.results.leaderboard import Ranked, leaderboard, rank_local
 from mettle.hub.results.pushed import Described, PushedResult
 from mettle.hub.routes.addresses import iso, root_of
 from mettle.hub.routes.chosen import may_see_local, rank_chosen
@@ -126,9 +127,9 @@ def compare(
 def ranked(request: Request, lab: LabHere, caller: EvalReader, environment: str) -> dict[str, Any]:
     """The models on an environment; those whose intervals overlap share a place. `is_local`: of this machine."""
     with lab.database.read() as c:
-        found, _ = pushed.list_results(c, caller, environment=environment, limit=1000)
+        found = pushed_board(c, caller, environment)
     here = catalog_of(request).evaluations.on(environment) if may_see_local(lab, caller) else []
-    places = leaderboard([*rank_pushed(found), *rank_local(here)])
+    places = leaderboard([*found, *rank_local(here)])
     return {"places": [{"place": p.shown, "first": p.first, "last": p.last, **_row(p.result)} for p in places]}
 
 

@@ -16,7 +16,8 @@ from mettle.hub.api import catalog_of
 from mettle.hub.evaluations import OpenEvaluation, card_of
 from mettle.hub.pages import page, query_of
 from mettle.hub.results import pushed
-from mettle.hub.results.leaderboard import leaderboard, rank_local, rank_pushed
+from mettle.hub.results.board import MAX_SHOWN, pushed_board
+from mettle.hub.results.leaderboard import leaderboard, rank_local
 from mettle.hub.routes import addresses  # noqa: F401 - the kind of path that ids of results are
 from mettle.hub.routes.chosen import may_see_local, rank_chosen
 from mettle.hub.routes.forms import CheckedForm
@@ -42,15 +43,16 @@ def evaluations_page(
             c, caller, words=words, environment=environment, is_mine=bool(mine), limit=PAGE_SIZE,
             offset=(number - 1) * PAGE_SIZE,
         )  # fmt: skip
-        board = pushed.list_results(c, caller, environment=environment, limit=1000)[0] if environment else []
+        board = pushed_board(c, caller, environment) if environment else []
     is_shown = may_see_local(lab, caller) and not (words or mine)
     here = catalog_of(request).evaluations
     own = [] if not is_shown else here.on(environment) if environment else list(here.own().items())
+    places = leaderboard([*board, *rank_local(own)]) if environment else []
     kept = [("words", words), ("environment", environment), ("mine", mine)]
     return page(
         "results.html", found=found, total=total, words=words, environment=environment, mine=mine, number=number,
         num_pages=max(1, -(-total // PAGE_SIZE)), query=query_of([(k, v) for k, v in kept if v]),
-        places=leaderboard([*rank_pushed(board), *rank_local(own)]) if environment else [],
+        places=places[:MAX_SHOWN], num_places=len(places),
         evaluations=[card_of(name, entry) for name, entry in own[:PAGE_SIZE]],
         base="/evaluations",
     )  # fmt: skip

@@ -22,7 +22,6 @@ from mettle.hub.training.branching import START, start_folder
 from mettle.hub.training.jobs import TrainingJob, run_folder
 from mettle.hub.training.submission import as_toml
 from mettle.hub.training.told import environment_for, hidden_of
-from mettle.runs.launch import is_finished, stop
 from mettle.runs.lock import supervisor_pid
 from mettle.storage.claim import FolderClaim
 from mettle.storage.run_dir import RunDir
@@ -126,10 +125,12 @@ class QueueWorker:
         logger.info("started a run", extra={"job": job.id, "pid": process.pid})
 
     def _look_after(self, job: TrainingJob) -> None:
+        from mettle.runs import launch  # all that runs are made of, which no page of a Hub needs
+
         folder = run_folder(self._lab.folder, job.id)
         is_made = (folder / "run.db").exists()
         if job.is_stop_wanted and is_made:
-            stop(folder)
+            launch.stop(folder)
         child = self._child[1] if self._child is not None and self._child[0] == job.id else None
         if child is not None:
             if child.poll() is None:
@@ -141,7 +142,7 @@ class QueueWorker:
         self._child = None
         self._count(job, is_last=True)
         self._counted_at.pop(job.id, None)
-        is_done = is_made and is_finished(folder)
+        is_done = is_made and launch.is_finished(folder)
         status = jobs.COMPLETED if is_done else jobs.STOPPED if job.is_stop_wanted else jobs.FAILED
         error = (
             job.error  # why it was asked to stop, where a rule has asked
