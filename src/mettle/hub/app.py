@@ -23,11 +23,12 @@ from mettle.hub.catalog import RunCatalog
 from mettle.hub.security import SecurityMiddleware
 from mettle.web.bodies import first_fault
 from mettle.web.doors import LOOPBACK_NAMES, Door
-from mettle.web.problems import HttpError, problem_body
+from mettle.web.problems import HttpError, openai_body, problem_body
 
 if TYPE_CHECKING:
     from mettle.hub.lab import Lab
     from mettle.hub.sandboxes import HubSandboxes
+    from mettle.hub.serving.engines import ModelEngines
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ MAX_UPLOAD_BYTES = 512 << 20
 """The most that any route of a Hub with accounts takes; nearly all take far less."""
 
 
-_PROGRAMS = ("/api/", "/simple/", "/owners/", "/packages/")
+_OPENAI = "/v1/"
+_PROGRAMS = (_OPENAI, "/api/", "/simple/", "/owners/", "/packages/")
 
 
 class CachedStatic(StaticFiles):
@@ -65,6 +67,7 @@ def create_app(
     allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES,
     lab: Lab | None = None,
     sandboxes: HubSandboxes | None = None,
+    engines: ModelEngines | None = None,
 ) -> FastAPI:
     """The pages over a folder of runs, or over one run, and over the evaluations under `workspace`.
 
@@ -81,7 +84,7 @@ def create_app(
     app.state.catalog = RunCatalog(runs_dir, workspace=workspace)
     app.include_router(api.health_router)
     app.state.lab, app.state.open_pushed, app.state.open_hosted = lab, None, None
-    app.state.sandboxes = sandboxes
+    app.state.sandboxes, app.state.engines = sandboxes, engines
     shown: list[Any] = []
     if lab is not None:
         # The page of one run is quick to start, and needs nothing of this.
@@ -129,9 +132,14 @@ def _is_for_programs(request: Request) -> bool:
     return request.url.path.startswith(_PROGRAMS) or request.url.path.endswith(".json")
 
 
+def _body_of(request: Request, error: HttpError) -> dict[str, Any]:
+    """Under `/v1` as the OpenAI clients read it."""
+    return dict(openai_body(error) if request.url.path.startswith(_OPENAI) else problem_body(error))
+
+
 def _answer(request: Request, status: int, title: str, detail: str) -> Response:
     if _is_for_programs(request):
-        return JSONResponse(problem_body(HttpError(status, detail)), status_code=status)
+        return JSONResponse(_body_of(request, HttpError(status, detail)), status_code=status)
     return pages.error_page(request, status, title, detail)
 
 
@@ -144,7 +152,7 @@ def _mistaken(request: Request, error: Exception) -> Response:
 def _answered(request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError), "registered for HttpError"
     if _is_for_programs(request):
-        return JSONResponse(problem_body(error), status_code=error.status, headers=error.headers)
+        return JSONResponse(_body_of(request, error), status_code=error.status, headers=error.headers)
     if error.status == 401 and request.method in ("GET", "HEAD"):
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"/signin?next={quote(path, safe='')}", status_code=303)

@@ -48,6 +48,13 @@ class HubConfig(BaseModel):
     work_here: bool = True
     """Whether this machine itself runs hosted evaluations and training; off leaves evaluations to joined ones."""
 
+    served_models: int = Field(default=1, ge=0, le=16)
+    """Models that this machine answers with at a time under `/v1`, each in a process of its own that begins when it is
+    asked for; 0: none."""
+
+    served_idle_s: float = Field(default=300.0, gt=0)
+    """Seconds without a question after which such a process ends, and gives its memory back."""
+
     lease_s: float = Field(default=30.0, ge=2, le=3600)
     """Seconds that a machine which has joined may be silent before its work is given to another."""
 

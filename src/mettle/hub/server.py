@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from mettle.errors import UserError
@@ -23,6 +23,7 @@ from mettle.web.server import HttpServer, bind, on_signals, url_of
 
 if TYPE_CHECKING:
     from mettle.hub.lab import Lab
+    from mettle.hub.serving.engines import ModelEngines
 
 _GRACE_S = 2.0
 _BREATH_S = 0.002
@@ -88,15 +89,18 @@ async def _serve(
         from mettle.hub.sandboxes import HubSandboxes
 
         sandboxes = HubSandboxes(lab, config.host, config.sandbox, config.quota)
+    engines = _engines(config, lab)
     app = create_app(
-        config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab, sandboxes=sandboxes
-    )
+        config.runs, workspace=config.workspace, allowed_hosts=allowed_hosts(config.host), lab=lab, sandboxes=sandboxes,
+        engines=engines,
+    )  # fmt: skip
     server = HttpServer(app, listener, has_websockets=sandboxes is not None)
-    with (
-        on_signals(over.set),
-        Heartbeat.of_run("hub") as heart,
-        _warming_up(app.state.catalog, is_wanted=lab is not None),
-    ):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(on_signals(over.set))
+        heart = stack.enter_context(Heartbeat.of_run("hub"))
+        stack.enter_context(_warming_up(app.state.catalog, is_wanted=lab is not None))
+        if engines is not None:
+            await stack.enter_async_context(engines)
         await server.start()
         gc.freeze()  # What is there now stays: a collection that looks at all of it takes longer than a page.
         heart.tick_with(asyncio.get_running_loop())
@@ -111,6 +115,15 @@ async def _serve(
             if sandboxes is not None:
                 await sandboxes.close()
             await server.stop(_GRACE_S)
+
+
+def _engines(config: HubConfig, lab: Lab | None) -> ModelEngines | None:
+    """What answers for models; None where nobody has an account, or the operator wants none."""
+    if lab is None or not config.served_models:
+        return None
+    from mettle.hub.serving.engines import ModelEngines
+
+    return ModelEngines(lab.folder / "served", max_engines=config.served_models, idle_s=config.served_idle_s)
 
 
 @contextmanager

@@ -32,12 +32,13 @@ def command_of(folder: Path) -> list[str]:
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     settings: dict[str, Any] = {**order["settings"], "output_dir": str(folder / "results")}
     if order["version"]:
-        settings["model"] = str(_model(folder, RunDir(Path(order["version"][0])), int(order["version"][1])))
+        settings["model"] = str(model_of_version(folder, RunDir(Path(order["version"][0])), int(order["version"][1])))
     (folder / "eval.toml").write_text(as_toml({"eval": [settings]}), encoding="utf-8")
     return [*_METTLE, "eval", "run", str(folder / "eval.toml"), "--disable-tui"]
 
 
-def _model(folder: Path, run: RunDir, version: int) -> Path:
+def model_of_version(folder: Path, run: RunDir, version: int) -> Path:
+    """The model directory of a version, made in `folder` where it is not there: links, or an adapter merged."""
     target = folder / f"v{version}"
     if (target / "config.json").exists():
         return target

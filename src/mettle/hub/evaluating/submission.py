@@ -8,7 +8,6 @@ one whose evaluation it is.
 from __future__ import annotations
 
 import ipaddress
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,13 +20,10 @@ from mettle.hub.caller import Caller
 from mettle.hub.lab import Lab
 from mettle.hub.routes.json_bodies import HubRequest
 from mettle.hub.secrets import store
-from mettle.hub.training import jobs
-from mettle.hub.training.jobs import run_folder
-from mettle.hub.training.submission import local_name, offered_models
-from mettle.hub.training.versions import versions_on_disk
+from mettle.hub.serving.models import find_model
+from mettle.hub.training.submission import local_name
 from mettle.web.problems import HttpError
 
-RUN_MODEL: Final = re.compile(r"(?P<run>c[a-z0-9]{24})(?:[:@]v?(?P<version>\d{1,9}))?")
 _UNHEARD: Final = frozenset({"verbose", "allow_sandbox_access", "allow_instances_access", "allow_tunnel_access"})
 
 
@@ -152,20 +148,12 @@ def _checked_address(url: str) -> str:
 
 
 def _on_this_machine(c: Connection, lab: Lab, caller: Caller, model: str, settings: dict[str, Any]) -> EvaluationOrder:
-    found = RUN_MODEL.fullmatch(model)
-    if found is None:
-        path = next((each.path for each in offered_models(lab.models) if each.name == model and each.path), None)
-        if path is None:
-            names = [each.name for each in offered_models(lab.models) if each.path]
-            raise HttpError(
-                422, f"model {model[:100]!r} is none of this Hub ({', '.join(names) or 'it offers none'}) and no hosted"
-                " run (ID or ID:v20); name an endpoint with api_base_url", param="inference_model",
-            )  # fmt: skip
-        return EvaluationOrder({**settings, "model": str(path)})
-    job = jobs.find_job(c, caller, found["run"])
-    known = dict(versions_on_disk(lab.folder, job.id))
-    version = int(found["version"]) if found["version"] else max(known, default=-1)
-    if version not in known:
-        has = ", ".join(f"v{number}" for number in sorted(known)) or "nothing yet"
-        raise HttpError(422, f"run {job.id} has no v{version} on disk; it has {has}", param="inference_model")
-    return EvaluationOrder(settings, (str(run_folder(lab.folder, job.id)), version))
+    try:
+        found = find_model(c, lab, caller, model)
+    except HttpError as error:
+        if error.status == 422:
+            raise HttpError(422, f"{error}; or name an endpoint with api_base_url", param="inference_model") from None
+        raise
+    if found.run is None:
+        return EvaluationOrder({**settings, "model": str(found.path)})
+    return EvaluationOrder(settings, (str(found.run), found.version))

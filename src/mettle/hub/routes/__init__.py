@@ -13,10 +13,12 @@ def include_routes(app: FastAPI) -> None:
         account_api,
         account_pages,
         actions_api,
+        chat_pages,
         hosted_evals_api,
         hosted_evals_pages,
         machines_api,
         machines_pages,
+        models_api,
         oidc_pages,
         package_index,
         registry_api,
@@ -43,6 +45,7 @@ def include_routes(app: FastAPI) -> None:
         training_api,
         usage_api,
         machines_api,
+        models_api,
     )
     pages = (
         account_pages,
@@ -56,6 +59,7 @@ def include_routes(app: FastAPI) -> None:
         usage_pages,
         machines_pages,
         sandboxes_pages,
+        chat_pages,
         package_index,
     )
     app.state.open_pushed = results_pages.open_pushed

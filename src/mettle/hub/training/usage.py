@@ -9,6 +9,7 @@ with by its plan.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -76,6 +77,18 @@ def settle(c: Connection, job: TrainingJob, total: int, *, now: float | None = N
         c.execute(insert(tables.usage).values(**row))
     jobs.set_tokens(c, job.id, total)
     return taken
+
+
+def count_answer(c: Connection, owner_id: str, person: str, model: str, num_tokens: int) -> None:
+    """Add what a model of this Hub has read and written for somebody who asked it under `/v1`: a row a month, person
+    and model."""
+    month, u = month_of(time.time()), tables.usage.c
+    name = "answers-" + hashlib.sha256(f"{owner_id}|{model}".encode()).hexdigest()[:40]
+    usd = num_tokens * price_of(c, model) / 1e6
+    known = update(tables.usage).where(u.job_id == name, u.month == month)
+    if not c.execute(known.values(num_tokens=u.num_tokens + num_tokens, usd=u.usd + usd)).rowcount:
+        row = {"job_id": name, "month": month, "owner_id": owner_id, "person": person, "name": "answers"}
+        c.execute(insert(tables.usage).values(**row, model=model[:200], num_tokens=num_tokens, usd=usd))
 
 
 def quota_of(c: Connection, owner_id: str) -> int | None:
