@@ -104,7 +104,10 @@ def test_its_results_are_kept_among_the_pushed_and_on_the_leaderboard(hub, bob, 
     assert bob.get(f"{HOSTED}/{result}/logs").json()["logs"] == "the key is [MY_KEY]\n"
     board = bob.get("/api/v1/evaluations/leaderboard", params={"environment": "bob/reverse-text"}).json()["places"]
     assert [place["model_name"] for place in board] == ["gpt"]
-    assert hub.signed_in("bob").get(f"/hosted-evaluations/{result}", follow_redirects=False).status_code == 307
+    page = hub.signed_in("bob")
+    assert page.get(f"/hosted-evaluations/{result}", follow_redirects=False).status_code == 307
+    by_itself = page.get(f"/hosted-evaluations/{result}", headers={"HX-Request": "true"}, follow_redirects=False)
+    assert by_itself.headers["HX-Redirect"] == f"/evaluations/{result}", "the whole page goes there"
 
 
 def test_one_that_fails_says_why_one_is_stopped_and_one_of_a_killed_hub_goes_on(hub, bob, evaluations, monkeypatch):

@@ -96,6 +96,8 @@ def test_a_run_that_a_hub_has_left_behind_goes_on(hub, bob, programs, monkeypatc
 
 def test_a_run_is_its_owners_and_its_pages_are_those_of_any_run(hub, bob, run_writer):
     run = bob.post("/api/v1/rft/runs", json=BODY).json()["run"]
+    early = bob.get(f"/runs/{run['id']}")
+    assert (early.status_code, early.headers["Refresh"]) == (404, "3"), "the page looks again by itself"
     writer = run_writer(run_folder(hub.lab.folder, run["id"]), steps=4, groups=2)
     for step in (1, 2):
         writer.train_step(step)

@@ -32,7 +32,7 @@ def chat_page(request: Request, lab: LabHere, caller: SignedIn, model: str = "")
 @router.post("/chat")
 async def say(request: Request, lab: LabHere, caller: SignedIn, fields: CheckedForm) -> HTMLResponse:
     """Another turn of the conversation that the form holds."""
-    from mettle.hub.serving.answers import Asked, said
+    from mettle.hub.serving.answers import ModelQuestion, said
 
     model, text = fields.get("model", ""), fields.get("text", "").strip()
     messages = _kept(fields.get("messages", ""))
@@ -40,7 +40,7 @@ async def say(request: Request, lab: LabHere, caller: SignedIn, fields: CheckedF
     try:
         if not text:
             raise HttpError(400, "say something first")
-        asked = await run_in_threadpool(Asked.of, lab, caller, model)
+        asked = await run_in_threadpool(ModelQuestion.of, lab, caller, model)
         if request.app.state.engines is None:
             raise HttpError(503, "this Hub serves no models (--served-models)")
         turns = [*messages, {"role": "user", "content": text}]

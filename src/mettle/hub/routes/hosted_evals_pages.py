@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -49,11 +49,14 @@ def submit(lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
 
 
 @router.get("/hosted-evaluations/{result_id:result}")
-def evaluation_page(lab: LabHere, caller: SignedIn, result_id: str) -> Response:
-    """One: its state and log until it is completed, then its results."""
+def evaluation_page(request: Request, lab: LabHere, caller: SignedIn, result_id: str) -> Response:
+    """One: its state and log until it is completed, then its results. A page that asks for itself is sent there as a
+    whole: a redirect would leave it at this address, with the results in the place of the log."""
     _must(caller)
     with lab.database.read() as c:
         job, result = job_of(c, caller, result_id), pushed.find_result(c, caller, result_id)
+    if result.status == pushed.COMPLETED and request.headers.get("hx-request") == "true":
+        return Response(headers={"HX-Redirect": f"/evaluations/{result_id}"})
     if result.status == pushed.COMPLETED:
         return RedirectResponse(f"/evaluations/{result_id}", status_code=307)
     return page("hosted_evaluation.html", job=job, result=result, log=log_of(lab, job))

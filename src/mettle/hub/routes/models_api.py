@@ -39,10 +39,10 @@ async def completions(request: Request, lab: LabHere, caller: EvalWriter) -> Res
 
 
 async def _asked(request: Request, lab: LabHere, caller: EvalWriter, path: str) -> Response:
-    from mettle.hub.serving.answers import Asked, passed_on
+    from mettle.hub.serving.answers import ModelQuestion, passed_on
 
     body = await read_json(request, max_bytes=MAX_ASKED_BYTES)
-    asked = await run_in_threadpool(Asked.of, lab, caller, body.get("model"))
+    asked = await run_in_threadpool(ModelQuestion.of, lab, caller, body.get("model"))
     if request.app.state.engines is None:
         raise HttpError(503, "this Hub serves no models (--served-models)", code="not_offered")
     return await passed_on(request.app.state.engines, asked, path, body)

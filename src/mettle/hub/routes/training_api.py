@@ -177,7 +177,8 @@ def open_hosted(request: Request, name: str) -> RunReader:
     with lab.database.read() as c:
         job = jobs.find_job(c, caller, name)
     if not (run_folder(lab.folder, name) / "run.db").exists():
-        raise HttpError(404, f"this run is {job.status.lower()} and has written nothing yet; load the page again later")
+        said = f"this run is {job.status.lower()} and has written nothing yet; the page looks again by itself"
+        raise HttpError(404, said, headers={"Refresh": "3"})
     reader = _catalog(request).open(name)
     reader.hidden, reader.title = hidden_of(lab, job), job.name
     return reader

@@ -1,6 +1,6 @@
 """A request for a model of the Hub, passed on to its engine; what it read and wrote is counted.
 
-Parts: `Asked` (who asks for what), `passed_on` (the answer as it comes), `said` (one answer in a conversation).
+Parts: `ModelQuestion` (who asks for what), `passed_on` (the answer as it comes), `said` (one answer in a conversation).
 Invariants: tokens are counted by the engine's own figures, of streams too; an answer whose client goes away ends there.
 """
 
@@ -31,7 +31,7 @@ _EVENT: Final = "data:"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelQuestion:
     """A model that somebody may ask now."""
 
     lab: Lab
@@ -39,7 +39,7 @@ class Asked:
     model: HubModel
 
     @classmethod
-    def of(cls, lab: Lab, caller: Caller, name: object) -> Asked:
+    def of(cls, lab: Lab, caller: Caller, name: object) -> ModelQuestion:
         """Raises: HttpError where there is no such model, it is not for them, or their month's quota is used up."""
         assert caller.person is not None, "the routes are for people who are signed in"
         if not isinstance(name, str) or not name:
@@ -63,7 +63,7 @@ class Asked:
             logger.warning("an answer was not counted", extra={"model": self.model.name, "error": str(error)})
 
 
-async def passed_on(engines: ModelEngines, asked: Asked, path: str, body: dict[str, Any]) -> Response:
+async def passed_on(engines: ModelEngines, asked: ModelQuestion, path: str, body: dict[str, Any]) -> Response:
     """The answer of the engine to `body`, whole or as it streams. Raises: HttpError 503 where there is none."""
     is_stream = bool(body.get("stream"))
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage")) if is_stream else True
@@ -82,7 +82,7 @@ async def passed_on(engines: ModelEngines, asked: Asked, path: str, body: dict[s
     return Response(data, answer.status_code, media_type=answer.headers.get("content-type", "application/json"))
 
 
-async def said(engines: ModelEngines, asked: Asked, messages: list[dict[str, str]], max_tokens: int) -> str:
+async def said(engines: ModelEngines, asked: ModelQuestion, messages: list[dict[str, str]], max_tokens: int) -> str:
     """The next message of a conversation. Raises: HttpError with what the engine refuses."""
     body = {"messages": messages, "max_tokens": max_tokens}
     answer = await passed_on(engines, asked, "/chat/completions", body)
@@ -104,7 +104,7 @@ async def _asked(
 
 
 async def _stream(
-    stack: contextlib.AsyncExitStack, answer: httpx.Response, asked: Asked, wants_usage: bool
+    stack: contextlib.AsyncExitStack, answer: httpx.Response, asked: ModelQuestion, wants_usage: bool
 ) -> AsyncIterator[str]:
     """Events as they come; the one with the usage alone is left out where nobody asked for it."""
     told: Any = None

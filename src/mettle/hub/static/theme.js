@@ -9,6 +9,9 @@
   apply();
   system.addEventListener("change", () => { apply(); tell(); });
   document.addEventListener("DOMContentLoaded", () => {
+    // On a telephone the tab that is open may stand beyond the edge of the bar.
+    const open = document.querySelector(".bar .tabs [aria-current]");
+    if (open) open.parentElement.scrollLeft = open.offsetLeft - open.parentElement.offsetLeft - 60;
     for (const button of document.querySelectorAll("[data-theme-toggle]")) {
       button.hidden = false;
       button.addEventListener("click", () => {
