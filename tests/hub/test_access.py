@@ -148,6 +148,8 @@ ROUTES: dict[tuple[str, str], tuple[str, str, dict | None]] = {
     ("POST", "/v1/completions"): ("evals write", "", {"model": "no-such"}),
     ("GET", "/chat"): ("evals write", "", None),
     ("POST", "/chat"): ("secret", "", {"text": ""}),
+    ("GET", "/docs"): ("open", "", None),
+    ("GET", "/settings"): ("admin's session", "", None),
     ("GET", "/sandboxes"): ("sandboxes page", "", None),
     ("POST", "/sandboxes"): ("secret", "", {"action": "end", "id": "none"}),
     ("GET", "/api/v1/usage"): ("training read", "", None),

@@ -45,6 +45,7 @@ PAGES = {
     "/hosted-evaluations/{result_id:result}": ["/hosted-evaluations/{waiting}"],
     "/secrets": ["/secrets"], "/secrets/{owner}": ["/secrets/robots"], "/training": ["/training"], "/training/{run_id}": ["/training/{run}"],
     "/usage": ["/usage"], "/machines": ["/machines"], "/sandboxes": ["/sandboxes"],
+    "/chat": ["/chat"], "/docs": ["/docs"], "/settings": ["/settings"],
     "/dashboard/tokens/challenge": ["/dashboard/tokens/challenge?code={code}"],
     "/runs/{name}": ["/runs/done"], "/runs/{name}/rollouts": ["/runs/done/rollouts"],
     "/runs/{name}/rollouts/{rollout_id:path}": ["{rollout}"],

@@ -14,6 +14,7 @@ def include_routes(app: FastAPI) -> None:
         account_pages,
         actions_api,
         chat_pages,
+        help_pages,
         hosted_evals_api,
         hosted_evals_pages,
         machines_api,
@@ -60,6 +61,7 @@ def include_routes(app: FastAPI) -> None:
         machines_pages,
         sandboxes_pages,
         chat_pages,
+        help_pages,
         package_index,
     )
     app.state.open_pushed = results_pages.open_pushed

@@ -70,4 +70,3 @@ def _settings(request: Request, lab: Lab) -> list[tuple[str, str]]:
         ("Sandboxes of one person", "none" if sandboxes is None else f"up to {sandboxes.config.quota.max_machines}"),
         ("Models served at a time", "none" if engines is None else str(engines.max_engines)),
     ]
-
