@@ -14,6 +14,7 @@ from mettle.hub.lab import Lab
 from mettle.hub.pages import page
 from mettle.hub.routes.addresses import root_of
 from mettle.hub.routes.looking import looking
+from mettle.storage.blobs import BlobStore
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[Depends(looking)])
 
@@ -60,7 +61,7 @@ def _settings(request: Request, lab: Lab) -> list[tuple[str, str]]:
         ("Folder of the Hub", str(lab.folder)),
         ("Database", "SQLite, in the folder" if lab.database.is_sqlite else "PostgreSQL"),
         ("Schema of the database", lab.database.newest_schema()),
-        ("Wheels and sources", type(lab.blobs).__name__),
+        ("Wheels and sources", "a folder" if type(lab.blobs) is BlobStore else "an object store"),
         ("Models that runs can start from", str(lab.models)),
         ("Runs of this machine", "shown to whoever reaches it" if lab.are_runs_open else "for people with an account"),
         ("Package index for other names", lab.upstream_index or "none: a name that nobody has is not found"),
