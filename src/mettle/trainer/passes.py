@@ -36,7 +36,7 @@ GRAINS = (1, 2, 4)
 
 
 MUCH_CHEAPER = 0.8
-"""What a plan must cost at most, beside that of whole prompts, to be taken in its place."""
+"""What a plan must cost at most, beside that of whole prompts or whole answers, to be taken in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def _cheaper(
     sequences: Sequences, rows: list[Index], alike: _Alike, attention_cost: float, longest: int
 ) -> list[Index]:
     """`rows` of a group, in which each sequence is computed whole, or rows of those that begin alike where that is
-    cheaper and none is over `longest`."""
+    much cheaper and none is over `longest`."""
     prompt, size = int(sequences.prompts[alike.group[0]]), len(alike.group)
     number = math.ceil(size / _row_size_of(prompt, float(alike.own.mean()), size, attention_cost, longest))
     while number < size:
@@ -255,7 +255,7 @@ def _cheaper(
             tails = sequences.needed - sequences.prompts
             whole = np.array([prompt + tails[row].sum() for row in rows])
             cost = _cost_of_rows(rows, whole, attention_cost)
-            return other if _cost_of_rows(other, lengths, attention_cost) < cost else rows
+            return other if _cost_of_rows(other, lengths, attention_cost) < MUCH_CHEAPER * cost else rows
         number += 1
     return rows
 
