@@ -193,9 +193,9 @@ def contexts(it: Measured, length: int, rounds: int, count: int = 16) -> dict[st
     prompt = it.prompt(length)
     ids = torch.tensor([prompt])
     rows: list[tuple[float, float, float, float]] = []
+    scheduler = it.scheduler()  # a server has one for all of its life
     for _ in range(rounds + 1):
-        scheduler = it.scheduler()  # a server has one already
-        prefill_s = cpu_s(lambda: run_requests(scheduler, [ask("a", prompt, 1)]))  # noqa: B023
+        prefill_s = cpu_s(lambda: run_requests(scheduler, [ask("a", prompt, 1)]))
         with torch.inference_mode():
             started = time.process_time()
             cache = it.model(ids, use_cache=True, logits_to_keep=1).past_key_values

@@ -30,7 +30,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int], dtype: t
     torch.manual_seed(0)
     weight = torch.randn(shape).to(dtype)
     matrix, bias = Matrix(weight.clone()), torch.randn(shape[0]).to(dtype)
-    least = 2 if matrix.is_packed else 8
+    least = 4 if matrix.is_packed else 8
     rows, residual = torch.randn(150, shape[1]).to(dtype), torch.randn(150, shape[0]).to(dtype)
     whole, added = matrix.times(rows, bias), matrix.added_to(residual, rows)
     expected = rows.double() @ weight.double().t()
@@ -71,7 +71,7 @@ def test_a_torch_withoutpacked_products_is_served_plain(monkeypatch: pytest.Monk
 
 def test_numbers_of_rows_are_few_and_little_is_added() -> None:
     steps = [row_steps(count) for count in range(1, 4097)]
-    assert steps[:9] == [2, 2, 4, 4, 8, 8, 8, 8, 16]
+    assert steps[:9] == [4, 4, 4, 4, 6, 6, 8, 8, 16]
     assert all(count <= step <= max(count + 7, count * 9 / 8) for count, step in enumerate(steps, 1))
     assert steps == sorted(steps)
     assert len(set(steps)) <= 70
