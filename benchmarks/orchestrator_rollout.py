@@ -9,31 +9,35 @@ and shipping groups. Not counted: the environment, the client, the engine, and a
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mettle.orchestrator import groups, loop, shipping
+from mettle.orchestrator import loop, shipping
+from mettle.orchestrator.accounts import GroupAccounts
 from mettle.orchestrator.config import OrchestratorConfig
+from mettle.orchestrator.groups import GroupRunner
 from mettle.orchestrator.metrics import StepStats
 from mettle.orchestrator.simulator import SimulatedWorld, simulate
 from mettle.processes.virtual_time import run_virtually
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
-PARTS: tuple[tuple[Any, str, str], ...] = (
-    (groups.GroupRunner, "_open_groups", "open groups"),
-    (groups.GroupRunner, "_settle", "judge and record groups"),
-    (loop, "assemble", "pack a batch"),
-    (shipping, "write_batch", "write a batch"),
-    (Ledger, "ship", "ship a batch"),
-    (StepStats, "figures", "metrics"),
+PARTS: tuple[tuple[Any, Callable[..., Any], str], ...] = (
+    (GroupRunner, GroupRunner._open_groups, "open groups"),
+    (GroupAccounts, GroupAccounts.settle, "judge and record groups"),
+    (loop, loop.assemble, "pack a batch"),
+    (shipping, shipping.write_batch, "write a batch"),
+    (Ledger, Ledger.ship, "ship a batch"),
+    (StepStats, StepStats.figures, "metrics"),
 )
 
 
@@ -45,8 +49,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     spent: defaultdict[str, float] = defaultdict(float)
-    for owner, name, part in PARTS:
-        setattr(owner, name, timed(getattr(owner, name), part, spent))
+    for owner, function, part in PARTS:
+        setattr(owner, function.__name__, timed(function, part, spent))
     totals, parts = [], []
     for _ in range(options.repeats):
         spent.clear()
@@ -83,16 +87,41 @@ def play(num_steps: int) -> int:
 
 
 def timed(function: Callable[..., Any], part: str, spent: defaultdict[str, float]) -> Callable[..., Any]:
-    """`function`, with its CPU time added to `spent[part]`."""
+    """`function`, with its CPU time added to `spent[part]`; of a coroutine that of its steps, without its waits."""
 
     def measured(*args: Any, **kwargs: Any) -> Any:
         started = time.process_time()
         try:
-            return function(*args, **kwargs)
+            made = function(*args, **kwargs)
         finally:
             spent[part] += time.process_time() - started
+        return TimedSteps(made, part, spent) if inspect.iscoroutine(made) else made
 
     return measured
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """A coroutine whose steps are added up."""
+
+    coroutine: Coroutine[Any, Any, Any]
+    part: str
+    spent: defaultdict[str, float]
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step, given = self.coroutine.send, None
+        while True:
+            started = time.process_time()
+            try:
+                awaited = step(given)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.spent[self.part] += time.process_time() - started
+            try:
+                step, given = self.coroutine.send, (yield awaited)
+            except BaseException as error:  # a cancellation, which is the coroutine's to answer
+                step, given = self.coroutine.throw, error
 
 
 if __name__ == "__main__":
