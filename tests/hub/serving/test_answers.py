@@ -56,6 +56,7 @@ def test_what_cannot_be_asked_is_refused_as_openai_clients_read_it(hub):
         ({"model": "none-such", "messages": TURN}, 422, "none of this Hub (broken, small)"),
         ({"model": "c" + "a" * 24, "messages": TURN}, 404, "not found"),
         ({"model": "small", "messages": TURN, "max_tokens": 0}, 400, "max_tokens must be at least 1"),
+        ({"model": "small", "messages": TURN, "stream": True, "stream_options": "all"}, 422, "'all' and no object"),
         ({"model": "broken", "messages": TURN}, 503, "this model has no tokenizer"),
     ):
         answer = bob.post(CHAT, json=body)

@@ -64,12 +64,18 @@ class ModelQuestion:
 
 
 async def passed_on(engines: ModelEngines, asked: ModelQuestion, path: str, body: dict[str, Any]) -> Response:
-    """The answer of the engine to `body`, whole or as it streams. Raises: HttpError 503 where there is none."""
+    """The answer of the engine to `body`, whole or as it streams.
+
+    Raises: HttpError 503 where there is none, 422 for options that are none.
+    """
     is_stream = bool(body.get("stream"))
-    wants_usage = bool((body.get("stream_options") or {}).get("include_usage")) if is_stream else True
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise HttpError(422, f"stream_options is {str(options)[:60]!r} and no object", param="stream_options")
+    wants_usage = bool(options.get("include_usage")) if is_stream else True
     sent = {**body, "model": asked.model.name}
     if is_stream:
-        sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        sent["stream_options"] = {**options, "include_usage": True}
     async with contextlib.AsyncExitStack() as stack:
         engine = await stack.enter_async_context(engines.using(asked.model))
         answer = await _asked(stack, engine, path, sent)
