@@ -17,14 +17,12 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_json(data: bytes) -> Any:
-    """The value that somebody's JSON says, with `?` for each half of a surrogate pair, which UTF-8 cannot hold.
+    """The value that somebody's JSON says, with half a surrogate pair, which UTF-8 cannot hold, as its escape in words.
 
     Raises: ValueError for what is no JSON, RecursionError for what is too deep.
     """
     value = json.loads(data)
-    if _SURROGATE.search(data):
-        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-    return value
+    return _whole(value) if _SURROGATE.search(data) else value
 
 
 def json_text(value: Any, *, is_compact: bool = False) -> str:
@@ -46,6 +44,14 @@ def as_json(value: Any) -> Any:
         if hasattr(value, method):
             return getattr(value, method)()
     return str(value)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def _plain(value: Any, inside: tuple[int, ...]) -> Any:
