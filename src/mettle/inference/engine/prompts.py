@@ -135,7 +135,7 @@ class PromptBatch:
         end = min(self._longest, self._at + length)
         self.adapters = [policy_adapter if p.adapter is None else p.adapter.weights for p in self.prompts]
         routes: list[Tensor] | None = [] if is_recording_experts and end == self._longest else None
-        needs_all = routes is not None or any(prompt.is_scored for prompt in self.prompts)
+        needs_all = routes is not None or any(p.is_scored or p.is_drawn_again for p in self.prompts)
         # All of them end in the same block.
         since = 0 if needs_all else (self._longest - 1) // BLOCK * BLOCK
         token_ids = self._token_ids[:, self._at : end]
