@@ -217,6 +217,7 @@ def test_a_number_beyond_all_reckoning_is_none() -> None:
     }
     with workspace(files) as (_, bad):
         read_everything(bad)
+        assert "1 of 4 failed: no reward 1" in mettle("eval", "check", bad)[1]
 
 
 @settings(max_examples=15)

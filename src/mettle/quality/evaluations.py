@@ -18,6 +18,7 @@ from mettle.evals.facts import facts_of_row
 from mettle.evals.passing import PassRule
 from mettle.evals.reader import OWN_KIND, EvaluationEntry, EvaluationReader, list_evaluations
 from mettle.quality.checks import Check, check
+from mettle.wording import number
 
 MIN_ROLLOUTS = 20
 MIN_MEAN, MAX_MEAN = 0.05, 0.95
@@ -66,7 +67,7 @@ def distribution_of(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, An
     """Read the figures off the rows of `results.jsonl`."""
     metadata = metadata or {}
     rule = PassRule.of_metadata(metadata)
-    scored = [row for row in rows if row.get("error") is None and isinstance(row.get("reward"), int | float)]
+    scored = [row for row in rows if row.get("error") is None and number(row.get("reward")) is not None]
     failed = [row for row in rows if row not in scored] if len(scored) < len(rows) else []
     rewards = [float(row["reward"]) for row in scored]
     groups: dict[str, list[float]] = defaultdict(list)
