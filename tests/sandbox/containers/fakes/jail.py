@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -62,14 +63,25 @@ def main() -> None:
     if listener is not None:
         _fork_network(listener, spec["port"]["number"])
     kernel.unshare(kernel.CLONE_NEWPID)
-    pid = os.fork()
+    pid = _fork()
     if pid == 0:
-        kernel.die_with_parent()
         _enter(spec)
     for stream in (0, 1):
         os.close(stream)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os._exit(128 - status if status < 0 else status)
+
+
+def _fork() -> int:
+    """As `os.fork`, and the child ends with this process, also when that ends before the child has asked for it."""
+    parent = os.pidfd_open(os.getpid())
+    pid = os.fork()
+    if pid == 0:
+        kernel.die_with_parent()
+        if select.select([parent], [], [], 0)[0]:
+            os._exit(0)
+    os.close(parent)
+    return pid
 
 
 def _enter(spec: dict[str, Any]) -> None:
@@ -144,6 +156,8 @@ def _listen(spec: dict[str, Any]) -> socket.socket | None:
     if "port" not in spec:
         return None
     listener = socket.socket(socket.AF_UNIX)
+    if os.path.exists(spec["port"]["socket"]):  # of a removed pod that had the same name
+        os.unlink(spec["port"]["socket"])
     listener.bind(spec["port"]["socket"])
     os.chmod(spec["port"]["socket"], 0o666)
     listener.listen(64)
@@ -152,8 +166,7 @@ def _listen(spec: dict[str, Any]) -> socket.socket | None:
 
 def _fork_network(listener: socket.socket, port: int) -> None:
     """A process in the container's network, and outside everything else of it."""
-    if os.fork() == 0:
-        kernel.die_with_parent()
+    if _fork() == 0:
         nothing = os.open("/dev/null", os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)

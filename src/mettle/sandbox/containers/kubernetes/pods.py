@@ -126,6 +126,7 @@ class Pods:
                 self._gone.popitem(last=False)
         else:
             self._known[name] = pod
+            self._gone.pop(name, None)  # clusters draw names at random, and draw one again
         listener = self._listeners.get(name)
         if listener is not None:
             listener(pod, is_gone)

@@ -331,6 +331,19 @@ async def test_a_cancelled_creation_leaves_no_pod(cluster: FakeKubernetes) -> No
             assert not cluster.pods
 
 
+async def test_a_name_that_a_removed_pod_had_is_as_good_as_another(
+    cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_machines(config_for(cluster)) as machines:
+        monkeypatch.setattr("fakes.kubernetes_api.secrets.token_hex", lambda _: "again")
+        for _ in range(2):
+            machine = await machines.create()
+            assert pod_of(machine) == "mettle-again"
+            await machine.delete()
+            pods = machines.host._pods  # type: ignore[attr-defined]
+            assert await pods.wait(lambda pods=pods: pods.is_gone("mettle-again"), 60)
+
+
 async def test_pods_are_restricted_and_lonely(cluster: FakeKubernetes) -> None:
     cluster.runtime_classes.add("gvisor")
     async with open_machines(config_for(cluster)) as machines:
