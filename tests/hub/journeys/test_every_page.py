@@ -1,6 +1,10 @@
 """Every page of the Hub in a real browser: as wide as a telephone, light and dark, with nothing cut off and no finding
-of axe-core. A page whose route is not in `PAGES` fails the test, so that a new one is looked at, too."""
+of axe-core. A page whose route is not in `PAGES` fails the test, so that a new one is looked at, too.
 
+METTLE_TEST_PICTURES=FOLDER keeps a picture of each, for somebody who looks at them."""
+
+import os
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -131,6 +135,12 @@ def faults_of(page, address):
     return faults + [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found]
 
 
+def keep_picture(page, look_name, address):
+    if folder := os.environ.get("METTLE_TEST_PICTURES"):
+        name = re.sub(r"[^a-z0-9]+", "-", address.lower()).strip("-")[:80] or "home"
+        page.screenshot(path=Path(folder) / look_name / f"{name}.png", full_page=True)
+
+
 def look(browser, url, addresses, *, scheme, viewport):
     """Faults of each page that has some."""
     known = browser.new_context(base_url=url, color_scheme=scheme, viewport=viewport)
@@ -138,7 +148,11 @@ def look(browser, url, addresses, *, scheme, viewport):
     try:
         pages = {False: known.new_page(), True: stranger.new_page()}
         sign_in(pages[False], "ann", PASSWORD)
-        found = {each: faults_of(pages["anonymous" in each], each.replace("?anonymous", "")) for each in addresses}
+        found = {}
+        for address in addresses:
+            page = pages["anonymous" in address]
+            found[address] = faults_of(page, address.replace("?anonymous", ""))
+            keep_picture(page, f"{scheme}-{viewport['width']}", address)
     finally:
         known.close()
         stranger.close()
