@@ -15,7 +15,7 @@ from typing import Any
 from mettle.errors import ServiceError
 from mettle.gepa.guard import Guard
 from mettle.gepa.journal import PromptAttempt, PromptJournal
-from mettle.gepa.rollouts import LoopThread, Rollouts, neutral, without_reward
+from mettle.gepa.rollouts import Rollouts, SearchLoop, neutral, without_reward
 from mettle.gepa.rows import Row
 
 NamedRow = tuple[str, Row]
@@ -33,7 +33,7 @@ class EnvironmentAdapter:
 
     def __init__(
         self,
-        loop: LoopThread,
+        loop: SearchLoop,
         rollouts: Rollouts,
         journal: PromptJournal,
         guard: Guard,

@@ -13,7 +13,7 @@ from mettle.clients.base import Client
 from mettle.errors import ProviderError
 from mettle.gepa.guard import Guard
 from mettle.gepa.journal import PromptJournal
-from mettle.gepa.rollouts import LoopThread
+from mettle.gepa.rollouts import SearchLoop
 from mettle.records.messages import content_text, messages_from
 
 
@@ -22,7 +22,7 @@ class ReflectionModel:
 
     def __init__(
         self,
-        loop: LoopThread,
+        loop: SearchLoop,
         client: Client,
         model: str,
         journal: PromptJournal,

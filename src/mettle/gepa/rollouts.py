@@ -1,14 +1,12 @@
 """Rollouts for a search that runs in a thread of its own: an event loop beside it, bounded, written down one by one.
 
-Parts: `LoopThread`, `Rollouts`. The library calls `evaluate` and waits; the rollouts run on our loop, where the clients
+Parts: `SearchLoop`, `Rollouts`. The library calls `evaluate` and waits; the rollouts run on our loop, where the clients
 live. Invariants: at most `max_concurrent` rollouts at a time; a rollout is in the store before anybody is told of it;
 leaving the thread's block closes clients and environment.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -22,33 +20,28 @@ from mettle.evals.runner import EvalRunner, first_of
 from mettle.evals.source import GroupRequest
 from mettle.gepa.journal import PromptAttempt, PromptJournal, candidate_hash
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, Row, with_prompt
+from mettle.processes.loop_thread import LoopThread
 from mettle.records.messages import Tool
 from mettle.records.tasks import RolloutRecord
 
 T = TypeVar("T")
 
 
-class LoopThread:
-    """An event loop in a thread. Ctrl-C in the thread that waits cancels what it waits for."""
+class SearchLoop:
+    """The event loop beside a search. Ctrl-C in the thread that waits cancels what it waits for."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mettle-gepa", daemon=True)
+        self._thread = LoopThread("mettle-gepa")
 
-    def __enter__(self) -> LoopThread:
-        self._thread.start()
+    def __enter__(self) -> SearchLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        self._thread.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end on the loop."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._thread.submit(work)
         try:
             return future.result()
         except CancelledError as error:

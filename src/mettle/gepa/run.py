@@ -50,7 +50,7 @@ from mettle.gepa.outputs import (
 )
 from mettle.gepa.progress import SearchProgress, Watch
 from mettle.gepa.reflection import ReflectionModel
-from mettle.gepa.rollouts import LoopThread, Rollouts
+from mettle.gepa.rollouts import Rollouts, SearchLoop
 from mettle.gepa.rows import SYSTEM_PROMPT, TOOL_PREFIX, RowSplit, prompt_of_rows, split_rows
 from mettle.processes.clock import steady_time
 
@@ -194,7 +194,7 @@ class _Run:
             self._keep_best(self.start)  # Until something is better, the best is what we began with.
         self.guard = Guard()
         self.watch = Watch(spec.max_calls, show, say, self._keep_best)
-        self.loop = stack.enter_context(LoopThread())
+        self.loop = stack.enter_context(SearchLoop())
         self.rollouts = Rollouts(
             prepared.env, prepared.client, prepared.target.model, spec.sampling_args, self.journal,
             max_concurrent=spec.max_concurrent, max_retries=spec.max_retries,

@@ -17,6 +17,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from mettle.processes.loop_thread import LoopThread
+
 if TYPE_CHECKING:
     from mettle.sandbox import MachineConfig, SandboxConfig
     from mettle.sandbox.protocols import Machine, Machines
@@ -52,18 +54,16 @@ class SharedMachines:
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sandboxes", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("sandboxes")
 
     @property
     def is_usable(self) -> bool:
         """Whether this is the process that it was made in, and it has not been closed."""
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return self._pid == os.getpid() and self._thread.is_alive
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine where the machines are."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._thread.submit(work)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine where the machines are, and wait for it here."""
@@ -97,10 +97,7 @@ class SharedMachines:
                 self.submit(self._close_pools()).result(_CLOSE_S)
             except concurrent.futures.TimeoutError:
                 logger.warning("sandboxes did not end within %.0f s; they end with this process", _CLOSE_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CLOSE_S)
-            if not self._thread.is_alive():
-                self._loop.close()
+            self._thread.close(_CLOSE_S)
 
     async def _close_pools(self) -> None:
         for starting in self._pools.values():
