@@ -72,7 +72,14 @@ def under_a_hub(base, tmp_path):
         ann = create_person(c, "ann", "no password", is_admin=True)
         key = "tml-" + create_token(c, ann.id, "steps", ["training:write"])[1]
     lab.close()
-    options = ["--models", str(base.parent), "--train-models", "tiny=org/tiny", "--no-sandboxes", "--no-check-pushes"]
+    options = [
+        "--models",
+        str(base.parent),
+        "--train-models",
+        '["tiny=org/tiny"]',
+        "--no-sandboxes",
+        "--no-check-pushes",
+    ]
     child = subprocess.Popen(
         [sys.executable, "-m", "mettle.cli", "hub", "serve", "--data", str(tmp_path / "hub"), "--port", "0", *options],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
