@@ -5,7 +5,8 @@
 The batch is that of the quickstart: 16 prompts x 16 rollouts, prompts of 12 to 15 tokens, answers of 4 to 8, the tiny
 policy, one thread. Compared in one process, rounds interleaved: a plain transformers loop (all logits of right-padded
 rows in micro batches of 128, the same loss formula, AdamW), this trainer without shared prompts, and this trainer. The
-number that matters is the ratio to the plain loop; the gradient of all three is checked to be the same first.
+number that matters is the ratio to the plain loop; the gradient of all three is checked to be the same first. Beside
+them stands what keeping the log-probabilities of a batch costs, which the trainer does in a thread of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mettle.records.tokens import COLUMNS, Batch, filled
+from mettle.storage.trained_logprobs import write_trained_logprobs
 from mettle.trainer.config import MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.layout import Sequences
 from mettle.trainer.learner import Learner, Recipe
@@ -39,6 +41,7 @@ from mettle.trainer.tenant import build_optimizers
 from mettle.trainer.world import World
 
 MICRO_ROWS = 128
+KEEPING = "keeping its logprobs"
 
 
 def make_batch(seed: int = 0) -> Batch:
@@ -136,12 +139,16 @@ def main() -> None:
         folder = write_policy(Path(scratch) / "model", preset("tiny"))
         plain = PlainLoop(folder, recipe)
         learners = [Learner(load_policy(folder, world, dtype=torch.float32), r, world) for r in (alone, recipe)]
+    scratch_folder = tempfile.TemporaryDirectory()
     difference = check_gradients(plain, learners, batch)
     assert difference < 1e-4, f"the gradients differ by {difference:.1e}"
+    kept: list[np.ndarray] = []
+    beside = scratch_folder.name
     ways: dict[str, Callable[[], object]] = {
         "plain transformers loop": lambda: plain.step(batch),
         "trainer, each row alone": lambda: learners[0].train(batch, 1),
-        "trainer": lambda: learners[1].train(batch, 1),
+        "trainer": lambda: learners[1].train(batch, 1, keep=lambda *given: kept.__setitem__(slice(None), given)),
+        KEEPING: lambda: write_trained_logprobs(Path(beside), "of-the-batch", batch, *kept),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(options.rounds + 1):
@@ -150,6 +157,7 @@ def main() -> None:
             run()
             if round_number:
                 seconds[name].append(time.process_time() - started)
+    scratch_folder.cleanup()
     report(seconds, num_tokens, difference, options.json)
 
 
@@ -170,6 +178,8 @@ def report(seconds: dict[str, list[float]], num_tokens: int, difference: float, 
             f"{name:28}{row['cpu_s_median']:14.3f}{row['cpu_s_min']:8.3f}{row['tokens_per_cpu_s']:14,.0f}"
             f"{row['ratio']:7.2f}"
         )
+    share = rows[KEEPING]["cpu_s_median"] / rows["trainer"]["cpu_s_median"]
+    print(f"keeping the logprobs takes {share:.2%} of a step")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(

@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 from tests.hub.conftest import write_finished
 
-from mettle.hub.conversation import shown_messages
+from mettle.hub.conversation import ShownToken, shown_messages
 from mettle.hub.models import ShownRollout
 from mettle.hub.rollouts import detail_of, sampled_credit
+from mettle.orchestrator.batcher import ReadyGroup
+from mettle.orchestrator.samples import rollout_samples
+from mettle.orchestrator.shipping import assemble
 from mettle.records.tasks import RolloutRecord, Turn
+from mettle.storage.ledger import Ledger
+from mettle.storage.run_dir import RunDir
+from mettle.storage.shards import read_group
+from mettle.storage.trained_logprobs import write_trained_logprobs
 
 
 def turn(num, num_prompt=2):
@@ -71,3 +78,47 @@ async def test_the_page_has_places_for_what_is_known_of_a_token(browse, tmp_path
     html = (await client.get(f"/runs/run/rollouts/{listed[0]['rollout_id']}")).text
     for fact in ("a", "m", "lp", "v"):
         assert f'data-fact="{fact}"' in html
+
+
+async def test_the_ratio_of_trainer_and_sampler_stands_at_each_token_that_was_trained(browse, tmp_path):
+    write_finished(tmp_path / "run", steps=2, groups=2)
+    client = browse(tmp_path)
+    row = (await client.get("/api/v1/runs/run/rollouts?step=1&kind=train")).json()["rollouts"][0]
+    address = f"/runs/run/rollouts/{row['rollout_id']}"
+    api = f"/api/v1{address}"
+    assert (await client.get(api)).json()["turns"][0]["tokens"]["trainer_logprobs"] is None
+    assert "data-r=" not in (html := (await client.get(address)).text)
+    assert 'data-fact="r"' not in html, "where nothing is known nothing is said"
+
+    run_dir = RunDir(tmp_path / "run")
+    ledger = Ledger(run_dir.ledger, is_read_only=True)
+    (ref,) = [ref for draw_id, ref in ledger.groups_of(1) if draw_id == row["draw_id"]]
+    digest = ledger.batch(1).digest
+    ledger.close()
+    group = read_group(run_dir.rollouts, ref)
+    samples = [sample for each in group.rollouts for sample in rollout_samples(each, draw_id=1, seq_len=4096)]
+    batch = assemble(1, [ReadyGroup.of(1, samples)])
+    members = np.flatnonzero(batch.loss_mask)[1:]  # the first sampled token of all was not trained
+    sampled = batch.logprobs[members]
+    write_trained_logprobs(run_dir.batches, digest, batch, members, sampled + np.float32(np.log(2)))
+
+    tokens = (await client.get(api)).json()["turns"][0]["tokens"]
+    pairs = list(zip(tokens["trainer_logprobs"], tokens["logprobs"], strict=True))
+    is_first = group.rollouts[0].rollout_id == row["rollout_id"]
+    assert (pairs[0][0] is None) == is_first
+    np.testing.assert_allclose([a - b for a, b in pairs[1:]], np.log(2), rtol=1e-5)
+    html = (await client.get(address)).text
+    assert html.count('data-r="2" data-k="0.31"') == len(pairs) - is_first
+    assert 'data-fact="r"' in html
+
+
+@pytest.mark.parametrize(
+    ("trainer", "ratio", "mismatch"), [(-1.0, 1.0, 0.0), (-900.0, 0.0, 898.0), (900.0, None, None)]
+)
+def test_ratio_and_mismatch_of_a_token(trainer, ratio, mismatch):
+    token = ShownToken("a", 1, -1.0, 0, None, trainer_logprob=trainer)
+    if ratio is None:
+        assert np.isfinite([token.ratio, token.mismatch]).all(), "beyond all reckoning, and still a number"
+        return
+    assert (token.ratio, token.mismatch) == (pytest.approx(ratio), pytest.approx(mismatch))
+    assert ShownToken("a", 1, -1.0, 0, None).ratio is None

@@ -228,8 +228,10 @@ async def training_routes(tmp_path: Path) -> AsyncIterator[list[Target]]:
     async with training.serving(config) as url:
         port = int(url.rpartition(":")[2])
         open_paths = ("/healthz", "/telemetry", "/files/")
+        # What a Hub alone may ask is closed without its keys: tests/hub/training_service.
+        table = [row for row in training.ROUTES if row[3] != "admin"]
         targets = targets_of(
-            training.ROUTES, port, lambda row: "" if any(word in row[1] for word in open_paths) else "tml-the-key"
+            table, port, lambda row: "" if any(word in row[1] for word in open_paths) else "tml-the-key"
         )
         yield [replace(target, header="X-API-Key") for target in targets]
 

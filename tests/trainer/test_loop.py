@@ -17,9 +17,12 @@ from mettle.inference.engine.protocol import WeightsRejected
 from mettle.inference.engine.weights import fuse, read_state
 from mettle.processes.beats import Heartbeat
 from mettle.records.versions import WeightVersion
+from mettle.storage.batches import batch_path, read_batch
 from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import copy_of
+from mettle.storage.trained_logprobs import TrainedLogprobs, logprobs_path
 from mettle.storage.weights import base_digest_of, model_digest, read_canary, read_version
+from mettle.trainer import logprob_writer
 from mettle.trainer.config import LoraConfig
 from mettle.trainer.loop import StopFlag
 
@@ -34,6 +37,37 @@ def test_each_batch_makes_a_version(make_run, train_here, ledger_of):
     assert [row.weights.digest for row in ledger.versions()] == digests
     assert ledger.task_counts() == {"trained": 9}
     assert [row.trainings for row in ledger.batches()] == [1, 1, 1]
+
+
+def test_the_trainers_logprobs_stand_beside_each_batch(make_run, train_here, ledger_of):
+    run_dir = make_run(interval=1)
+    train_here(run_dir)
+    rows = [row for row in ledger_of(run_dir).batches() if batch_path(run_dir.batches, row.digest).exists()]
+    assert rows[-1].step == 3, "what the newest checkpoint but one would replay is kept"
+    for row in rows:
+        batch = read_batch(run_dir.batches, row.digest)
+        kept = TrainedLogprobs.read(run_dir.batches, row.digest)
+        model = AutoModelForCausalLM.from_pretrained(run_dir.model)
+        model.load_state_dict(load_file(run_dir.version(row.step - 1) / "model.safetensors"), strict=False)
+        model.tie_weights()
+        ends = np.cumsum(batch.sequence_lengths)
+        for start, end in zip(ends - batch.sequence_lengths, ends, strict=True):
+            ids = torch.from_numpy(batch.token_ids[start:end]).long()
+            with torch.no_grad():
+                logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
+            found = kept.of(batch.token_ids[start:end])
+            is_trained = batch.loss_mask[start:end] & (batch.rl_weights[start:end] != 0)
+            np.testing.assert_array_equal(np.isfinite(found), is_trained)
+            np.testing.assert_allclose(found[1:][is_trained[1:]], logprobs[is_trained[1:]], atol=1e-5)
+
+
+def test_logprobs_that_cannot_be_kept_fail_no_step(make_run, train_here, monkeypatch, caplog):
+    def refuse(*_):
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(logprob_writer, "write_trained_logprobs", refuse)
+    assert train_here(make_run(max_steps=1, shipped=1)) == 1
+    assert "log-probabilities were not kept" in caplog.text
 
 
 def test_v0_is_the_model_directory(make_run, train_here):
@@ -188,6 +222,7 @@ def test_the_checkpoint_that_the_ledgers_copy_belongs_to_outlives_retention(
     copy.close()
     rows = ledger_of(run_dir).batches()
     assert [row.step for row in rows if (run_dir.batches / f"{row.digest}.npz").exists()] == [3, 4, 5, 6, 7]
+    assert [row.step for row in rows if logprobs_path(run_dir.batches, row.digest).exists()] == [3, 4, 5, 6, 7]
 
 
 def test_the_version_that_the_engines_serve_outlives_retention(make_run, train_here, ledger_of):

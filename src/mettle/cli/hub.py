@@ -38,6 +38,9 @@ def serve(words: list[str], given: Given) -> None:
 
     def say(address: str, link: str | None) -> None:
         click.echo(f"serving the runs in {config.runs} and the Hub in {config.data} at {address} until Ctrl-C")
+        for entry in config.train_models:
+            name = entry.partition("=")[0]
+            click.echo(f"training adapters on {name}: TINKER_BASE_URL={address}/train/{name} TINKER_API_KEY=tml-TOKEN")
         if link is not None:
             click.echo(f"nobody has an account yet; this link makes the first admin, once: {link}")
 

@@ -14,8 +14,6 @@ from mettle.errors import UserError
 if TYPE_CHECKING:
     from mettle.config.options import Given
 
-_NEEDS = ("protobuf", "zstandard", "torch", "starlette", "uvicorn")
-
 
 @click.group(cls=NounGroup)
 def train() -> None:
@@ -32,14 +30,14 @@ def serve(words: list[str], given: Given, is_dry_run: bool) -> None:
     from mettle.config import load_config
     from mettle.extras import install_line
     from mettle.log import setup_logging
-    from mettle.trainer.service.config import TrainServeConfig
+    from mettle.trainer.service.config import TrainServeConfig, missing_packages
 
     loaded = load_config(TrainServeConfig, only_files(words), given)
     if is_dry_run:
         print_config(loaded, is_json=False)
         return
     config = loaded.config
-    missing = _missing_packages()
+    missing = missing_packages()
     if missing:
         raise UserError(f"{', '.join(missing)} is not installed here; `{install_line('service')}` brings it")
     if not (config.base_model / "config.json").exists():
@@ -69,15 +67,3 @@ def key(name: str) -> None:
     if not name.isprintable() or len(name.split()) != 1 or "#" in name:
         raise UserError(f"a name is one word without '#', not {name!r}")
     click.echo(f"{new_key()} {name}")
-
-
-def _missing_packages() -> list[str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    missing = []
-    for name in _NEEDS:
-        try:
-            version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    return missing

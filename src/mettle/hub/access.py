@@ -41,7 +41,7 @@ def caller_of(request: Request, lab: LabHere) -> Caller:
     address = request.client.host if request.client else ""
     secret = bearer(request.headers) or _basic_password(request)
     if secret:
-        return _token_caller(lab, secret, address)
+        return token_caller(lab, secret, address)
     cookie = request.cookies.get(COOKIE, "")
     if not cookie:
         return Caller(address=address)
@@ -61,7 +61,8 @@ def caller_of(request: Request, lab: LabHere) -> Caller:
     )
 
 
-def _token_caller(lab: Lab, secret: str, address: str) -> Caller:
+def token_caller(lab: Lab, secret: str, address: str) -> Caller:
+    """Whose token a secret is. Raises: HttpError 401 where it opens nothing."""
     with lab.database.read() as c:
         found = holder_of(c, secret)
         person = None if found is None else person_by_id(c, found[0])

@@ -46,7 +46,7 @@ MAX_UPLOAD_BYTES = 512 << 20
 
 
 _OPENAI = "/v1/"
-_PROGRAMS = (_OPENAI, "/api/", "/simple/", "/owners/", "/packages/")
+_PROGRAMS = (_OPENAI, "/train/", "/api/", "/simple/", "/owners/", "/packages/")
 
 
 class CachedStatic(StaticFiles):
@@ -91,8 +91,10 @@ def create_app(
         from sqlalchemy.exc import DataError, IntegrityError
 
         from mettle.hub.routes import include_routes, looking
+        from mettle.hub.training_service.proxy import TrainingProxy
 
         shown = [Depends(looking.looking_at_runs)]
+        app.state.training_proxy = TrainingProxy(lab)
         include_routes(app)
         app.add_exception_handler(IntegrityError, _conflict)
         app.add_exception_handler(DataError, _not_kept)

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -31,8 +32,11 @@ class Part(Protocol):
 class BackgroundWork:
     """A thread for each, in whichever of a folder's servers holds its lock; another takes over when that one ends."""
 
-    def __init__(self, lab: Lab, *, is_checking: bool = True, is_working: bool = True) -> None:
-        self._lab, self._is_checking, self._is_working = lab, is_checking, is_working
+    def __init__(
+        self, lab: Lab, *, is_checking: bool = True, is_working: bool = True, more: Callable[[], list[Part]] = list
+    ) -> None:
+        """`more` makes what else is to be done; it is asked in the thread."""
+        self._lab, self._is_checking, self._is_working, self._more = lab, is_checking, is_working, more
         self._over = threading.Event()
         self._parts: list[Part] = []
         self._thread = threading.Thread(target=self._hold, name="background", daemon=True)
@@ -77,7 +81,7 @@ class BackgroundWork:
             from mettle.hub.actions.checker import ReleaseChecker
 
             made.append(ReleaseChecker(self._lab))
-        return made
+        return [*made, *self._more()]
 
     @staticmethod
     def _is_ours(handle: int) -> bool:

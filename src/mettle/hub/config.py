@@ -11,6 +11,7 @@ from mettle.config.options import Option
 from mettle.hub.oidc.config import OidcConfig
 from mettle.sandbox.config import SandboxConfig
 from mettle.sandbox.service.config import QuotaConfig
+from mettle.trainer.service.config import ServiceLimits
 
 
 class HubConfig(BaseModel):
@@ -54,6 +55,13 @@ class HubConfig(BaseModel):
 
     served_idle_s: float = Field(default=300.0, gt=0)
     """Seconds without a question after which such a process ends, and gives its memory back."""
+
+    train_models: list[str] = []
+    """Models in `models` that programs of the `tinker` SDK may train adapters on, under `/train/NAME`: as `DIRECTORY`,
+    or `DIRECTORY=org/model` where clients ask for another name. Each has a process of its own while the Hub runs."""
+
+    train: ServiceLimits = Field(default_factory=ServiceLimits)
+    """What such a process takes of each person and of this machine."""
 
     lease_s: float = Field(default=30.0, ge=2, le=3600)
     """Seconds that a machine which has joined may be silent before its work is given to another."""

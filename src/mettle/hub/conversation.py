@@ -7,6 +7,7 @@ nobody sampled. Turns without a message (a conversation rewritten on the way) ar
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from mettle.hub.models import RolloutDetail, TurnDetail
 
 MAX_TOKENS_SHOWN = 12_000
 """Tokens of one turn that are put on the page; the API has them all."""
+_MOST = 80.0
+"""A ratio beyond e to this is shown as that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """One sampled token. `new_version` is set where the policy version changes; `advantage` and `is_trained` are None
-    where nothing is known of them."""
+    """One sampled token. `new_version` is set where the policy version changes; `advantage`, `is_trained` and
+    `trainer_logprob` are None where nothing is known of them."""
 
     text: str
     token_id: int
@@ -30,6 +33,20 @@ class ShownToken:
     new_version: int | None
     advantage: float | None = None
     is_trained: bool | None = None
+    trainer_logprob: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The trainer's probability of the token over the sampler's, when it trained on it."""
+        return None if self.trainer_logprob is None else math.exp(min(self.trainer_logprob - self.logprob, _MOST))
+
+    @property
+    def mismatch(self) -> float | None:
+        """What the token adds to `mismatch_kl/mean`, in nats: r - 1 - log r, 0 where both agree."""
+        if self.trainer_logprob is None:
+            return None
+        log_ratio = self.trainer_logprob - self.logprob
+        return math.expm1(min(log_ratio, _MOST)) - log_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,7 @@ class ShownMessage:
                 version if before is not None and version != before else None,
                 None if columns.advantages is None else columns.advantages[place],
                 None if columns.is_trained is None else columns.is_trained[place],
+                None if columns.trainer_logprobs is None else columns.trainer_logprobs[place],
             )
             before = version
 

@@ -4,6 +4,7 @@ Parts: `Lab`, `open_lab`. Everything is under one folder, which only its user ca
 
     hub/hub.db       people, environments, evaluations, runs (elsewhere with `database`)
     hub/secrets.key  opens the secrets that the database has sealed
+    hub/training-service/  what the training service of each base model keeps
     hub/blobs/       wheels and source archives, by their SHA-256 (in an object store with `blobs`: those used here)
 """
 
@@ -21,6 +22,7 @@ from mettle.hub.limits import RateLimit
 from mettle.hub.oidc.provider import OidcProvider
 from mettle.hub.registry.releases import blobs_in_use
 from mettle.hub.secrets.vault import Vault
+from mettle.hub.training_service.offers import ServiceOffer
 from mettle.storage.blobs import BlobStore
 from mettle.storage.object_blobs import blob_store
 
@@ -52,6 +54,8 @@ class Lab:
     """What the machines reach in which pushes are checked, as host:port."""
     lease_s: float = 30.0
     """How long a joined machine may be silent before its work is given to another."""
+    train_offers: tuple[ServiceOffer, ...] = ()
+    """The base models that programs of the `tinker` SDK may train on."""
     are_runs_open: bool = True
     """Whether the runs of this machine are shown to whoever reaches the server, without an account."""
     provider: OidcProvider | None = None
@@ -92,6 +96,7 @@ def open_lab(
     models: Path = Path("models"),
     check_reach: tuple[str, ...] = (),
     lease_s: float = 30.0,
+    train_offers: tuple[ServiceOffer, ...] = (),
     provider: OidcProvider | None = None,
 ) -> Lab:
     """Make the folder where it is missing, and bring the database to this release.
@@ -115,6 +120,7 @@ def open_lab(
         models=models,
         check_reach=check_reach,
         lease_s=lease_s,
+        train_offers=train_offers,
         provider=provider,
     )
     with opened.read() as c:

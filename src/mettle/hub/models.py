@@ -342,6 +342,9 @@ class TokenColumns(BaseModel):
     is_trained: list[bool] | None = Field(
         default=None, description="whether a component of the loss has the token; null where nothing says so"
     )
+    trainer_logprobs: list[float | None] | None = Field(
+        default=None, description="by the trainer when it trained on them, while their batch is kept; null: not trained"
+    )
 
 
 class TurnDetail(BaseModel):

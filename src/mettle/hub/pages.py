@@ -154,7 +154,7 @@ def rollout_of(
     return page(
         "rollout.html", detail=detail, row=detail.row, messages=shown_messages(detail), links=links, back=back,
         previous=here - 1 if here > 0 else None, following=here + 1 if here + 1 < len(links) else None,
-        limits=filters.HEAT_LIMITS, **context,
+        limits=filters.HEAT_LIMITS, has_ratios=any(turn.tokens.trainer_logprobs for turn in detail.turns), **context,
     )  # fmt: skip
 
 

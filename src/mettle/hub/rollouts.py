@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from mettle.errors import StorageError
 from mettle.hub.models import RolloutDetail, RolloutPage, ShownRollout, Sibling, TokenColumns, TurnDetail
 from mettle.hub.vocabulary import Vocabulary, id_texts, load_vocabulary
 from mettle.records.tasks import Credit, RolloutRecord, Turn, content_of
+from mettle.records.tokens import FloatArray
 from mettle.storage.database import Database
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import BlockRef, read_group
@@ -146,18 +149,38 @@ def open_rollout(run_dir: RunDir, database: Database, rollout_id: str) -> Rollou
         return None
     opened = _rollout_row(row)
     opened.uid = opened.uid or group.draw.uid
-    return detail_of(record, opened, _siblings(database, opened), load_vocabulary(run_dir.model))
+    trained = _trained_logprobs(run_dir, database, opened, record.turns)
+    return detail_of(record, opened, _siblings(database, opened), load_vocabulary(run_dir.model), trained)
+
+
+def _trained_logprobs(
+    run_dir: RunDir, database: Database, row: ShownRollout, turns: tuple[Turn, ...]
+) -> list[FloatArray | None] | None:
+    """What the trainer thought of the sampled tokens of each turn; None where the rollout's batch is not kept."""
+    if row.kind != "train" or row.step is None:
+        return None
+    # Here, because no other page needs them and every start would wait for them.
+    from mettle.orchestrator.samples import by_turn
+    from mettle.storage.trained_logprobs import TrainedLogprobs
+
+    digest = database.value("SELECT digest FROM batches WHERE step = ? AND trained_at IS NOT NULL", (row.step,))
+    known = None if digest is None else TrainedLogprobs.read(run_dir.batches, digest)
+    return None if known is None else by_turn(turns, known.of)
 
 
 def detail_of(
-    record: RolloutRecord, row: ShownRollout, siblings: list[Sibling], vocabulary: Vocabulary | None
+    record: RolloutRecord,
+    row: ShownRollout,
+    siblings: list[Sibling],
+    vocabulary: Vocabulary | None,
+    trained: Sequence[FloatArray | None] | None = None,
 ) -> RolloutDetail:
-    """A rollout with everything that a page shows of it."""
+    """A rollout with all that a page shows of it; `trained` is what the trainer thought of each turn's tokens."""
     return RolloutDetail(
         row=row,
         messages=[dict(message) for message in record.messages],
         turns=[
-            _turn(turn, vocabulary, sampled_credit(record.credit, index, turn))
+            _turn(turn, vocabulary, sampled_credit(record.credit, index, turn), trained[index] if trained else None)
             for index, turn in enumerate(record.turns)
         ],
         answer="" if record.answer is None else str(record.answer),
@@ -209,7 +232,9 @@ def sampled_credit(credit: Credit | None, index: int, turn: Turn) -> dict[str, l
     return found
 
 
-def _turn(turn: Turn, vocabulary: Vocabulary | None, credit: dict[str, list[float]]) -> TurnDetail:
+def _turn(
+    turn: Turn, vocabulary: Vocabulary | None, credit: dict[str, list[float]], trained: FloatArray | None
+) -> TurnDetail:
     ids: list[int] = turn.completion_ids.tolist()
     prompt: list[int] = turn.new_prompt_ids.tolist()
     weights = [credit[name] for name in WEIGHTS if name in credit]
@@ -225,5 +250,10 @@ def _turn(turn: Turn, vocabulary: Vocabulary | None, credit: dict[str, list[floa
             versions=turn.versions.tolist(),
             advantages=credit.get(ADVANTAGES),
             is_trained=[any(row) for row in zip(*weights, strict=True)] if weights else None,
+            trainer_logprobs=None if trained is None else [_finite(value) for value in trained.tolist()],
         ),
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

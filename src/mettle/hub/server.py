@@ -22,8 +22,10 @@ from mettle.web.doors import allowed_hosts, is_loopback
 from mettle.web.server import HttpServer, bind, on_signals, url_of
 
 if TYPE_CHECKING:
+    from mettle.hub.background import Part
     from mettle.hub.lab import Lab
     from mettle.hub.serving.engines import ModelEngines
+    from mettle.hub.training_service.offers import ServiceOffer
 
 _GRACE_S = 2.0
 _BREATH_S = 0.002
@@ -39,6 +41,7 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
     from mettle.hub.lab import open_lab
     from mettle.hub.oidc.provider import OidcProvider
 
+    offers = _training_offers(config)
     are_open = is_loopback(config.host) if config.open_runs is None else config.open_runs
     listener = bind(config.host, config.port)
     lab = open_lab(
@@ -50,9 +53,12 @@ def serve_hub(config: HubConfig, on_ready: Callable[[str, str | None], None]) ->
         models=config.models,
         check_reach=tuple(config.check_reach),
         lease_s=config.lease_s,
+        train_offers=offers,
         provider=OidcProvider(config.oidc) if config.oidc.issuer else None,
     )
-    worker = BackgroundWork(lab, is_checking=config.check_pushes, is_working=config.work_here)
+    worker = BackgroundWork(
+        lab, is_checking=config.check_pushes, is_working=config.work_here, more=lambda: _training_services(config, lab)
+    )
     secret = None
 
     def ready(url: str) -> None:
@@ -101,6 +107,8 @@ async def _serve(
         stack.enter_context(_warming_up(app.state.catalog, is_wanted=lab is not None))
         if engines is not None:
             await stack.enter_async_context(engines)
+        if lab is not None:
+            stack.push_async_callback(app.state.training_proxy.close)
         await server.start()
         gc.freeze()  # What is there now stays: a collection that looks at all of it takes longer than a page.
         heart.tick_with(asyncio.get_running_loop())
@@ -124,6 +132,31 @@ def _engines(config: HubConfig, lab: Lab | None) -> ModelEngines | None:
     from mettle.hub.serving.engines import ModelEngines
 
     return ModelEngines(lab.folder / "served", max_engines=config.served_models, idle_s=config.served_idle_s)
+
+
+def _training_offers(config: HubConfig) -> tuple[ServiceOffer, ...]:
+    """Raises: UserError for a model that is not there, and where what the service needs is not installed."""
+    if not config.train_models:
+        return ()
+    from mettle.extras import install_line
+    from mettle.hub.training_service.offers import offers_of
+    from mettle.trainer.service.config import missing_packages
+
+    if missing := missing_packages():
+        raise UserError(
+            f"train_models: {', '.join(missing)} is not installed here; `{install_line('service')}` brings it"
+        )
+    return offers_of(config.models, config.train_models)
+
+
+def _training_services(config: HubConfig, lab: Lab) -> list[Part]:
+    """Asked by the one server of a folder that does what is done between requests."""
+    if not lab.train_offers:
+        return []
+    from mettle.hub.training_service.supervisor import TrainingServices
+
+    is_for_others = not is_loopback(config.host)
+    return [TrainingServices(lab, lab.train_offers, config.train, is_for_others=is_for_others)]
 
 
 @contextmanager

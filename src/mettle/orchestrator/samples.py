@@ -8,7 +8,7 @@ trains once, in the first; the later ones carry it as context. Nothing is tokeni
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +76,16 @@ def _joined(ahead: IntArray, branch: _Branch) -> IntArray:
 
 
 _NOTHING = np.zeros(0, np.int32)
+
+
+def by_turn(turns: tuple[Turn, ...], known: Callable[[IntArray], FloatArray | None]) -> list[FloatArray | None]:
+    """What is `known` of the sequences of a rollout, for the sampled tokens of each turn; None where nothing is."""
+    found: list[FloatArray | None] = []
+    for branch in _branches(turns):
+        values = known(branch.tokens())
+        for start, _, turn in branch.sampled:
+            found.append(None if values is None else values[start : start + len(turn.completion_ids)])
+    return found
 
 
 def contexts_of(turns: tuple[Turn, ...]) -> list[IntArray]:

@@ -32,6 +32,7 @@ from mettle.storage.ledger_copy import copy_ledger
 from mettle.storage.rewind import rewind
 from mettle.storage.run_dir import RunDir
 from mettle.storage.shards import take_shards
+from mettle.storage.trained_logprobs import logprobs_path
 
 FIXED = ("seed", "model", "warm_up", "orchestrator.envs")
 """What the first steps were made with: the policy's shape, the order of the tasks and where they come from."""
@@ -167,9 +168,10 @@ def _take_ledger(parent: RunDir, made: RunDir, step: int, config: RunConfig) -> 
         ledger.move_versions(made.weights)
         made.batches.mkdir()
         for row in ledger.batches():
-            source = batch_path(parent.batches, row.digest)
-            if source.exists():  # of the others there are the rollouts, as in the parent
-                link_or_copy(source, batch_path(made.batches, row.digest))
+            for path_of in (batch_path, logprobs_path):
+                source = path_of(parent.batches, row.digest)
+                if source.exists():  # of the others there are the rollouts, as in the parent
+                    link_or_copy(source, path_of(made.batches, row.digest))
         write_facts(made, config, ledger)
         ledger.journal.set_fact("branched_from", {"run": str(parent.path), "step": step})
         ledger.journal.set_fact("state", "stopped")

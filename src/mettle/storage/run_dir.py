@@ -21,6 +21,7 @@ class RunDir:
     model/                                         the initial policy v0 in the Hugging Face layout, with its tokenizer
     weights/v{n}/                                  published versions
     batches/{digest}.npz                           batches, content-addressed
+    batches/{digest}.logprobs                      what the trainer thought of their tokens when it trained on them
     rollouts/shard-{k}.bin                         rollouts with tokens
     checkpoints/step-{n}/                          trainer/, orchestrator.json, manifest.json (last)
     outside/                                       invitations and list of the workers from outside, where they may come

@@ -24,6 +24,7 @@ from mettle.storage.checkpoints import FileNote, OpenCheckpoint, remove_checkpoi
 from mettle.storage.ledger import Ledger
 from mettle.storage.ledger_copy import LedgerCopier
 from mettle.storage.run_dir import RunDir
+from mettle.storage.trained_logprobs import logprobs_path
 from mettle.trainer.checkpoint import outcome, save_learner, save_learner_beside
 from mettle.trainer.config import CheckpointConfig
 from mettle.trainer.handover import BESIDE_BYTES
@@ -151,4 +152,5 @@ class CheckpointKeeper:
         oldest = min(kept, default=0)
         for digest in self._ledger.batch_digests(self._spent, oldest):
             batch_path(self._run_dir.batches, digest).unlink(missing_ok=True)
+            logprobs_path(self._run_dir.batches, digest).unlink(missing_ok=True)
         self._spent = max(self._spent, oldest)

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from mettle.records.tokens import Batch, FloatArray
 from mettle.trainer.config import DistillationConfig, MicroBatchConfig, OptimConfig, SchedulerConfig
 from mettle.trainer.distillation import Distiller
-from mettle.trainer.layout import ComponentCounts, Layout, Sequences, empty_layout, lay_out
+from mettle.trainer.layout import ComponentCounts, Index, Layout, Sequences, empty_layout, lay_out
 from mettle.trainer.loss import BatchLoss, TargetLoss, TargetTensors
 from mettle.trainer.losses import PolicyLoss
 from mettle.trainer.losses.default import DefaultLoss
@@ -144,8 +144,13 @@ class Learner:
         tenant.num_steps += is_finite
         return {"optim/grad_norm": grad_norm, "optim/lr": params.lr, "optim/skipped": float(not is_finite)}
 
-    def train(self, batch: Batch, step: int) -> dict[str, float]:
-        """Take step `step` on `batch` and return its metrics, alike on every rank."""
+    def train(
+        self, batch: Batch, step: int, *, keep: Callable[[Index, FloatArray], None] | None = None
+    ) -> dict[str, float]:
+        """Take step `step` on `batch` and return its metrics, alike on every rank.
+
+        `keep` is given the places [K] of the batch's trained tokens and the policy's log-probabilities of them.
+        """
         started = time.perf_counter()
         routers = self.policy.routers
         if routers is not None:
@@ -153,6 +158,8 @@ class Learner:
         sequences = Sequences.of(batch)
         rate = learning_rate(step, self.recipe.scheduler, peak=self.recipe.optim.lr, max_steps=self.recipe.max_steps)
         done = self.accumulate(sequences, BatchLoss(self._loss_at(rate), sequences.counts))
+        if keep is not None:
+            keep(sequences.members, done.logprobs)
         own = self.recipe.optim
         optim = self.step(OptimParams(rate, own.betas, own.eps, own.weight_decay, own.max_grad_norm))
         metrics = _metrics(done, sequences.counts) | optim

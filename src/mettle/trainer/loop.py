@@ -10,6 +10,7 @@ that is kept would replay it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import shutil
 import time
@@ -35,6 +36,7 @@ from mettle.trainer.grid import Grid
 from mettle.trainer.handover import PreparedVersion, prepare_version
 from mettle.trainer.keeper import CheckpointKeeper
 from mettle.trainer.learner import Learner, Recipe
+from mettle.trainer.logprob_writer import LogprobWriter
 from mettle.trainer.memory import fit_micro_batch
 from mettle.trainer.mismatch.diagnosis import MismatchFound
 from mettle.trainer.mismatch.monitor import MismatchMonitor, figures
@@ -98,6 +100,7 @@ class Trainer:
         self._monitor = MismatchMonitor(config.mismatch, self.learner, run_dir.weights, seed=config.seed)
         self.learner.before_step = self.settle
         self._pending: PendingStep | None = None
+        self._logprobs = LogprobWriter(run_dir.batches) if world.is_main else None
         self._keeper = CheckpointKeeper(run_dir, config.checkpoint, self.learner, ledger, self.settle)
         if config.compile:
             body: Any = self.policy.network.base_model
@@ -143,6 +146,8 @@ class Trainer:
         if step > self._keeper.step:
             self._keeper.save(step)
         self._keeper.settle()
+        if self._logprobs is not None:
+            self._logprobs.settle()
 
     def resume(self) -> int:
         """Take up the newest complete checkpoint, or v0, and publish that version; returns its step."""
@@ -179,7 +184,10 @@ class Trainer:
         if self._monitor.is_due(step):
             self.settle()  # it reads the published versions, and puts older weights into the network for a while
         compared = self._monitor.look(step, batch)
-        metrics = self.learner.train(batch, step)
+        writer = self._logprobs
+        metrics = self.learner.train(
+            batch, step, keep=None if writer is None else functools.partial(writer.write, digest, batch)
+        )
         if compared is not None:
             metrics |= figures(compared)
         started = time.perf_counter()

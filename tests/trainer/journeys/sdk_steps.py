@@ -7,6 +7,7 @@ Prints a JSON object: for each step "ok", "absent" (this version has none) or wh
 
 import io
 import json
+import os
 import sys
 import tarfile
 import traceback
@@ -282,7 +283,7 @@ def bad_input_is_told_and_training_goes_on():
 
 
 def main():
-    run.service = tinker.ServiceClient(base_url=URL, api_key="tml-steps")
+    run.service = tinker.ServiceClient(base_url=URL, api_key=os.environ.get("TINKER_API_KEY", "tml-steps"))
     results = {}
     for each in STEPS:
         try:

@@ -15,6 +15,9 @@ import venv
 import pytest
 from safetensors.torch import load_file, save_file
 
+from mettle.hub.accounts.people import create_person
+from mettle.hub.accounts.tokens import create_token
+from mettle.hub.lab import open_lab
 from mettle.trainer.policy import write_policy
 from mettle.trainer.presets import PolicyConfig
 
@@ -61,13 +64,51 @@ def address(base, tmp_path):
     child.wait()
 
 
+@pytest.fixture
+def under_a_hub(base, tmp_path):
+    """The address of the same under the port of a Hub, by the command that a person types, and a key."""
+    lab = open_lab(tmp_path / "hub")
+    with lab.database.write() as c:
+        ann = create_person(c, "ann", "no password", is_admin=True)
+        key = "tml-" + create_token(c, ann.id, "steps", ["training:write"])[1]
+    lab.close()
+    options = [
+        "--models",
+        str(base.parent),
+        "--train-models",
+        '["tiny=org/tiny"]',
+        "--no-sandboxes",
+        "--no-check-pushes",
+    ]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "mettle.cli", "hub", "serve", "--data", str(tmp_path / "hub"), "--port", "0", *options],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert child.stdout is not None
+    lines = [child.stdout.readline() for _ in range(2)]
+    yield next(word for word in lines[1].split("=") if word.startswith("http://")).split()[0], key
+    child.terminate()
+    child.stdout.close()
+    child.wait()
+
+
 @pytest.mark.parametrize("pin", PINS)
 def test_every_step_of_the_sdk_runs(pin, address, tmp_path):
+    take_every_step(pin, address, "tml-steps", tmp_path)
+
+
+@pytest.mark.parametrize("pin", PINS)
+def test_every_step_of_the_sdk_runs_under_a_hubs_port(pin, under_a_hub, tmp_path):
+    take_every_step(pin, *under_a_hub, tmp_path)
+
+
+def take_every_step(pin, address, key, tmp_path):
     python = environment(tmp_path / "client", f"tinker=={pin}")
     script = os.path.join(os.path.dirname(__file__), "sdk_steps.py")
     done = subprocess.run(
         [python, script, address, "org/tiny", sysconfig.get_path("purelib")],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "TINKER_TELEMETRY": "0"},
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "TINKER_TELEMETRY": "0", "TINKER_API_KEY": key},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(done.stdout.splitlines()[-1])

@@ -32,6 +32,7 @@ def include_routes(app: FastAPI) -> None:
         team_pages,
         training_api,
         training_pages,
+        training_service_api,
         usage_api,
         usage_pages,
     )
@@ -47,6 +48,7 @@ def include_routes(app: FastAPI) -> None:
         usage_api,
         machines_api,
         models_api,
+        training_service_api,
     )
     pages = (
         account_pages,

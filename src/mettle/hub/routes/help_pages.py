@@ -14,6 +14,7 @@ from mettle.hub.lab import Lab
 from mettle.hub.pages import page
 from mettle.hub.routes.addresses import root_of
 from mettle.hub.routes.looking import looking
+from mettle.hub.training_service.offers import shown_services
 from mettle.storage.blobs import BlobStore
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[Depends(looking)])
@@ -29,10 +30,11 @@ class ShownRoute:
 
 
 @router.get("/docs")
-def docs_page(request: Request) -> HTMLResponse:
+def docs_page(request: Request, lab: LabHere) -> HTMLResponse:
     """For whoever reaches the Hub: commands with its own address in them, and every route for programs."""
     groups = _routes(request.app)
-    return page("docs.html", root=root_of(request), groups=groups, version=mettle.__version__)
+    services = shown_services(lab.folder, lab.train_offers, root_of(request))
+    return page("docs.html", root=root_of(request), groups=groups, version=mettle.__version__, services=services)
 
 
 @router.get("/settings")
@@ -56,6 +58,7 @@ def _routes(app: FastAPI) -> dict[str, list[ShownRoute]]:
 def _settings(request: Request, lab: Lab) -> list[tuple[str, str]]:
     sandboxes, engines = request.app.state.sandboxes, request.app.state.engines
     provider = lab.provider
+    services = shown_services(lab.folder, lab.train_offers, root_of(request))
     return [
         ("Release of Mettle", mettle.__version__),
         ("Folder of the Hub", str(lab.folder)),
@@ -69,5 +72,9 @@ def _settings(request: Request, lab: Lab) -> list[tuple[str, str]]:
         ("Silence of a joined machine", f"{lab.lease_s:g} s before its work is given to another"),
         ("Sign-in through a provider", provider.config.issuer if provider is not None else "none: passwords alone"),
         ("Sandboxes of one person", "none" if sandboxes is None else f"up to {sandboxes.config.quota.max_machines}"),
+        (
+            "Training services",
+            "; ".join(f"{each.address} ({each.state})" for each in services) or "none: no train_models",
+        ),
         ("Models served at a time", "none" if engines is None else str(engines.max_engines)),
     ]

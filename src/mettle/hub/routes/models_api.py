@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from mettle.hub.access import EvalWriter, LabHere
-from mettle.hub.serving.models import list_models
+from mettle.hub.serving.models import HubModel, find_model, list_models
 from mettle.web.bodies import read_json
 from mettle.web.problems import HttpError
 
@@ -22,8 +22,21 @@ def models(lab: LabHere, caller: EvalWriter) -> dict[str, Any]:
     """The models that the caller may ask for."""
     with lab.database.read() as c:
         found = list_models(c, lab, caller)
-    rows = [{"id": each.name, "object": "model", "created": 0, "owned_by": each.title} for each in found]
-    return {"object": "list", "data": rows}
+    return {"object": "list", "data": [_shown(each) for each in found]}
+
+
+@router.get("/models/{name}")
+def one_model(lab: LabHere, caller: EvalWriter, name: str) -> dict[str, Any]:
+    """One of them."""
+    with lab.database.read() as c:
+        try:
+            return _shown(find_model(c, lab, caller, name))
+        except HttpError as error:  # what is asked for stands in the address
+            raise HttpError(404, str(error), param="model", code="model_not_found") from error
+
+
+def _shown(model: HubModel) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": 0, "owned_by": model.title}
 
 
 @router.post("/chat/completions")

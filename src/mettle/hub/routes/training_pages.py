@@ -13,6 +13,7 @@ from mettle.hub.access import LabHere, SignedIn
 from mettle.hub.caller import Caller
 from mettle.hub.lab import Lab
 from mettle.hub.pages import page
+from mettle.hub.routes.addresses import root_of
 from mettle.hub.routes.forms import CheckedForm
 from mettle.hub.routes.looking import looking
 from mettle.hub.routes.training_api import change_job
@@ -21,6 +22,7 @@ from mettle.hub.training.acceptance import accept
 from mettle.hub.training.branching import start_from
 from mettle.hub.training.submission import BUILT_IN, Submission, offered_models
 from mettle.hub.training.versions import shown_versions
+from mettle.hub.training_service.offers import shown_services
 from mettle.web.bodies import first_fault
 from mettle.web.problems import HttpError
 
@@ -41,25 +43,25 @@ id = "reverse-text"
 
 
 @router.get("/training")
-def training_page(lab: LabHere, caller: SignedIn) -> HTMLResponse:
+def training_page(request: Request, lab: LabHere, caller: SignedIn) -> HTMLResponse:
     """The queue, and the form."""
-    return _training(lab, caller, EXAMPLE)
+    return _training(request, lab, caller, EXAMPLE)
 
 
 @router.post("/training")
-def submit(lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
+def submit(request: Request, lab: LabHere, caller: SignedIn, fields: CheckedForm) -> Response:
     """Queue the run of a TOML."""
     text = fields.get("toml", "")
     try:
         asked = Submission.model_validate(tomllib.loads(text))
         accept(lab, caller, asked.model_copy(update={"override_card": fields.get("override_card") == "1"}))
     except tomllib.TOMLDecodeError as error:
-        return _training(lab, caller, text, f"this is no TOML: {error}", 400)
+        return _training(request, lab, caller, text, f"this is no TOML: {error}", 400)
     except ValidationError as error:
         place, words = first_fault(error.errors())
-        return _training(lab, caller, text, f"{place}: {words}", 400)
+        return _training(request, lab, caller, text, f"{place}: {words}", 400)
     except HttpError as error:
-        return _training(lab, caller, text, str(error), 400)
+        return _training(request, lab, caller, text, str(error), 400)
     return RedirectResponse("/training", status_code=303)
 
 
@@ -93,7 +95,9 @@ def old_address(run_id: str) -> Response:
     return RedirectResponse(f"/runs/{run_id}", status_code=307)
 
 
-def _training(lab: Lab, caller: Caller, text: str, problem: str = "", status: int = 200) -> HTMLResponse:
+def _training(
+    request: Request, lab: Lab, caller: Caller, text: str, problem: str = "", status: int = 200
+) -> HTMLResponse:
     _must_read(caller)
     with lab.database.read() as c:
         found, total = jobs.list_jobs(c, caller, limit=100)
@@ -101,6 +105,7 @@ def _training(lab: Lab, caller: Caller, text: str, problem: str = "", status: in
     answer = page(
         "training.html", jobs=found, total=total, ahead=ahead, text=text, problem=problem,
         models=[each.name for each in offered_models(lab.models)],
+        services=shown_services(lab.folder, lab.train_offers, root_of(request)),
     )  # fmt: skip
     answer.status_code = status
     return answer

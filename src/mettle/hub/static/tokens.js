@@ -13,6 +13,9 @@ document.addEventListener("DOMContentLoaded", () => {
     fact("v").textContent = `policy v${token.dataset.v}`;
     fact("a").textContent = token.dataset.a ?? "none";
     fact("m").textContent = token.dataset.m ?? "not known";
+    for (const [name, value] of [["r", token.dataset.r], ["k", token.dataset.k]]) {
+      if (fact(name)) fact(name).textContent = value ?? "not trained";
+    }
     if (kept) kept.classList.remove("on");
     kept = token;
     token.classList.add("on");

@@ -1,10 +1,10 @@
 """What jobs take: tokens by month, person and team; quotas, and prices.
 
 A token counts when the Hub's machine has worked on it: those of the batches that a run has trained on, prompts and
-answers, by its ledger; those that an evaluation's model has read and written, where this machine serves the model.
-Parts: `settle` (adds what a job has taken since the last look), `must_have_room`, `month_of`, `usage_of`. Invariants: a
-token is counted once, at the price of its moment, and stays counted when its run is deleted; what waits is reckoned
-with by its plan.
+answers, by its ledger; those that an evaluation's model has read and written, where this machine serves the model, and
+those of its training services. Parts: `settle` (adds what a job has taken since the last look), `must_have_room`,
+`month_of`, `usage_of`. Invariants: a token is counted once, at the price of its moment, and stays counted when its run
+is deleted; what waits is reckoned with by its plan.
 """
 
 from __future__ import annotations
@@ -82,12 +82,33 @@ def settle(c: Connection, job: TrainingJob, total: int, *, now: float | None = N
 def count_answer(c: Connection, owner_id: str, person: str, model: str, num_tokens: int) -> None:
     """Add what a model of this Hub has read and written for somebody who asked it under `/v1`: a row a month, person
     and model."""
+    _add(c, _row_of("answers", owner_id, model), owner_id, person, "answers", model, num_tokens)
+
+
+def count_trained(c: Connection, owner_id: str, model: str, since: float, total: int) -> int:
+    """Add what a training service has read and written for somebody, `total` in all, beyond what is counted; that much.
+
+    `since` tells the counters of one service from those of another that was begun anew.
+    """
+    u, row_id = tables.usage.c, _row_of("adapters", owner_id, f"{model}|{since!r}")
+    counted = int(c.scalar(select(func.sum(u.num_tokens)).where(u.job_id == row_id)) or 0)
+    if total > counted:
+        _add(c, row_id, owner_id, owner_slug(c, owner_id), "adapters", model, total - counted)
+    return max(0, total - counted)
+
+
+def _row_of(kind: str, owner_id: str, what: str) -> str:
+    """The id of the rows of what is no job."""
+    return f"{kind}-" + hashlib.sha256(f"{owner_id}|{what}".encode()).hexdigest()[:40]
+
+
+def _add(c: Connection, row_id: str, owner_id: str, person: str, name: str, model: str, num_tokens: int) -> None:
+    """To this month's row."""
     month, u = month_of(time.time()), tables.usage.c
-    name = "answers-" + hashlib.sha256(f"{owner_id}|{model}".encode()).hexdigest()[:40]
     usd = num_tokens * price_of(c, model) / 1e6
-    known = update(tables.usage).where(u.job_id == name, u.month == month)
+    known = update(tables.usage).where(u.job_id == row_id, u.month == month)
     if not c.execute(known.values(num_tokens=u.num_tokens + num_tokens, usd=u.usd + usd)).rowcount:
-        row = {"job_id": name, "month": month, "owner_id": owner_id, "person": person, "name": "answers"}
+        row = {"job_id": row_id, "month": month, "owner_id": owner_id, "person": person, "name": name}
         c.execute(insert(tables.usage).values(**row, model=model[:200], num_tokens=num_tokens, usd=usd))
 
 

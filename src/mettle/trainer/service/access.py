@@ -1,7 +1,7 @@
 """Who asks: the key in `X-API-Key`, and the owner that it stands for.
 
-Parts: `TenantKeys`, `new_key`, `Signer` (links that work without a key, for a while). Invariant: keys are compared by
-their digests, and what is stored or logged of one is its owner's name.
+Parts: `TenantKeys`, `new_key`; `HubOwners` (a Hub says who asks); `Signer` (links that work without a key, for a
+while). Invariant: keys are compared by their digests, and what is stored or logged of one is its owner's name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from mettle.errors import UserError
 from mettle.storage.files import write_atomic
-from mettle.web.doors import secret_digest
+from mettle.web.doors import bearer, is_same_secret, secret_digest
 from mettle.web.problems import HttpError
 
 PREFIX: Final = "tml-"
@@ -24,6 +24,11 @@ HEADER: Final = "x-api-key"
 _JWT: Final = "eyJ"
 """What a JSON object's first characters are in base64."""
 LINK_S: Final = 3600.0
+OWNER: Final = "x-mettle-owner"
+ROOT: Final = "x-mettle-root"
+"""The address that the Hub's clients know the service by."""
+REFUSAL: Final = "x-mettle-refusal"
+"""Why the Hub lets its owner compute no more: the request is taken, and its future fails with this line."""
 
 
 def new_key() -> str:
@@ -76,6 +81,28 @@ class TenantKeys:
         if owner is None:
             raise HttpError(401, "this key is not known here")
         return owner
+
+    def told(self, headers: Mapping[str, str], name: str) -> str:
+        """Nothing: who comes with a key of their own is not believed what a Hub is."""
+        return ""
+
+
+class HubOwners:
+    """Owners by the word of a Hub, which has looked at their tokens: whoever has its key says whose a request is."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """Who asks. Raises: HttpError 401."""
+        owner = headers.get(OWNER, "")
+        if not is_same_secret(bearer(headers), self._key) or not owner:
+            raise HttpError(401, "this service is part of a Hub; ask there")
+        return owner
+
+    def told(self, headers: Mapping[str, str], name: str) -> str:
+        """What the Hub adds to a request, looked at after its `owner`; empty where it says nothing."""
+        return headers.get(name, "")
 
 
 class Signer:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+NEEDED: Final = ("protobuf", "zstandard", "torch", "starlette", "uvicorn")
 
-class TrainServeConfig(BaseModel):
-    """One service: a base model that many adapters are trained on."""
+
+class ServiceLimits(BaseModel):
+    """What a service takes of each key and of its machine, whichever base model it serves."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    base_model: Path
-    """Directory of the base model in Hugging Face layout: config.json, safetensors, tokenizer.json."""
-
-    name: str | None = None
-    """The name that clients ask for, as `org/model`; by default the directory's last two parts. Clients load the
-    tokenizer by it: where it is no name that they can look up, a folder of that name under their working directory."""
-
-    data: Path = Path("training-service")
-    """Directory of the service's database, states and checkpoints; a service that is started again goes on from it."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-
-    port: int = Field(default=8100, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
-
-    keys: Path | None = None
-    """File of keys, a line each: `tml-...` and a name. Needed where others reach the service. Without it every key that
-    begins with `tml-` is a tenant of its own."""
 
     max_models: int = Field(default=64, ge=1)
     """Models that one key may have in sessions that live."""
@@ -81,6 +64,30 @@ class TrainServeConfig(BaseModel):
     num_threads: int = Field(default=1, ge=1)
     """Threads of one tensor operation, in training and in sampling each."""
 
+
+class TrainServeConfig(ServiceLimits):
+    """One service: a base model that many adapters are trained on."""
+
+    base_model: Path
+    """Directory of the base model in Hugging Face layout: config.json, safetensors, tokenizer.json."""
+
+    name: str | None = None
+    """The name that clients ask for, as `org/model`; by default the directory's last two parts. Clients load the
+    tokenizer by it: where it is no name that they can look up, a folder of that name under their working directory."""
+
+    data: Path = Path("training-service")
+    """Directory of the service's database, states and checkpoints; a service that is started again goes on from it."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = Field(default=8100, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+    keys: Path | None = None
+    """File of keys, a line each: `tml-...` and a name. Needed where others reach the service. Without it every key that
+    begins with `tml-` is a tenant of its own."""
+
     log_level: str = "INFO"
     """Least severe level that is logged to standard error."""
 
@@ -88,3 +95,14 @@ class TrainServeConfig(BaseModel):
     def model_name(self) -> str:
         """The name that clients ask for."""
         return self.name or "/".join(self.base_model.resolve().parts[-2:])
+
+
+def missing_packages() -> list[str]:
+    """What the service needs and is not installed here."""
+    missing = []
+    for name in NEEDED:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    return missing

@@ -88,6 +88,17 @@ class Outcome:
     result: bytes = b""
     category: str = ""
     error: str = ""
+    num_tokens: int = 0
+    """That it has read and written, which is what is counted of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerTokens:
+    """What an owner's operations have read and written in all, `since` the first of them."""
+
+    owner: str
+    since: float
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

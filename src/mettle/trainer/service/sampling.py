@@ -92,8 +92,7 @@ class SampleRunner:
         if outcome is None or outcome.state != "waiting":
             return
         try:
-            result = await self._sample(operation)
-            outcome = Outcome("done", "sample", result)
+            outcome = await self._sample(operation)
         except (UserError, RequestRefused) as error:
             outcome = Outcome("failed", "sample", b"", "user", str(error))
         except MettleError as error:
@@ -104,7 +103,7 @@ class SampleRunner:
         self._store.settle(operation, outcome)
         self._on_settled(operation.request_id)
 
-    async def _sample(self, operation: Operation) -> bytes:
+    async def _sample(self, operation: Operation) -> Outcome:
         body = read_body_of(SampleBody, operation.body)
         if body.record_stability_info:
             raise UserError("record_stability_info: the loss stable_reinforce is not offered by this server")
@@ -133,7 +132,8 @@ class SampleRunner:
         answer = SampleAnswer(texts, prompt_logprobs=logprobs)
         if has_prompt_scores:
             answer = await self._scores.added_to(answer, folder, prompt, body)
-        return answer.encode()
+        num_tokens = len(prompt) + sum(len(choice.token_ids) for choice in generation.choices)
+        return Outcome("done", "sample", answer.encode(), num_tokens=num_tokens)
 
 
 async def _generate(bridge: Bridge, request: GenerationRequest) -> Generation:

@@ -79,4 +79,11 @@ MIGRATIONS = (
     CREATE INDEX checkpoints_by_owner ON checkpoints (owner, created_at);
     CREATE INDEX checkpoints_by_model ON checkpoints (model_id)
     """,
+    """
+    CREATE TABLE usage (
+        owner TEXT PRIMARY KEY,
+        since REAL NOT NULL,
+        num_tokens INTEGER NOT NULL
+    )
+    """,
 )

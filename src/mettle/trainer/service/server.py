@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from mettle.clients.renderer import Renderer
 from mettle.errors import MettleError, UserError
 from mettle.storage.claim import FolderClaim
-from mettle.trainer.service.access import Signer, TenantKeys
+from mettle.trainer.service.access import HubOwners, Signer, TenantKeys
 from mettle.trainer.service.config import TrainServeConfig
 from mettle.trainer.service.core import LoraCore
 from mettle.trainer.service.folders import WeightFolders
@@ -33,6 +33,7 @@ from mettle.trainer.service.store import Store
 from mettle.trainer.service.worker import TrainingWorker
 from mettle.web.app import WebApp, routed
 from mettle.web.doors import Door, allowed_hosts, is_loopback
+from mettle.web.keys import Keys
 from mettle.web.problems import HttpError
 from mettle.web.server import HttpServer, bind, on_signals, url_of
 
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 ROUTES: Final[list[Any]] = [
     *sessions.ROUTES, *training.ROUTES, *futures.ROUTES, *sampling.ROUTES, *weights.ROUTES,
 ]  # fmt: skip
+NO_KEYS: Final = Keys()
 _TIDY_S: Final = 30.0
 _HANDLERS_S: Final = 1.0
 
@@ -51,9 +53,11 @@ def as_answer(error: Exception) -> HttpError | None:
 
 
 @asynccontextmanager
-async def serving(config: TrainServeConfig) -> AsyncIterator[str]:
+async def serving(config: TrainServeConfig, hub: Keys = NO_KEYS, *, is_for_others: bool = False) -> AsyncIterator[str]:
     """The service answers at the address that the block is given.
 
+    With the keys of a `hub` that alone is answered, and says who asks; `is_for_others`: its clients are not on this
+    machine.
     Raises: UserError when the model, the keys or the address cannot be used, or another service has the data.
     """
     if config.keys is None and not is_loopback(config.host):
@@ -61,7 +65,7 @@ async def serving(config: TrainServeConfig) -> AsyncIterator[str]:
             f"whoever reaches {config.host} could train here: give the keys with --keys FILE "
             "(`mettle train key NAME` writes a line for it)"
         )
-    keys = TenantKeys.read(config.keys)
+    keys = HubOwners(hub.api) if hub.api else TenantKeys.read(config.keys)
     claim = FolderClaim(config.data)
     store = Store(config.data / "service.db")
     try:
@@ -69,8 +73,8 @@ async def serving(config: TrainServeConfig) -> AsyncIterator[str]:
         address = url_of(*listener.getsockname()[:2])
         torch.set_num_threads(config.num_threads)
         core = await asyncio.to_thread(_load, config)
-        service = _assembled(config, store, core, keys)
-        app = WebApp(routed(ROUTES), door=Door(allowed_hosts(config.host)), as_error=as_answer, service=service)
+        service = _assembled(config, store, core, keys, is_for_others=is_for_others)
+        app = WebApp(routed(ROUTES), door=Door(allowed_hosts(config.host), hub), as_error=as_answer, service=service)
         http = HttpServer(app, listener)
         service.worker.start()
         for operation in store.waiting():
@@ -92,11 +96,13 @@ async def serving(config: TrainServeConfig) -> AsyncIterator[str]:
         claim.release()
 
 
-async def serve(config: TrainServeConfig, on_ready: Callable[[str], None]) -> None:
+async def serve(
+    config: TrainServeConfig, on_ready: Callable[[str], None], hub: Keys = NO_KEYS, *, is_for_others: bool = False
+) -> None:
     """Serve until a signal."""
     stopped = asyncio.Event()
     with on_signals(stopped.set):
-        async with serving(config) as address:
+        async with serving(config, hub, is_for_others=is_for_others) as address:
             on_ready(address)
             await stopped.wait()
 
@@ -110,7 +116,9 @@ def _load(config: TrainServeConfig) -> LoraCore:
     return LoraCore(config.base_model, device, pass_tokens=config.pass_tokens, max_length=config.max_model_len)
 
 
-def _assembled(config: TrainServeConfig, store: Store, core: LoraCore, keys: TenantKeys) -> TrainingService:
+def _assembled(
+    config: TrainServeConfig, store: Store, core: LoraCore, keys: TenantKeys | HubOwners, *, is_for_others: bool
+) -> TrainingService:
     states, folders = WeightFolders(config.data / "states"), WeightFolders(config.data / "weights")
     states.sweep(store.snapshots())
     folders.sweep(store.folders_in_use())
@@ -119,8 +127,9 @@ def _assembled(config: TrainServeConfig, store: Store, core: LoraCore, keys: Ten
     worker = TrainingWorker(store, models, Operations(models, folders, config), config, waiters.tell)
     pool = SamplerPool(core, config, folders, Renderer.from_directory(config.base_model))
     service = TrainingService(
-        config, store, worker, pool, waiters, keys, Signer(config.data / "secret"), folders, max_length=core.max_length
-    )
+        config, store, worker, pool, waiters, keys, Signer(config.data / "secret"), folders, max_length=core.max_length,
+        is_for_others=is_for_others,
+    )  # fmt: skip
     service.runner = SampleRunner(
         store, pool, PromptScores(core, worker, folders), service.folder_to_sample, waiters.tell,
         max_running=config.max_sequences,

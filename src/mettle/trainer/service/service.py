@@ -19,7 +19,7 @@ from typing import Any
 from starlette.requests import Request
 
 from mettle.errors import UserError
-from mettle.trainer.service.access import Signer, TenantKeys
+from mettle.trainer.service.access import REFUSAL, ROOT, HubOwners, Signer, TenantKeys
 from mettle.trainer.service.bodies import SampleBody
 from mettle.trainer.service.config import TrainServeConfig
 from mettle.trainer.service.encryption import is_encrypted
@@ -81,11 +81,12 @@ class TrainingService:
         worker: TrainingWorker,
         pool: SamplerPool,
         waiters: Waiters,
-        keys: TenantKeys,
+        keys: TenantKeys | HubOwners,
         signer: Signer,
         weights: WeightFolders,
         *,
         max_length: int,
+        is_for_others: bool = False,
     ) -> None:
         self.config, self.store, self.worker, self.pool = config, store, worker, pool
         self.runner: SampleRunner
@@ -93,12 +94,21 @@ class TrainingService:
         self.max_length = max_length
         # A client on this machine can read the tokenizer where it is; its SDK cuts a path of two parts short.
         folder = str(config.base_model.resolve())
-        is_here = is_loopback(config.host) and folder.count("/") != 2 and ":" not in folder
+        is_here = not is_for_others and is_loopback(config.host) and folder.count("/") != 2 and ":" not in folder
         self.tokenizer_id = folder if is_here else None
 
     def owner(self, request: Request) -> str:
         """Who asks. Raises: HttpError 401."""
         return self.keys.owner(request.headers)
+
+    def root(self, request: Request) -> str:
+        """The address that clients know the service by."""
+        told = self.keys.told(request.headers, ROOT)
+        return told or f"{request.url.scheme}://{request.headers.get('host', '')}"
+
+    def refusal(self, request: Request) -> str:
+        """Why the owner may compute no more, where a Hub says so; empty otherwise."""
+        return self.keys.told(request.headers, REFUSAL)
 
     def new_session_id(self) -> str:
         return f"s-{secrets.token_hex(12)}"

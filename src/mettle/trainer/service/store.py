@@ -17,7 +17,7 @@ from typing import Final
 
 from mettle.storage.database import Database
 from mettle.trainer.service.nouns import Nouns
-from mettle.trainer.service.records import Operation, Outcome
+from mettle.trainer.service.records import Operation, Outcome, OwnerTokens
 from mettle.trainer.service.schema import MIGRATIONS
 
 _REPEATED: Final = ("forward_backward", "optim_step")
@@ -70,7 +70,7 @@ class Store(Nouns):
         """Record an outcome, and that the operation has had its turn. Joins a transaction that is open."""
         keeps_body = outcome.state == "done" and operation.kind in _REPEATED
         with self.database.transaction() as connection:
-            connection.execute(
+            done = connection.execute(
                 "UPDATE operations SET state = ?, result = ?, category = ?, error = ?, ended_at = ?,"
                 " body = CASE WHEN ? THEN body ELSE x'' END WHERE request_id = ? AND state = 'waiting'",
                 (
@@ -78,11 +78,22 @@ class Store(Nouns):
                     operation.request_id,
                 ),
             )  # fmt: skip
+            if outcome.num_tokens and done.rowcount:
+                connection.execute(
+                    "INSERT INTO usage (owner, since, num_tokens) VALUES (?, ?, ?)"
+                    " ON CONFLICT (owner) DO UPDATE SET num_tokens = num_tokens + excluded.num_tokens",
+                    (operation.owner, self.clock(), outcome.num_tokens),
+                )
             if operation.model_id:
                 connection.execute(
                     "UPDATE models SET last_seq = max(last_seq, ?) WHERE model_id = ?",
                     (operation.seq_id, operation.model_id),
                 )
+
+    def usage(self) -> list[OwnerTokens]:
+        """What each owner's operations have taken."""
+        rows = self.database.rows("SELECT owner, since, num_tokens FROM usage ORDER BY owner")
+        return [OwnerTokens(row["owner"], row["since"], row["num_tokens"]) for row in rows]
 
     def give_up(self, model_id: str, numbers: Sequence[int], error: str) -> list[str]:
         """Fail the operations of a model that waited for one that did not come; their request ids."""

@@ -219,7 +219,8 @@ class TrainingWorker:
         num_tokens = run.sums["num_tokens"]
         metrics = {"loss:sum": run.sums["loss"], "tokens:sum": num_tokens}
         result = loss_answer(run.logprobs, metrics)
-        self._store.settle(operation, Outcome("done", operation.kind, result))
+        num_read = sum(len(datum.token_ids) for datum in run.order.data)
+        self._store.settle(operation, Outcome("done", operation.kind, result, num_tokens=num_read))
         if not run.order.is_forward_only:
             self._models.spent(operation.model_id)
         self._finished(operation)

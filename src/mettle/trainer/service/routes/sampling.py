@@ -84,6 +84,8 @@ async def asample(request: Request) -> Response:
     count = body.get("num_samples", 1)
     num = count if type(count) is int and 1 <= count <= service.config.max_sequences else 1
     try:
+        if refusal := service.refusal(request):
+            raise UserError(refusal)
         asked = read_body_of(SampleBody, body)
         if asked.num_samples > service.config.max_sequences:
             raise UserError(f"num_samples: at most {service.config.max_sequences} are drawn in one request")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -77,6 +78,12 @@ async def telemetry(request: Request) -> Response:
     return json_response({"status": "accepted"})
 
 
+async def usage(request: Request) -> Response:
+    """What each owner has taken, for the Hub that this service is part of."""
+    owners = [asdict(each) for each in service_of(request).store.usage()]
+    return json_response({"owners": owners})
+
+
 async def list_sessions(request: Request) -> Response:
     """Their sessions, newest first."""
     service = service_of(request)
@@ -122,6 +129,7 @@ ROUTES = [
     ("POST", "/api/v1/session_heartbeat", session_heartbeat, "anybody"),
     ("POST", "/api/v1/sessions/{session_id}/finish", finish_session, "anybody"),
     ("POST", "/api/v1/telemetry", telemetry, "anybody"),
+    ("GET", "/admin/usage", usage, "admin"),
     ("GET", "/api/v1/sessions", list_sessions, "anybody"),
     ("GET", "/api/v1/sessions/{session_id}", get_session, "anybody"),
 ]

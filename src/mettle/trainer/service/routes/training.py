@@ -87,10 +87,13 @@ async def _pass(request: Request, part: str, *, is_forward_only: bool) -> Respon
     packed = await read_body(request)
     data = unpacked(packed, request.headers.get("content-encoding", ""), max_bytes=MAX_BODY_BYTES)
     kind: Kind = "forward" if is_forward_only else "forward_backward"
+    refusal = service.refusal(request)
     if request.headers.get("content-type", "").startswith(PROTOBUF):
         message = messages.parse(messages.ForwardBackwardRequest, data)
         model, seq_id = service.model_of(message.model_id, owner), _number(message.seq_id)
         service.check_quota(owner, f"{model.model_id}:{seq_id}")
+        if refusal:
+            return json_response(service.accept_training("refused", model, seq_id, refusal.encode()))
         if message.forward_only:
             kind = "forward"
         return json_response(service.accept_training(kind, model, seq_id, messages.encode(message)))
@@ -98,6 +101,8 @@ async def _pass(request: Request, part: str, *, is_forward_only: bool) -> Respon
     model, seq_id = service.model_of(body.get("model_id"), owner), _number(body.get("seq_id"))
     service.check_quota(owner, f"{model.model_id}:{seq_id}")
     try:
+        if refusal:
+            raise UserError(refusal)
         content = messages.encode(message_of_json(body, part, is_forward_only=is_forward_only))
     except UserError as error:
         kind, content = "refused", str(error).encode()

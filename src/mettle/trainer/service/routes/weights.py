@@ -164,8 +164,7 @@ def _tar(folder: Path) -> bytes:
 
 def _link(service: TrainingService, request: Request, folder: str, name: str) -> tuple[str, float]:
     signed, expires = service.signer.signed(f"{folder}/{name}")
-    host = request.headers.get("host", "")
-    return f"{request.url.scheme}://{host}/api/v1/files/{signed}/{folder}/{name}", expires
+    return f"{service.root(request)}/api/v1/files/{signed}/{folder}/{name}", expires
 
 
 def _own(service: TrainingService, request: Request, *, is_public_enough: bool = False) -> SavedWeights:
