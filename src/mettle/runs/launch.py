@@ -19,7 +19,7 @@ from mettle.processes.fork_server import ForkServer
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.cluster.actor import HOST_MARK
 from mettle.runs.cluster.launcher import Cluster, RayLauncher
-from mettle.runs.cluster.placement import REPLICA, placement_of, replica_name
+from mettle.runs.cluster.placement import REPLICA, placement_of, replica_name, worker_place_names
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import create_run, new_run_name, read_run_config
@@ -39,6 +39,7 @@ from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import ShareDir
 from mettle.trainer.ranks import ENVIRONMENT, LAUNCHER, launcher_arguments
+from mettle.web.keys import API_KEY_ENV, WORKERS_KEY_ENV
 
 RUNS_FOLDER = Path("runs")
 STOP_TIMEOUT_S = 60.0
@@ -198,9 +199,11 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     if config.deployment.share is not None:
         keys = run_keys(ShareDir(config.deployment.share).as_run).environment()
         return [*specs, ProcessSpec("orchestrator", "mettle.orchestrator", (path,), environment=keys)]
+    places = _worker_place_specs(run_dir, config)
     inference = (
         "--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")),
         "--log-file", str(run_dir.logs / "inference.log"),
+        *(("--host", HOST_MARK) if places else ()),  # workers on other nodes ask it
     )  # fmt: skip
     keys = run_keys(run_dir).environment()
     replicas = _replica_specs(run_dir, config, keys, prepared) if config.deployment.engine == "ray" else []
@@ -208,6 +211,7 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     theirs = {f"METTLE_REMOTE_{name.removeprefix('METTLE_')}": key for name, key in keys.items()} if replicas else {}
     specs += [
         *replicas,
+        *places,
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,
             after=(*prepared, *first), environment={**keys, **theirs},
@@ -241,6 +245,20 @@ def _replica_specs(
             ready_timeout_s=config.inference.start_timeout_s,
         )
         for name in names
+    ]  # fmt: skip
+
+
+def _worker_place_specs(run_dir: RunDir, config: RunConfig) -> list[ProcessSpec]:
+    """The places for environments' workers: each listens on the address of its node and knows who may ask it."""
+    keys = run_keys(run_dir)
+    given = {name: os.environ[name] for name in config.deployment.ray.worker_variables if name in os.environ}
+    environment = {**given, API_KEY_ENV: keys.api, WORKERS_KEY_ENV: keys.workers}
+    return [
+        ProcessSpec(
+            name, "mettle.envs.workers.place", (name, "--host", HOST_MARK, "--ready-file", str(run_dir.endpoint(name))),
+            ready_file=run_dir.endpoint(name), is_service=True, environment=environment,
+        )
+        for name in worker_place_names(config)
     ]  # fmt: skip
 
 
