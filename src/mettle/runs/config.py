@@ -22,7 +22,7 @@ from mettle.runs.tracking import TrackingConfig
 from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
 from mettle.trainer.presets import PRESETS
 
-ON_NODES = ("num_worker_places", "worker_variables")
+ON_NODES = ("num_worker_places", "worker_variables", "num_sandbox_services", "sandbox_config")
 """What has no meaning without a cluster."""
 NOT_IN_A_SHARE = (
     "the runs of a share sample from adapters beside one base, and workers from outside serve whole policies, so that"
@@ -95,6 +95,13 @@ class RayConfig(BaseModel):
     worker_variables: tuple[str, ...] = ()
     """Environment variables of the run's owner that workers in these places get, too, as OPENAI_API_KEY for a judge;
     those that begin with METTLE_ or HF_ they get anyway."""
+    num_sandbox_services: int = Field(default=0, ge=0)
+    """Sandbox services on the cluster's nodes, apart from each other, in which environments make their sandboxes and
+    have code judged; 0 has them where an environment runs. One with a `SandboxConfig` of its own keeps to that."""
+    cpus_per_sandbox_service: float = Field(default=1.0, gt=0)
+    """Cores of each of these services, all of its sandboxes together."""
+    sandbox_config: Path | None = None
+    """TOML file of these services' settings, as for `mettle sandbox serve --config`, but for where they listen."""
     wait_for_room_s: float = Field(default=600.0, gt=0)
     """How long a process whose node is lost may wait for another place before the run ends."""
     head_loss_s: float = Field(default=60.0, gt=0)
@@ -252,6 +259,11 @@ class RunConfig(BaseModel):
             raise ValueError(
                 "deployment.ray.worker_variables go to workers in places on nodes, and there are none: give"
                 " num_worker_places, or leave it out"
+            )
+        if self.deployment.ray.sandbox_config is not None and not self.deployment.ray.num_sandbox_services:
+            raise ValueError(
+                "deployment.ray.sandbox_config is of services on nodes, and there are none: give num_sandbox_services,"
+                " or leave it out"
             )
         return self
 

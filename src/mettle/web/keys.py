@@ -41,4 +41,12 @@ class Keys:
     @property
     def workers(self) -> str:
         """What has workers started on other nodes; it tells nothing of the admin key that it is made from."""
-        return hmac.digest(self.admin.encode(), b"workers", "sha256").hex()
+        return self._derived(b"workers")
+
+    @property
+    def sandboxes(self) -> str:
+        """The token of the run's sandbox services, which its environments have."""
+        return self._derived(b"sandboxes")
+
+    def _derived(self, purpose: bytes) -> str:
+        return hmac.digest(self.admin.encode(), purpose, "sha256").hex()

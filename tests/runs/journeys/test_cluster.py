@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from ray_nodes import RayNodes
@@ -15,6 +16,7 @@ from stories import CONFIG, STEPS, Run, complaint, published
 from mettle.processes.beats import read_beats
 from mettle.processes.child import descendants, process_state
 from mettle.processes.liveness import is_worker
+from mettle.sandbox import SandboxConfig, probe
 
 pytestmark = [
     pytest.mark.nightly,
@@ -23,6 +25,8 @@ pytestmark = [
 ]
 ON_RAY = CONFIG.replace("hub = false", 'hub = false\nengine = "ray"\n\n[deployment.ray]\nhead_loss_s = 10')
 PLACED = ON_RAY.replace("env_workers = 0", "env_workers = 2") + "num_worker_places = 2\ncpus_for_owner = 0\n"
+SANDBOXED = PLACED.replace("num_worker_places = 2", "num_worker_places = 1\nnum_sandbox_services = 2")
+needs_isolation = pytest.mark.skipif(not probe(SandboxConfig()).is_at_least("ns"), reason="this host isolates no code")
 TWO = ("--inference.replicas", "2", "--deployment.num-trainer-ranks", "2")
 
 
@@ -162,6 +166,37 @@ def test_environments_workers_run_on_other_nodes_and_are_replaced_when_they_or_t
         restarts = run.read(lambda ledger: {p.name: p.restarts for p in ledger.journal.processes()}, {})
         assert restarts["orchestrator"] == restarts["trainer"] == 0
         assert restarts[lost] >= 1
+    finally:
+        run.close()
+
+
+@needs_isolation
+@pytest.mark.parametrize("nodes", [(1, 2, 4)], indirect=True)
+def test_sandboxes_are_made_on_the_nodes_and_elsewhere_when_one_is_lost(
+    tmp_path: Path, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    monkeypatch.setenv("METTLE_TEST_SEEN", str(seen))
+    text = SANDBOXED.replace('id = "ascii-share"', 'id = "in-a-sandbox"')
+    run = Run(tmp_path, text=text, steps=STEPS * 6)
+
+    def urls() -> set[str]:
+        return {unquote(path.name) for path in seen.iterdir()}
+
+    try:
+        run.wait_for(lambda _: len(urls()) == 2)
+        run.wait_for(published(2))
+        first = places(run)
+        assert node_of(first["sandboxes-0"]) != node_of(first["sandboxes-1"])
+        lost = next(name for name in ("sandboxes-0", "sandboxes-1") if node_of(first[name]) == nodes.ids[1][:6])
+        nodes.kill(nodes.ids[1])
+        run.wait_for(lambda _: node_of(places(run)[lost]) == nodes.ids[2][:6])
+        run.wait_for(lambda _: len(urls()) == 3)
+        assert run.end() == 0, run.said()
+        run.check_accounts()
+        failed = run.read(lambda ledger: ledger.database.rows("SELECT DISTINCT error_kind FROM rollouts"), [])
+        assert {row["error_kind"] for row in failed} <= {None, "sandbox", "infra"}
     finally:
         run.close()
 

@@ -2,7 +2,8 @@
 
 Parts: `NodeBundle` (resources that one process takes on one node), `Placement` (all of a run's), `NodeRoom`, `place`,
 `refusal`. Invariant: what writes the run (orchestrator, page, trainer rank 0) is placed on the node of its owner, so
-that a node that is lost and still runs can write nothing; engines, further ranks and environments' workers go anywhere.
+that a node that is lost and still runs can write nothing; engines, further ranks, environments' workers and
+sandboxes go anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ OWNER = "owner"
 TRAINER = "trainer"
 REPLICA = "replica"
 WORKERS = "workers"
-APART = frozenset({REPLICA, WORKERS})
+SANDBOXES = "sandboxes"
+APART = frozenset({REPLICA, WORKERS, SANDBOXES})
 """Kinds of process that stand on as many nodes as there are, and of which one may be away while another answers."""
 
 
@@ -80,8 +82,9 @@ def placement_of(config: RunConfig) -> Placement:
         for number in range(config.inference.replicas)
     ]
     workers = [NodeBundle(name, ray.cpus_per_worker_place, 0.0) for name in worker_place_names(config)]
+    sandboxes = [NodeBundle(name, ray.cpus_per_sandbox_service, 0.0) for name in sandbox_service_names(config)]
     pools = {OWNER: tuple(owner), TRAINER: tuple(ranks)} if owner else {TRAINER: tuple(ranks)}
-    return Placement(pools | {bundle.process: (bundle,) for bundle in (*replicas, *workers)})
+    return Placement(pools | {bundle.process: (bundle,) for bundle in (*replicas, *workers, *sandboxes)})
 
 
 def rank_name(rank: int) -> str:
@@ -97,6 +100,11 @@ def replica_name(number: int) -> str:
 def worker_place_names(config: RunConfig) -> list[str]:
     """`workers-0`, ...: where environments' workers are started; none where they are the orchestrator's children."""
     return [f"{WORKERS}-{number}" for number in range(config.deployment.ray.num_worker_places)]
+
+
+def sandbox_service_names(config: RunConfig) -> list[str]:
+    """`sandboxes-0`, ...: where environments' sandboxes are made; none where each environment's config says where."""
+    return [f"{SANDBOXES}-{number}" for number in range(config.deployment.ray.num_sandbox_services)]
 
 
 def kind_of(process: str) -> str:
