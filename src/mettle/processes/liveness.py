@@ -144,10 +144,13 @@ def is_place(name: str) -> bool:
 
 
 def held_by(beats: Mapping[str, Beat], faults: Collection[Fault]) -> set[str]:
-    """Who does not run, as `faults` say, and who waits for one of them: with a rank of the trainer all others wait."""
+    """Who does not run, as `faults` say, and who waits for one of them: with a rank of the trainer all others wait, and
+    with the engine all that roll out."""
     halted = {fault.process for fault in faults if fault.kind in (FROZEN, BLOCKED, PAUSED)}
     if any(map(_is_rank, halted)):
         halted |= {name for name in beats if _is_rank(name)}
+    if "inference" in halted:  # nothing is rolled out, whether or not a rollout waits for it at the moment
+        halted |= {name for name in beats if is_worker(name) or name == "orchestrator"}
     waiting = {
         name for name, beat in beats.items() if any(halted.intersection(root_of(beats, wait)) for wait in beat.waits)
     }
