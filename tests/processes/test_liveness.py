@@ -136,6 +136,30 @@ def test_what_the_kernel_says_tells_a_stopped_process_from_a_slow_host_and_a_deb
     assert late.is_due
 
 
+def test_a_worker_on_another_node_that_is_silent_is_told_and_left_to_its_pool():
+    for host, is_due in (("", True), ("far/1", False)):
+        (fault,) = diagnose(healthy(**{WORKER: {"at": NOW - 121, "host": host}}), NOW, state_of=lambda pid: "R")
+        assert (fault.process, fault.is_due) == (WORKER, is_due)
+
+
+def test_without_a_place_for_workers_nobody_who_rolls_out_stands_still():
+    still = healthy(orchestrator={"idle_s": 60.0, "longest_idle_s": 2.0, "waits": ()}, inference=IDLE_ENGINE)
+    places = {name: beat(name) for name in ("workers-0", "workers-1")}
+    assert diagnose(still, NOW, missing={"workers-0", "workers-1"}) == []
+    (fault,) = diagnose({**still, "workers-1": places["workers-1"]}, NOW, missing={"workers-0"})
+    assert fault.process == "orchestrator"
+    assert [one.process for one in diagnose({**still, **places}, NOW)] == ["orchestrator"]
+
+
+def test_with_a_blocked_engine_an_orchestrator_whose_rollouts_are_over_is_not_blamed():
+    """It asks the engine for an update, which is no wait of its main loop."""
+    beats = healthy(
+        inference={"has_work": False, "late_s": 30.0, "still_s": 30.0},
+        orchestrator={"idle_s": 30.0, "longest_idle_s": 1.0, "waits": wait("orchestrator", "trainer", 30)},
+    )
+    assert [fault.process for fault in diagnose(beats, NOW)] == ["inference"]
+
+
 def test_a_silence_counts_only_as_long_as_somebody_looked():
     beats = healthy(trainer={"at": NOW - 3600}, inference={"at": NOW - 3600})
     assert diagnose(beats, NOW, looked_s=lambda since: min(2.0, NOW - since)) == []

@@ -1,17 +1,21 @@
 """The supervisor against real child processes: crashes, refusals, kills, stops."""
 
 import os
+import signal
+import subprocess
 import textwrap
 import time
 
 import pytest
 
 from mettle.errors import StorageError, UserError
-from mettle.processes.beats import Heartbeat
+from mettle.processes.beats import Beat, Heartbeat
+from mettle.processes.liveness import AWAITED, Fault, worker_name
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.costs import settle, settle_last, totals
 from mettle.runs.lock import RunLock, supervisor_pid
 from mettle.runs.supervisor import Supervisor
+from mettle.runs.watchdog import Report
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 
@@ -315,3 +319,16 @@ def test_one_supervisor_a_run(run):
     assert supervisor_pid(run_dir) is None
     with RunLock(run_dir):
         pass
+
+
+def test_a_worker_of_another_node_is_not_taken_for_a_process_of_this_one(run):
+    """Their pids are apart, and the same number may be anybody's here."""
+    run_dir, ledger, spec = run
+    supervisor = Supervisor(run_dir, ledger, [spec("main", "pass")], main="main")
+    name = worker_name("words", 7, "workers-0")
+    with subprocess.Popen(["sleep", "600"]) as neighbour:
+        fault = Fault(name, neighbour.pid, AWAITED, 999.0, "", 10.0)
+        supervisor._end_stalled(Report("recovery", fault, ""), Beat(name, neighbour.pid, 0.0, host="far/1"))
+        assert neighbour.poll() is None
+        supervisor._end_stalled(Report("recovery", fault, ""), Beat(name, neighbour.pid, 0.0))
+        assert neighbour.wait(100.0) == -signal.SIGKILL

@@ -84,6 +84,7 @@ async def orchestrate(
     if ledger.journal.fact("state") == "finished" and (last.step if last else 0) >= config.max_steps:
         logger.info("the run is finished already")
         return
+    from mettle.envs.workers.places import WorkerPlaces
     from mettle.orchestrator.environments import EnvironmentSource
 
     if config.share is None:
@@ -101,7 +102,8 @@ async def orchestrate(
 
     model_dir = Path(config.model) if config.model else run_dir.model
     heart.gauge = lambda: Gauge(0, has_work=True)  # loading environments is work, too, and may hang
-    source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death)
+    places = WorkerPlaces(config.worker_places, keys.workers) if config.worker_places else None
+    source = EnvironmentSource(config, endpoint, model_dir, on_death=tell_death, places=places)
     services = HttpServices(
         {name: HttpModel(name, **made.model_dump()) for name, made in config.services.items()},
         policy=OwnModel(endpoint, config.served_model_name),

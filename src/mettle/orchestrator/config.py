@@ -169,6 +169,8 @@ class OrchestratorConfig(_Section):
     """Folder of the tokenizer and chat template; the run's own `model/` when left out."""
     served_model_name: str = "policy"
     """The model's name in requests."""
+    worker_places: tuple[Path, ...] = ()
+    """Ready files of the places in which workers are started; a run sets it by `deployment.ray.num_worker_places`."""
     share: Path | None = None
     """Folder of the share whose engine serves this run's adapter as `served_model_name`; a run sets it by
     `deployment.share`."""

@@ -21,6 +21,7 @@ from mettle.envs.packages.registry import find_environment
 from mettle.envs.rollout_record import record_of_state
 from mettle.envs.workers.endpoints import token_spec
 from mettle.envs.workers.environment import WorkerEnvironment
+from mettle.envs.workers.places import WorkerPlaces
 from mettle.envs.workers.pool import WorkerPool
 from mettle.envs.workers.spawn import WorkerSpec
 from mettle.errors import EnvironmentFault, InfraError, RolloutTimeout, UserError
@@ -48,6 +49,7 @@ class EnvironmentSource:
         model_dir: Path,
         *,
         on_death: Callable[[str], None] = lambda text: None,
+        places: WorkerPlaces | None = None,
     ) -> None:
         self._model = config.served_model_name
         self._endpoint = endpoint
@@ -59,7 +61,7 @@ class EnvironmentSource:
         loaded: dict[str, Any] = {}
 
         def load(envs: Iterable[EnvConfig]) -> dict[str, Any]:
-            return {env.name: _load(env, loaded, num_workers_of(env, config), on_death) for env in envs}
+            return {env.name: _load(env, loaded, num_workers_of(env, config), on_death, places) for env in envs}
 
         self._train = load(config.envs)
         for name, env in self._train.items():
@@ -179,24 +181,34 @@ def sampling_args(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def num_workers_of(env: EnvConfig, config: OrchestratorConfig) -> int:
-    """Processes that an environment runs in: as its table says, else as the run does, else by whose code it is."""
+    """Processes that an environment runs in: as its table says, else as the run does, else one in each place on a
+    cluster's nodes, else by whose code it is."""
     asked = config.env_workers if env.workers is None else env.workers
     if asked is not None:
         return asked
+    if config.worker_places:
+        return len(config.worker_places)
     try:
         return 0 if find_environment(env.id).is_shipped else 1
     except UserError:  # it is loaded by another way, or not at all, which loading it says
         return 1
 
 
-def _load(env: EnvConfig, loaded: dict[str, Any], num_workers: int, on_death: Callable[[str], None]) -> Any:
+def _load(
+    env: EnvConfig,
+    loaded: dict[str, Any],
+    num_workers: int,
+    on_death: Callable[[str], None],
+    places: WorkerPlaces | None,
+) -> Any:
     """One instance, or one pool of workers, for equal ids and arguments, however many names it has."""
     key = f"{env.id}?{json.dumps(env.args, sort_keys=True, default=str)}#{num_workers}"
     if key not in loaded:
         try:
             if num_workers:
+                home = None if places is None else places.home(num_workers)
                 loaded[key] = WorkerEnvironment(
-                    WorkerPool(WorkerSpec(env.id, env.args), num_workers, on_death=on_death)
+                    WorkerPool(WorkerSpec(env.id, env.args), num_workers, on_death=on_death, home=home)
                 )
             else:
                 loaded[key] = load_environment(env.id, **env.args)

@@ -1,9 +1,9 @@
-"""Messages between a process and its children: frames over a pipe or a socket.
+"""Messages between a process and its children, or its workers on other machines: frames over a pipe or a socket.
 
 A frame is two big-endian u32, two lengths, and then two parts of those lengths. Parts: `pack` and `lengths_of`, for any
 bytes; `encode`, `decode`, `send`/`receive` (blocking), `read_frame` (asyncio), for JSON (an object in UTF-8) with raw
 numbers beside it: under `arrays` it lists a typecode and a count for each array in the numbers, in machine order (both
-ends are one machine). Invariants: decoding
+ends are one machine, or two that have agreed on theirs). Invariants: decoding
 builds dicts, lists, text, numbers and arrays and nothing else, no text inside a message can pass for an array, and text
 arrives as the same code points, halves of surrogate pairs that stand by themselves or side by side included; a
 frame above `MAX_FRAME_BYTES` is refused on both sides.

@@ -22,6 +22,8 @@ TRAINER = "trainer"
 """Its ranks beat as `trainer`, `trainer-1`, ..."""
 REPLICA_PREFIX = "replica-"
 """What a cluster's engines beat under."""
+PLACE_PREFIX = "workers-"
+"""And its places for environments' workers."""
 TOLD_S = 10.0
 """No sign of life, an event loop that stands, or a pause, for this long is told."""
 STOPPED_RESTART_S = 20.0
@@ -126,9 +128,9 @@ def process_of(owner: str) -> str:
     return owner.partition("/")[0]
 
 
-def worker_name(env_id: str, pid: int) -> str:
-    """The name under which a worker process of an environment beats."""
-    return f"{WORKER_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '-', env_id)}-{pid}"
+def worker_name(env_id: str, pid: int, place: str = "") -> str:
+    """The name under which a worker process of an environment beats. `place` tells it from those of other hosts."""
+    return f"{WORKER_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '-', env_id)}-{f'{place}-' if place else ''}{pid}"
 
 
 def is_worker(name: str) -> bool:
@@ -136,11 +138,19 @@ def is_worker(name: str) -> bool:
     return name.startswith(WORKER_PREFIX)
 
 
+def is_place(name: str) -> bool:
+    """True for what starts environments' workers on a node."""
+    return name.startswith(PLACE_PREFIX)
+
+
 def held_by(beats: Mapping[str, Beat], faults: Collection[Fault]) -> set[str]:
-    """Who does not run, as `faults` say, and who waits for one of them: with a rank of the trainer all others wait."""
+    """Who does not run, as `faults` say, and who waits for one of them: with a rank of the trainer all others wait, and
+    with the engine all that roll out."""
     halted = {fault.process for fault in faults if fault.kind in (FROZEN, BLOCKED, PAUSED)}
     if any(map(_is_rank, halted)):
         halted |= {name for name in beats if _is_rank(name)}
+    if "inference" in halted:  # nothing is rolled out, whether or not a rollout waits for it at the moment
+        halted |= {name for name in beats if is_worker(name) or name == "orchestrator"}
     waiting = {
         name for name, beat in beats.items() if any(halted.intersection(root_of(beats, wait)) for wait in beat.waits)
     }
@@ -166,7 +176,10 @@ def _own_fault(
         how = {"T": "is stopped by a signal", "t": "is held by a debugger", "D": "waits for a disk or a device"}
         text = f"{who} {how.get(state, 'does not run its threads')}: no sign of life for {silent_s:.0f} s"
         limits: dict[str, float | None] = {"T": STOPPED_RESTART_S, "t": None}
-        return Fault(beat.name, beat.pid, FROZEN, silent_s, text, limits.get(state, SILENT_RESTART_S))
+        limit = limits.get(state, SILENT_RESTART_S)
+        if beat.host and is_worker(beat.name):  # its pool ends it, where nobody else can
+            limit = None
+        return Fault(beat.name, beat.pid, FROZEN, silent_s, text, limit)
     if beat.late_s >= TOLD_S:
         text = f"{who}: its main loop is blocked for {beat.late_s:.0f} s{where}"
         limit = None if is_worker(beat.name) else BLOCKED_RESTART_S  # its pool ends a worker
@@ -188,11 +201,16 @@ def _idle_s(beat: Beat, beats: Mapping[str, Beat], missing: Collection[str]) -> 
     if not beat.has_work or _is_held_up(beat, beats):
         return 0.0
     if is_worker(beat.name) or beat.name == "orchestrator":
-        if "inference" in missing:
+        if "inference" in missing or _has_no_place(beats, missing):
             return 0.0
         engine = beats.get("inference")
         return beat.idle_s if engine is None else min(beat.idle_s, engine.still_s)
     return beat.idle_s
+
+
+def _has_no_place(beats: Mapping[str, Beat], missing: Collection[str]) -> bool:
+    """True while every place for workers is being started again: no rollout can go on until one is there."""
+    return any(map(is_place, missing)) and not any(map(is_place, beats))
 
 
 def _is_held_up(beat: Beat, beats: Mapping[str, Beat]) -> bool:

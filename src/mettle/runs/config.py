@@ -17,10 +17,13 @@ from mettle.inference.config import InferenceConfig
 from mettle.orchestrator.config import OrchestratorConfig
 from mettle.records.versions import CANARY_TOLERANCES
 from mettle.runs.hosted import fan_out
+from mettle.runs.ports import LOOPBACK
 from mettle.runs.tracking import TrackingConfig
 from mettle.trainer.config import LoraConfig, SftConfig, TrainerConfig
 from mettle.trainer.presets import PRESETS
 
+ON_NODES = ("num_worker_places", "worker_variables", "num_sandbox_services", "sandbox_config")
+"""What has no meaning without a cluster."""
 NOT_IN_A_SHARE = (
     "the runs of a share sample from adapters beside one base, and workers from outside serve whole policies, so that"
     " they would have nothing to do; leave it out, or train the run alone"
@@ -81,7 +84,24 @@ class RayConfig(BaseModel):
     gpus_per_replica: float = Field(default=0.0, ge=0)
     """GPUs of each engine; several for one that vLLM spreads over them."""
     cpus_for_owner: float = Field(default=1.0, ge=0)
-    """Cores of the machine where the run was started, for the orchestrator and the environments' workers."""
+    """Cores of the machine where the run was started, for the orchestrator, and for the environments' workers if they
+    have no places of their own."""
+    num_worker_places: int = Field(default=0, ge=0)
+    """Places on the cluster's nodes, apart from each other, for the environments' worker processes; 0 has them on the
+    machine where the run was started. The `workers` of an environment are spread over them, one in each where it says
+    nothing of workers."""
+    cpus_per_worker_place: float = Field(default=1.0, gt=0)
+    """Cores of each of these places."""
+    worker_variables: tuple[str, ...] = ()
+    """Environment variables of the run's owner that workers in these places get, too, as OPENAI_API_KEY for a judge;
+    those that begin with METTLE_ or HF_ they get anyway."""
+    num_sandbox_services: int = Field(default=0, ge=0)
+    """Sandbox services on the cluster's nodes, apart from each other, in which environments make their sandboxes and
+    have code judged; 0 has them where an environment runs. One with a `SandboxConfig` of its own keeps to that."""
+    cpus_per_sandbox_service: float = Field(default=1.0, gt=0)
+    """Cores of each of these services, all of its sandboxes together."""
+    sandbox_config: Path | None = None
+    """TOML file of these services' settings, as for `mettle sandbox serve --config`, but for where they listen."""
     wait_for_room_s: float = Field(default=600.0, gt=0)
     """How long a process whose node is lost may wait for another place before the run ends."""
     head_loss_s: float = Field(default=60.0, gt=0)
@@ -211,8 +231,20 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _places_are_the_runs(self) -> RunConfig:
+        if self.orchestrator.worker_places:
+            raise ValueError("orchestrator.worker_places is the run's own; say deployment.ray.num_worker_places")
+        return self
+
+    @model_validator(mode="after")
     def _placeable(self) -> RunConfig:
         if self.deployment.engine == "local":
+            for name in ON_NODES:
+                if getattr(self.deployment.ray, name):
+                    raise ValueError(
+                        f"deployment.ray.{name} is of deployment.engine 'ray'; with 'local' everything runs on this"
+                        " machine: leave it out"
+                    )
             return self
         if self.deployment.share is not None:
             raise ValueError("deployment.share is of one machine; leave it out, or deployment.engine 'ray'")
@@ -221,7 +253,35 @@ class RunConfig(BaseModel):
                 "inference.engine 'remote' names servers that run already; with deployment.engine 'ray' the run places"
                 " its own: take 'embedded' or 'vllm'"
             )
+        if self.deployment.ray.num_worker_places:
+            self._check_worker_places(self.deployment.ray.num_worker_places)
+        elif self.deployment.ray.worker_variables:
+            raise ValueError(
+                "deployment.ray.worker_variables go to workers in places on nodes, and there are none: give"
+                " num_worker_places, or leave it out"
+            )
+        if self.deployment.ray.sandbox_config is not None and not self.deployment.ray.num_sandbox_services:
+            raise ValueError(
+                "deployment.ray.sandbox_config is of services on nodes, and there are none: give num_sandbox_services,"
+                " or leave it out"
+            )
         return self
+
+    def _check_worker_places(self, places: int) -> None:
+        """Raises: ValueError for places that would stand empty, or that the engine could not be reached from."""
+        if (host := self.inference.host) != LOOPBACK:
+            raise ValueError(
+                f"inference.host {host!r}: with deployment.ray.num_worker_places the server in front of the engines"
+                " listens on its node's address in the cluster; leave it out"
+            )
+        envs, default = [*self.orchestrator.envs, *self.orchestrator.eval.envs], self.orchestrator.env_workers
+        asked = [default if env.workers is None else env.workers for env in envs]
+        wanted = sum(places if workers is None else workers for workers in asked)
+        if wanted < places:
+            raise ValueError(
+                f"deployment.ray.num_worker_places {places} is more than the {wanted} workers that the environments"
+                " have (orchestrator.env_workers, or `workers` of an environment): some would stand empty"
+            )
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:

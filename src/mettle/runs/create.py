@@ -13,7 +13,8 @@ from mettle.envs import load_environment
 from mettle.envs.packages.loading import resolve_environment
 from mettle.errors import UserError
 from mettle.runs.cluster.launcher import check_room
-from mettle.runs.cluster.placement import REPLICA, replica_name
+from mettle.runs.cluster.placement import REPLICA, SANDBOXES, replica_name, worker_place_names
+from mettle.runs.cluster.sandboxes import service_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.demonstrations import write_demonstrations
 from mettle.runs.fit import check_fit, check_teacher
@@ -69,7 +70,18 @@ def check_run(loaded: Loaded[RunConfig], path: Path) -> None:
     _check_port(config)
     _check_place(path)
     if config.deployment.engine == "ray":
+        check_variables(config)
+        service_settings(config.deployment.ray.sandbox_config)
         check_room(config)
+
+
+def check_variables(config: RunConfig) -> None:
+    """Raises: UserError for a variable that workers on nodes are to get and that is not set here."""
+    if missing := [name for name in config.deployment.ray.worker_variables if name not in os.environ]:
+        raise UserError(
+            f"deployment.ray.worker_variables names {', '.join(missing)}, which this environment does not set; set it,"
+            " or leave it out"
+        )
 
 
 def read_run_config(run_dir: RunDir) -> RunConfig:
@@ -116,7 +128,8 @@ def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
     write_json(run_dir.path / "sources.json", loaded.sources)
     write_json(run_dir.config("run"), dump)
     write_json(run_dir.config("trainer"), {**dump["trainer"], "model": model})
-    write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model})
+    places = [str(run_dir.endpoint(name)) for name in worker_place_names(config)]
+    write_json(run_dir.config("orchestrator"), {**dump["orchestrator"], "model": model, "worker_places": places})
     inference = {**dump["inference"], "model": model}
     if inference["outside"] is not None:
         inference["outside"] = {**inference["outside"], "folder": str(run_dir.outside)}
@@ -126,6 +139,9 @@ def write_configs(run_dir: RunDir, loaded: Loaded[RunConfig]) -> None:
         remote = {"ready_files": [str(run_dir.endpoint(name)) for name in names]}
         inference |= {"engine": "remote", "replicas": 1, "vllm": None, "remote": remote}
     write_json(run_dir.config("inference"), inference)
+    if config.deployment.ray.num_sandbox_services:
+        services = service_settings(config.deployment.ray.sandbox_config)
+        write_json(run_dir.config(SANDBOXES), services.model_dump(mode="json", exclude_unset=True))
     write_json(run_dir.config("sft"), dump["warm_up"]["sft"])
     write_json(
         run_dir.config("policy"),

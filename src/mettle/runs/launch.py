@@ -13,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from mettle.config import Loaded, load_config
+from mettle.envs.sandboxes.shared import SANDBOX_ENV
 from mettle.errors import MettleError, ServiceError, UserError
 from mettle.log import setup_logging
 from mettle.processes.fork_server import ForkServer
 from mettle.processes.managed import ProcessSpec
 from mettle.runs.cluster.actor import HOST_MARK
 from mettle.runs.cluster.launcher import Cluster, RayLauncher
-from mettle.runs.cluster.placement import REPLICA, placement_of, replica_name
+from mettle.runs.cluster.placement import (
+    REPLICA,
+    SANDBOXES,
+    placement_of,
+    replica_name,
+    sandbox_service_names,
+    worker_place_names,
+)
+from mettle.runs.cluster.sandboxes import client_settings
 from mettle.runs.config import RunConfig
 from mettle.runs.costs import settle, settle_last
 from mettle.runs.create import create_run, new_run_name, read_run_config
@@ -35,13 +44,18 @@ from mettle.runs.shares import NamedRun, check_joining, join_config, with_base
 from mettle.runs.summary import summarise
 from mettle.runs.supervisor import StopSignals, Supervisor
 from mettle.runs.tracking import Mirror, make_trackers
+from mettle.sandbox.service.config import ServiceConfig
+from mettle.sandbox.service.tokens import TOKEN_ENV
 from mettle.storage.ledger import Ledger
 from mettle.storage.run_dir import RunDir
 from mettle.storage.share_dir import ShareDir
 from mettle.trainer.ranks import ENVIRONMENT, LAUNCHER, launcher_arguments
+from mettle.web.keys import API_KEY_ENV, WORKERS_KEY_ENV
 
 RUNS_FOLDER = Path("runs")
 STOP_TIMEOUT_S = 60.0
+RUN_TOKEN_ENV = "METTLE_RUN_SANDBOX_TOKEN"
+"""Of the run's own sandbox services, beside the one that an environment may have for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +212,12 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     if config.deployment.share is not None:
         keys = run_keys(ShareDir(config.deployment.share).as_run).environment()
         return [*specs, ProcessSpec("orchestrator", "mettle.orchestrator", (path,), environment=keys)]
+    sandboxes, told = _sandbox_specs(run_dir, config)
+    places = _worker_place_specs(run_dir, config, told)
     inference = (
         "--config", str(run_dir.config("inference")), "--ready-file", str(run_dir.endpoint("inference")),
         "--log-file", str(run_dir.logs / "inference.log"),
+        *(("--host", HOST_MARK) if places else ()),  # workers on other nodes ask it
     )  # fmt: skip
     keys = run_keys(run_dir).environment()
     replicas = _replica_specs(run_dir, config, keys, prepared) if config.deployment.engine == "ray" else []
@@ -208,13 +225,15 @@ def process_specs(run_dir: RunDir, config: RunConfig, *, is_warm: bool) -> list[
     theirs = {f"METTLE_REMOTE_{name.removeprefix('METTLE_')}": key for name, key in keys.items()} if replicas else {}
     specs += [
         *replicas,
+        *places,
+        *sandboxes,
         ProcessSpec(
             "inference", "mettle.inference", inference, ready_file=run_dir.endpoint("inference"), is_service=True,
             after=(*prepared, *first), environment={**keys, **theirs},
             ready_timeout_s=config.inference.start_timeout_s,
         ),
         _trainer_spec(path, config, prepared),
-        ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment=keys),
+        ProcessSpec("orchestrator", "mettle.orchestrator", (path,), after=prepared, environment={**keys, **told}),
     ]  # fmt: skip
     return specs
 
@@ -241,6 +260,40 @@ def _replica_specs(
             ready_timeout_s=config.inference.start_timeout_s,
         )
         for name in names
+    ]  # fmt: skip
+
+
+def _sandbox_specs(run_dir: RunDir, config: RunConfig) -> tuple[list[ProcessSpec], dict[str, str]]:
+    """The sandbox services on nodes, and what tells environments of them."""
+    names = sandbox_service_names(config)
+    if not names:
+        return [], {}
+    settings, token = run_dir.config(SANDBOXES), {TOKEN_ENV: run_keys(run_dir).sandboxes}
+    files = [run_dir.endpoint(name) for name in names]
+    client = client_settings(ServiceConfig.model_validate_json(settings.read_bytes()), files)
+    specs = [
+        ProcessSpec(
+            name, "mettle.runs.cluster.sandboxes",
+            (name, "--config", str(settings), "--host", HOST_MARK, "--ready-file", str(file)),
+            ready_file=file, is_service=True, environment=token,
+        )
+        for name, file in zip(names, files, strict=True)
+    ]  # fmt: skip
+    told = client.model_copy(update={"token_env": RUN_TOKEN_ENV}).model_dump_json()
+    return specs, {SANDBOX_ENV: told, RUN_TOKEN_ENV: token[TOKEN_ENV]}
+
+
+def _worker_place_specs(run_dir: RunDir, config: RunConfig, told: dict[str, str]) -> list[ProcessSpec]:
+    """The places for environments' workers: each listens on the address of its node and knows who may ask it."""
+    keys = run_keys(run_dir)
+    given = {name: os.environ[name] for name in config.deployment.ray.worker_variables if name in os.environ}
+    environment = {**given, **told, API_KEY_ENV: keys.api, WORKERS_KEY_ENV: keys.workers}
+    return [
+        ProcessSpec(
+            name, "mettle.envs.workers.place", (name, "--host", HOST_MARK, "--ready-file", str(run_dir.endpoint(name))),
+            ready_file=run_dir.endpoint(name), is_service=True, environment=environment,
+        )
+        for name in worker_place_names(config)
     ]  # fmt: skip
 
 

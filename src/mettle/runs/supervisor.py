@@ -232,7 +232,7 @@ class Supervisor:
             fault = report.fault
             self._event(report.kind, report.text, process=fault.process, cause=fault.kind, age_s=round(fault.age_s, 1))
             if report.kind == "recovery":
-                self._end_stalled(report)
+                self._end_stalled(report, beats.get(fault.process))
         here = [s.process for s in self._slots.values() if s.process.exit_code() is None and not s.process.host]
         pids = [*(process.pid for process in here if process.pid is not None), *self._launcher.pids()]
         self.costs.measure(pids, [beat for beat in beats.values() if not beat.host])
@@ -251,12 +251,12 @@ class Supervisor:
             (self._run_dir.beats / f"{beat.name}.beat").unlink(missing_ok=True)
         return beats
 
-    def _end_stalled(self, report: Report) -> None:
+    def _end_stalled(self, report: Report, beat: Beat | None) -> None:
         name, pid = report.fault.process, report.fault.pid
         slot = self._slots.get(name) or self._slots.get(name.partition("-")[0])  # trainer-1 is a rank of the trainer
         if slot is not None and slot.process.exit_code() is None:
             slot.process.signal(signal.SIGKILL)
-        is_here = is_worker(name) if slot is None else not slot.process.host
+        is_here = (is_worker(name) if slot is None else not slot.process.host) and not (beat and beat.host)
         if is_here and pid and self._machine.state_of(pid):  # in a session of its own
             self._machine.kill(pid)
 

@@ -177,6 +177,10 @@ class SandboxConfig(BaseModel):
     """Of `remote`: the services, as `https://host:port`, `http://` on this host, or `unix:/path`; work goes to the
     least loaded."""
 
+    url_files: tuple[Path, ...] = ()
+    """Of `remote`: files in which services say where they are (JSON with `url`), which appear, change and go while
+    services come, move and are lost; a run on a cluster has them. In place of `urls`, or beside them."""
+
     token_env: str = "METTLE_SANDBOX_TOKEN"
     """Of `remote`: the environment variable that holds the token, if the services ask for one."""
 
@@ -277,7 +281,7 @@ class SandboxConfig(BaseModel):
 
     @model_validator(mode="after")
     def _has_services(self) -> Self:
-        if (self.backend == "remote") != bool(self.urls):
+        if (self.backend == "remote") != bool(self.urls or self.url_files):
             raise ValueError("sandbox.urls and sandbox.backend 'remote' go together: give both, or neither")
         return self
 

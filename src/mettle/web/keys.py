@@ -6,6 +6,7 @@ of a server, so that whoever starts one can make them.
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Final, Self
 
 API_KEY_ENV: Final = "METTLE_API_KEY"
 ADMIN_KEY_ENV: Final = "METTLE_ADMIN_KEY"
+WORKERS_KEY_ENV: Final = "METTLE_WORKERS_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +37,16 @@ class Keys:
     def environment(self) -> dict[str, str]:
         """For the process that is to have them."""
         return {API_KEY_ENV: self.api, ADMIN_KEY_ENV: self.admin}
+
+    @property
+    def workers(self) -> str:
+        """What has workers started on other nodes; it tells nothing of the admin key that it is made from."""
+        return self._derived(b"workers")
+
+    @property
+    def sandboxes(self) -> str:
+        """The token of the run's sandbox services, which its environments have."""
+        return self._derived(b"sandboxes")
+
+    def _derived(self, purpose: bytes) -> str:
+        return hmac.digest(self.admin.encode(), purpose, "sha256").hex()

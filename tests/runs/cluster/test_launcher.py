@@ -19,6 +19,7 @@ class SpokenCluster:
 
     def __init__(self, **config):
         self.config = RayConfig(**config)
+        self.owner_address = "10.0.0.1"
         self.told = []
         self.lost = None
         self.on_word = None
@@ -32,6 +33,8 @@ PLACEMENT = Placement(
         "trainer": (NodeBundle("trainer", 1, 0, is_pinned=True), NodeBundle("trainer-1", 1, 0)),
         "replica-0": (NodeBundle("replica-0", 1, 0),),
         "replica-1": (NodeBundle("replica-1", 1, 0),),
+        "workers-0": (NodeBundle("workers-0", 1, 0),),
+        "workers-1": (NodeBundle("workers-1", 1, 0),),
     }
 )
 
@@ -109,7 +112,9 @@ def test_beats_of_a_node_are_read_in_the_times_of_this_one(tmp_path, age_s):
     launcher.process(ProcessSpec("replica-0", "mettle.inference", ()))
     # Ages as negative times, and the pid of a process that exists here and is another.
     beat = Beat("replica-0", os.getpid(), -age_s, waits=(Wait("replica-0", "e", "t", "a", -age_s - 5.0, 60.0),))
-    cluster.on_word({"name": "replica-0", "host": "a/123", "beats": [encode_beat(beat).decode()]})
+    cluster.on_word(
+        {"name": "replica-0", "member": "replica-0", "host": "a/123", "beats": [encode_beat(beat).decode()]}
+    )
     now = time.monotonic()
     found = read_beats(launcher.run_dir.beats)["replica-0"]
     assert (found.host, found.pid) == ("a/123", os.getpid())
@@ -118,3 +123,44 @@ def test_beats_of_a_node_are_read_in_the_times_of_this_one(tmp_path, age_s):
     faults = diagnose({"replica-0": found}, now, state_of=lambda pid: "T")
     assert [(fault.kind, "on a/123" in fault.text) for fault in faults] == ([(FROZEN, True)] if age_s > 10 else [])
     assert all("stopped by a signal" not in fault.text for fault in faults)
+
+
+def test_who_has_ended_on_a_node_beats_no_more_and_a_place_takes_its_workers_along(tmp_path):
+    cluster, launcher = make(tmp_path)
+    launcher.process(ProcessSpec("workers-0", "mettle.envs.workers.place", ())).start()
+    other = launcher.process(ProcessSpec("trainer", "mettle.trainer", ("run",)))
+    other.start()
+
+    def bring(process, member, *names):
+        beats = [encode_beat(Beat(name, 1, -1.0)).decode() for name in names]
+        cluster.on_word({"name": process, "member": member, "host": "a/1", "beats": beats})
+        return set(read_beats(launcher.run_dir.beats))
+
+    assert bring("workers-0", "workers-0", "workers-0", "worker-w-workers-0-7") == {"workers-0", "worker-w-workers-0-7"}
+    assert bring("trainer", "trainer-1", "trainer-1") == {"workers-0", "worker-w-workers-0-7", "trainer-1"}
+    assert bring("trainer", "trainer", "trainer") >= {"trainer-1", "trainer"}
+    assert bring("workers-0", "workers-0", "workers-0") == {"workers-0", "trainer", "trainer-1"}
+    bring("workers-0", "workers-0", "workers-0", "worker-w-workers-0-8")
+    cluster.on_word({"name": "workers-0", "life": 1, "state": "ended", "code": -9, "line": ""})
+    assert set(read_beats(launcher.run_dir.beats)) == {"trainer", "trainer-1"}
+
+
+def test_what_stays_with_the_owner_listens_on_its_address_in_the_cluster(tmp_path):
+    _, launcher = make(tmp_path)
+    spec = ProcessSpec("inference", "mettle.inference", ("--host", "{host}"))
+    assert launcher.process(spec).spec.arguments == ("--host", "10.0.0.1")
+
+
+def test_a_place_for_workers_waits_for_room_while_another_one_answers(tmp_path):
+    cluster, launcher = make(tmp_path, wait_for_room_s=0.001)
+    ready = launcher.run_dir.endpoint("workers-0")
+    first = launcher.process(ProcessSpec("workers-0", "mettle.envs.workers.place", (), ready_file=ready))
+    second = launcher.process(ProcessSpec("workers-1", "mettle.envs.workers.place", ()))
+    for process in (first, second):
+        process.start()
+    cluster.on_word(running("workers-0", 1, "a"))
+    ready.write_text('{"host": "a"}')
+    time.sleep(0.01)
+    assert second.exit_code() is None
+    ready.unlink()
+    assert second.exit_code() == 3

@@ -9,13 +9,13 @@ from mettle.runs.cluster.placement import NodeBundle, NodeRoom, place, placement
 from mettle.runs.config import RunConfig
 
 
-def config(**deployment):
+def config(envs=({"id": "reverse-text"},), **deployment):
     ray = deployment.pop("ray", {})
-    replicas = deployment.pop("replicas", 1)
+    inference = deployment.pop("inference", {"replicas": deployment.pop("replicas", 1)})
     return RunConfig.model_validate(
         {
-            "orchestrator": {"envs": [{"id": "reverse-text"}]},
-            "inference": {"replicas": replicas},
+            "orchestrator": {"envs": envs},
+            "inference": inference,
             "deployment": {"engine": "ray", "ray": ray, **deployment},
         }
     )
@@ -34,6 +34,35 @@ def test_ranks_stand_close_together_and_engines_apart():
     found = place(placement_of(config(num_trainer_ranks=3, replicas=2)).bundles, nodes)
     assert {found["trainer"].name, found["trainer-1"].name, found["trainer-2"].name} == {"a"}
     assert {found["replica-0"].name, found["replica-1"].name} == {"b", "c"}
+
+
+def test_places_for_workers_stand_apart_and_need_not_be_with_the_owner():
+    nodes = [NodeRoom("a", 2, 0, is_owner=True), NodeRoom("b", 4, 0), NodeRoom("c", 4, 0)]
+    wanted = placement_of(config(ray={"num_worker_places": 2, "cpus_per_worker_place": 2.5}))
+    assert [str(wanted.pools[name][0]) for name in ("workers-0", "workers-1")] == [
+        "workers-0 (2.5 CPU)", "workers-1 (2.5 CPU)",
+    ]  # fmt: skip
+    found = place(wanted.bundles, nodes)
+    assert {found["workers-0"].name, found["workers-1"].name} == {"b", "c"}
+    with pytest.raises(UserError, match=r"no room for workers-1 \(2\.5 CPU\) once 3 others are placed"):
+        place(wanted.bundles, nodes[:2])
+
+
+def test_places_that_would_stand_empty_or_mean_nothing_are_refused():
+    ray = {"num_worker_places": 3}
+    for envs in ([{"id": "reverse-text", "workers": 2}], [{"id": "reverse-text", "workers": 0}]):
+        with pytest.raises(ValueError, match=r"num_worker_places 3 is more than the [02] workers"):
+            config(envs, ray=ray)
+    assert config([{"id": "reverse-text", "workers": 2}, {"id": "word-count"}], ray=ray)
+    for name, value in {"num_worker_places": 1, "worker_variables": ["OPENAI_API_KEY"]}.items():
+        with pytest.raises(ValueError, match=rf"deployment\.ray\.{name} is of deployment.engine 'ray'"):
+            config(engine="local", ray={name: value})
+    with pytest.raises(ValueError, match=r"worker_variables go to workers in places"):
+        config(ray={"worker_variables": ["OPENAI_API_KEY"]})
+    with pytest.raises(ValueError, match=r"inference\.host '0\.0\.0\.0'"):
+        config(ray=ray, inference={"host": "0.0.0.0"})
+    with pytest.raises(ValueError, match=r"orchestrator\.worker_places is the run's own"):
+        RunConfig.model_validate({"orchestrator": {"envs": [{"id": "reverse-text"}], "worker_places": ["a.json"]}})
 
 
 def test_the_refusal_says_what_has_no_room_and_what_there_is():

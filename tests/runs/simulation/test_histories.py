@@ -28,34 +28,40 @@ LOCAL_TARGETS = ["trainer", "inference", "orchestrator", "worker-words"]
 RAY_TARGETS = [*LOCAL_TARGETS, "trainer-1", "replica-0", "replica-1"]
 
 
-def run_config(*, is_ray=False, **orchestrator):
+PLACE_TARGETS = [*RAY_TARGETS, "workers-0", "workers-1"]
+
+
+def run_config(*, is_ray=False, has_places=False, **orchestrator):
     values = {
         "batch_size": 8, "group_size": 4, "envs": [{"id": "words"}], "eval": {"num_examples": 0},
         "max_empty_batches": 1000, "retry": {"max_failed_groups": 50}, **orchestrator,
     }  # fmt: skip
     deployment = {"hub": False, "engine": "ray" if is_ray else "local", "num_trainer_ranks": 2 if is_ray else 1}
+    if has_places:
+        deployment["ray"] = {"num_worker_places": 2}
     tree = {"max_steps": 3, "orchestrator": values, "deployment": deployment}
     return RunConfig.model_validate({**tree, "inference": {"replicas": 2 if is_ray else 1}})
 
 
-def nodes():
-    return (SimulatedNode("owner", 3, is_owner=True), SimulatedNode("left", 2), SimulatedNode("right", 2))
+def nodes(room=2):
+    return (SimulatedNode("owner", 3, is_owner=True), SimulatedNode("left", room), SimulatedNode("right", room))
 
 
-def draw_fault(draw, *, is_ray):
+def draw_fault(draw, targets):
+    is_ray = targets is not LOCAL_TARGETS
     kind = draw.choice(["frozen", "frozen", "blocked", "killed", "killed", "disk_full", "clock_jump", "suspended",
                         *(["node_lost", "node_lost"] if is_ray else [])])  # fmt: skip
     at = draw.uniform(4.0, 29.0)  # who has not begun to beat is the business of `ready_timeout_s`
     match kind:
         case "frozen":
-            target = draw.choice([*(RAY_TARGETS if is_ray else LOCAL_TARGETS), "supervisor"])
+            target = draw.choice([*targets, "supervisor"])
             for_s = draw.choice([8.0, 40.0, LASTING])
             # Nobody looks after a supervisor: one that is stopped for ever stops its run.
             return InjectedFault(kind, target, at, min(for_s, 90.0) if target == "supervisor" else for_s)
         case "blocked":
             return InjectedFault(kind, draw.choice(["inference", "orchestrator"]), at, draw.choice([5.0, 40.0, 60.0]))
         case "killed":
-            return InjectedFault(kind, draw.choice(RAY_TARGETS if is_ray else LOCAL_TARGETS), at)
+            return InjectedFault(kind, draw.choice(targets), at)
         case "node_lost":
             return InjectedFault(kind, draw.choice(["left", "right"]), at, draw.choice([30.0, 200.0]))
         case "clock_jump":
@@ -65,9 +71,12 @@ def draw_fault(draw, *, is_ray):
 
 def history(number):
     draw = random.Random(f"supervised history {number}")
-    is_ray = number % 3 == 0
+    is_ray, has_places = number % 3 == 0, number % 6 == 0
+    targets = PLACE_TARGETS if has_places else RAY_TARGETS if is_ray else LOCAL_TARGETS
     max_lag = draw.choice([0, 1, 1, 2])
-    config = run_config(is_ray=is_ray, max_lag=max_lag, max_staleness=max_lag + draw.choice([0, 1, 2]))
+    config = run_config(
+        is_ray=is_ray, has_places=has_places, max_lag=max_lag, max_staleness=max_lag + draw.choice([0, 1, 2])
+    )
     world = SimulatedWorld(
         seed=number,
         pace_seed=number,
@@ -78,8 +87,8 @@ def history(number):
         equal_rate=draw.choice([0.0, 0.3]),
         limit_s=5000.0,
     )
-    faults = tuple(draw_fault(draw, is_ray=is_ray) for _ in range(draw.choice([1, 1, 2])))
-    return History(config, world, faults, nodes() if is_ray else ())
+    faults = tuple(draw_fault(draw, targets) for _ in range(draw.choice([1, 1, 2])))
+    return History(config, world, faults, nodes(3 if has_places else 2) if is_ray else ())
 
 
 def lived(number):

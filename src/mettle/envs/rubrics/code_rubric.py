@@ -23,6 +23,7 @@ from mettle.envs.errors import EnvironmentFault
 from mettle.envs.parsers.code_parser import CodeParser
 from mettle.envs.parsers.parser import Parser
 from mettle.envs.rubrics.rubric import RewardFunc, Rubric
+from mettle.envs.sandboxes.shared import default_sandbox
 from mettle.envs.state import State
 from mettle.sandbox import (
     CallTest,
@@ -62,7 +63,7 @@ class CodeRubric(Rubric):
         partial_credit: bool = False,
         language: str = "python",
     ) -> None:
-        self.sandbox = sandbox or SandboxConfig()
+        self.sandbox = default_sandbox(sandbox)
         super().__init__(funcs, weights, parser or CodeParser(find_language(self.sandbox, language).names))
         self.timeout_s, self.memory_mb, self.language = timeout_s, memory_mb, language
         self._pool: Judge | None = None

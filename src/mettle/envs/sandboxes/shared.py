@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _CLOSE_S: Final = 10.0
+SANDBOX_ENV: Final = "METTLE_SANDBOX"
+"""The environment variable in which a run says what its environments' sandboxes run on: a `SandboxConfig` as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,10 @@ class SharedMachines:
     async def _pool(self, packages: tuple[str, ...], backend: str | None) -> Machines:
         from mettle.sandbox import SandboxConfig
 
-        config = self.config.sandbox or SandboxConfig()
+        config = self.config.sandbox or default_sandbox()
         changes: dict[str, Any] = {"python_packages": tuple(sorted({*config.python_packages, *packages}))}
         if backend and backend != config.backend:
-            changes |= {"backend": backend, "urls": ()}
+            changes |= {"backend": backend, "urls": (), "url_files": ()}
         config = SandboxConfig.model_validate({**config.model_dump(), **changes})
         key = config.model_dump_json()
         starting = self._pools.get(key)
@@ -110,6 +112,19 @@ async def _start_pool(config: SandboxConfig) -> Machines:
     from mettle.sandbox import open_machines
 
     return await open_machines(config).__aenter__()
+
+
+def default_sandbox(given: SandboxConfig | None = None) -> SandboxConfig:
+    """What sandboxes run on where an environment asks for nothing of its own (`given` is None, or says nothing).
+
+    That is this host, or what the run that started this process says in `SANDBOX_ENV`: services on a cluster's nodes.
+    """
+    from mettle.sandbox import SandboxConfig
+
+    if given is not None and given != SandboxConfig():
+        return given
+    told = os.environ.get(SANDBOX_ENV)
+    return SandboxConfig.model_validate_json(told) if told else SandboxConfig()
 
 
 _lock = threading.Lock()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Self
 
 from mettle.envs.state import State
 from mettle.envs.workers.process import Worker, WorkerStats, rows_as_sent
-from mettle.envs.workers.spawn import Spawned, WorkerDied, WorkerSpec
+from mettle.envs.workers.spawn import Spawned, ThisHost, WorkerDied, WorkerHome, WorkerSpec
 from mettle.envs.workers.states import state_from
 from mettle.errors import MettleError
 from mettle.web.backoff import Backoff
@@ -29,7 +30,7 @@ MAX_FAILED_STARTS = 5
 class WorkerPool:
     """`num_workers` processes of one environment. `about` and `rows` start the first, `start` the others.
 
-    `on_death` is told in a line of each worker that ended unasked.
+    `on_death` is told in a line of each worker that ended unasked. Workers are started at `home`, here by default.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class WorkerPool:
         blocked_s: float = 300.0,
         first_wait_s: float = 0.1,
         on_death: Callable[[str], None] = lambda text: None,
+        home: WorkerHome | None = None,
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"a pool has at least one worker, not {num_workers}")
@@ -50,6 +52,9 @@ class WorkerPool:
         self.num_deaths = 0
         self._max_attempts = max_attempts
         self._on_death = on_death
+        self._home = home or ThisHost()
+        # Of its own: a start may wait for long, and would keep the threads of everybody else.
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="spawn")
         self._silence_s, self._blocked_s = silence_s, blocked_s
         self._backoff = Backoff(first_wait_s, MAX_WAIT_S, jitter=0.0)
         self._first: Spawned | None = None
@@ -84,7 +89,7 @@ class WorkerPool:
 
     def _spawned(self) -> Spawned:
         if self._first is None:
-            self._first = Spawned(self.spec)
+            self._first = Spawned(self.spec, self._home)
         return self._first
 
     # At work
@@ -105,7 +110,7 @@ class WorkerPool:
             return
         self._changed = asyncio.Event()
         try:
-            first = self._first if self._first is not None else await asyncio.to_thread(Spawned, self.spec)
+            first = self._first if self._first is not None else await self._spawn()
         except MettleError as error:
             self._failure = error
             self._announce()
@@ -118,6 +123,8 @@ class WorkerPool:
     async def close(self) -> None:
         """Stop every worker."""
         self._is_closed = True
+        self._home.close()
+        self._threads.shutdown(wait=False)
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -204,6 +211,16 @@ class WorkerPool:
         if not self._is_closed:
             self._start_another(self._backoff.wait_s(self._num_failed_starts))
 
+    def _spawn(self) -> asyncio.Future[Spawned]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._spawn_in_thread)
+
+    def _spawn_in_thread(self) -> Spawned:
+        spawned = Spawned(self.spec, self._home)
+        if self._is_closed:  # and the event loop may be, too
+            spawned.end()
+            raise WorkerDied("the pool was closed while a worker was started")
+        return spawned
+
     def _start_another(self, wait_s: float) -> None:
         task = asyncio.get_running_loop().create_task(self._start_after(wait_s))
         self._starting.add(task)
@@ -212,7 +229,7 @@ class WorkerPool:
     async def _start_after(self, wait_s: float) -> None:
         while True:
             await asyncio.sleep(wait_s)
-            spawning = asyncio.ensure_future(asyncio.to_thread(Spawned, self.spec))
+            spawning = self._spawn()
             try:
                 spawned = await asyncio.shield(spawning)
             except asyncio.CancelledError:

@@ -112,7 +112,7 @@ class Worker:
             self._waiting.pop(number, None)
         self._num_done += 1
         if "error" in found:
-            raise EnvironmentFault(f"worker {self.pid}: {found['error']}")
+            raise EnvironmentFault(f"worker {self._spawned.name}: {found['error']}")
         return dict(found)
 
     async def stop(self) -> None:
@@ -166,7 +166,7 @@ class Worker:
         """The process is gone: everybody who waits learns it."""
         if self.death is not None:
             return
-        self.death = WorkerDied(f"worker {self.pid} {how}")
+        self.death = WorkerDied(f"worker {self._spawned.name} {how}")
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -188,7 +188,7 @@ def _again(death: WorkerDied) -> WorkerDied:
 
 async def _open(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     connection.setblocking(False)
-    return await asyncio.open_unix_connection(sock=connection)
+    return await asyncio.open_connection(sock=connection)
 
 
 def rows_as_sent(rows: Any) -> list[dict[str, Any]]:

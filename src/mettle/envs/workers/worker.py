@@ -1,8 +1,9 @@
 """A worker: the process that holds an environment and runs groups of rollouts on demand.
 
-`python -m mettle.envs.workers.worker FD PULSE_FD`, started by `spawn`. The first frame says which environment to load;
-then requests come (`group`, `rows`, `set`, `cancel`, `stop`) and answers go back under the request's `id`. A thread of
-its own sends a pulse: how long the event loop has been late, what it holds in memory.
+`python -m mettle.envs.workers.worker FD PULSE_FD [PLACE]`, started by `spawn`, or by a `place` on another machine. The
+first frame says which environment to load; then requests come (`group`, `rows`, `set`, `cancel`, `stop`) and answers go
+back under the request's `id`. A thread of its own sends a pulse: how long the event loop has been late, what it holds
+in memory.
 Invariants: requests run side by side and one that fails answers with its error; the pulse does not depend on the event
 loop, so that a blocked loop is told from a dead process; when the other end is gone, so is this process, at once.
 """
@@ -167,7 +168,7 @@ def load(hello: Mapping[str, Any]) -> tuple[Any, Frame]:
 
 async def serve(env: Any, connection: socket.socket, pulse: WorkerPulse, heart: Heartbeat) -> None:
     """Serve one connection."""
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    reader, writer = await asyncio.open_connection(sock=connection)
     await Server(env, writer, pulse, heart).serve(reader)
     writer.close()
 
@@ -177,12 +178,13 @@ def main() -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
     connection, beats = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    place = "".join(sys.argv[3:4])
     pulse = WorkerPulse(beats)
     pulse.start()
     hello = receive(connection)
     if hello is None:
         return
-    with Heartbeat.of_run(worker_name(hello["env_id"], os.getpid()), unit="rollouts") as heart:
+    with Heartbeat.of_run(worker_name(hello["env_id"], os.getpid(), place), unit="rollouts") as heart:
         heart.gauge = lambda: Gauge(0, has_work=True)  # loading is work, too, and may hang
         env, answer = load(hello)
         send(connection, answer)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mettle.processes.beats import BEATS_FOLDER, encode_beat, read_beats
-from mettle.processes.child import import_path
+from mettle.processes.child import import_path, process_state
 from mettle.processes.managed import ManagedProcess, ProcessSpec
 from mettle.runs.ports import free_port
 
@@ -60,12 +60,16 @@ class PlacedCommand:
         assert self._process is not None, "it was started"
         code = self._process.exit_code()
         now = time.monotonic()
+        found = read_beats(self._beats)
+        for name in [name for name, beat in found.items() if not process_state(beat.pid)]:  # killed: it left its beat
+            del found[name]
+            (self._beats / f"{name}.beat").unlink(missing_ok=True)
         beats = [
             # The process itself beats under the name that the supervisor knows it by.
             encode_beat(
                 dataclasses.replace(beat.shifted(-now), name=self._name if self._is_it(beat.pid) else beat.name)
             )
-            for beat in read_beats(self._beats).values()
+            for beat in found.values()
         ]
         return {"code": code, "line": self._process.last_line() if code and code > 0 else "", "beats": beats}
 

@@ -148,7 +148,9 @@ class RayAgent:
                 " deployment.ray.address names it"
             ) from error
         self._owner = ray.get_runtime_context().get_node_id()
-        send(self._line, {"connected": {"ray": ray.__version__, "nodes": [_shown(n) for n in self._rooms()]}})
+        address = ray.util.get_node_ip_address()
+        nodes = [_shown(room) for room in self._rooms()]
+        send(self._line, {"connected": {"ray": ray.__version__, "address": address, "nodes": nodes}})
 
     def _rooms(self) -> list[NodeRoom]:
         # Ray has no public call for what is free on each node without its dashboard.
@@ -301,7 +303,7 @@ class RayAgent:
         host = (member.where or {}).get("host", "")
         beats = [text.decode() for text in found["beats"]]
         if beats:
-            send(self._line, {"beats": beats, "host": host, "name": group.name})
+            send(self._line, {"beats": beats, "host": host, "name": group.name, "member": member.name})
         member.code = found["code"]
         if member.code is None:
             return

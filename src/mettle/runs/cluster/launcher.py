@@ -1,4 +1,4 @@
-"""The processes of a run on a Ray cluster, for its supervisor: engines and trainer ranks on nodes, the rest here.
+"""The processes of a run on a Ray cluster, for its supervisor: those with a bundle on nodes, the rest here.
 
 Parts: `Cluster` (the connection: a child that talks to Ray, see `agent`), `RayLauncher`, `PlacedProcess`. What is
 placed on the owner's node because it writes the run, and needs no resources of its own (orchestrator, page), is a child
@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -24,7 +24,8 @@ from mettle.processes.child import THREAD_ENVIRONMENT, ChildProcess, python_modu
 from mettle.processes.frames import receive, send
 from mettle.processes.managed import ProcessSpec
 from mettle.processes.ready_file import ReadyFile
-from mettle.runs.cluster.placement import REPLICA, TRAINER, NodeBundle, NodeRoom, Placement, place, placement_of
+from mettle.runs.cluster.actor import HOST_MARK
+from mettle.runs.cluster.placement import APART, TRAINER, NodeBundle, NodeRoom, Placement, kind_of, place, placement_of
 from mettle.runs.config import RayConfig, RunConfig
 from mettle.runs.host import HostNews
 from mettle.runs.launcher import Launcher, LocalLauncher, SupervisedProcess
@@ -46,6 +47,11 @@ class ClusterLine(Protocol):
     config: RayConfig
     lost: str | None
     on_word: Callable[[Mapping[str, Any]], None]
+
+    @property
+    def owner_address(self) -> str:
+        """Where other nodes reach this one."""
+        ...
 
     def tell(self, word: Mapping[str, Any]) -> None: ...
 
@@ -98,6 +104,11 @@ class Cluster:
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes that lived when the connection was made, with what they had free."""
         return list(self._answers["connected"]["nodes"])
+
+    @property
+    def owner_address(self) -> str:
+        """The address of this node in the cluster."""
+        return str(self._answers["connected"]["address"])
 
     def reserve(self, placement: Placement) -> None:
         """Take what the run needs, or nothing. Raises: UserError in one line where there is no room."""
@@ -172,6 +183,8 @@ class RayLauncher:
         self.run_dir = run_dir
         self._bundles = {bundle.process: bundle for bundle in placement.bundles}
         self._placed: dict[str, PlacedProcess] = {}
+        self._brought: dict[tuple[str, str], set[str]] = {}
+        """Who beats on a node, by process and member of it."""
         self._news: list[HostNews] = []
         cluster.on_word = self._hear
 
@@ -179,7 +192,8 @@ class RayLauncher:
         """On a node when it has a bundle; the warm-up takes that of the trainer, which starts after it."""
         members = self._members(spec.name)
         if not members:
-            return self._beside.process(spec)
+            arguments = tuple(one.replace(HOST_MARK, self.cluster.owner_address) for one in spec.arguments)
+            return self._beside.process(dataclasses.replace(spec, arguments=arguments))
         output = self.run_dir.logs / f"{spec.name}.out"
         self._placed[spec.name] = PlacedProcess(spec, members, output, self)
         return self._placed[spec.name]
@@ -209,9 +223,9 @@ class RayLauncher:
         self._news.append(HostNews("place", text, data))
 
     def may_wait(self, name: str) -> bool:
-        """An engine may wait for a place for ever while another one answers."""
-        others = [p for n, p in self._placed.items() if n.startswith(REPLICA) and n != name]
-        return name.startswith(REPLICA) and any(process.is_ready() for process in others)
+        """An engine, or a place for workers, may wait for room for ever while another one answers."""
+        others = [p for n, p in self._placed.items() if kind_of(n) == kind_of(name) and n != name]
+        return kind_of(name) in APART and any(process.is_ready() for process in others)
 
     def close(self) -> None:
         """The connection ends with its block, and with it all that was placed."""
@@ -221,18 +235,31 @@ class RayLauncher:
         if process is None:
             return
         if "beats" in word:
-            self._bring(word["beats"], str(word["host"]))
+            self._bring(word["beats"], str(word["host"]), (str(word["name"]), str(word["member"])))
         else:
             process.hear(word)
 
-    def _bring(self, texts: Sequence[str], host: str) -> None:
-        """Write the beats of a node down beside those of this one, in this one's time."""
+    def _bring(self, texts: Sequence[str], host: str, of: tuple[str, str]) -> None:
+        """Write the beats of a node down beside those of this one, in its time. Who is gone there is gone here."""
         now = self.machine.now()
+        brought = set()
         for text in texts:
             beat = decode_beat(text.encode())
             if beat is None:
                 continue
             write_beat(self.run_dir.beats, dataclasses.replace(beat.shifted(now), host=host))
+            brought.add(beat.name)
+        self._forget(self._brought.get(of, set()) - brought)
+        self._brought[of] = brought
+
+    def forget_beats(self, process: str) -> None:
+        """A process has ended, with all that it has started."""
+        for of in [of for of in self._brought if of[0] == process]:
+            self._forget(self._brought.pop(of))
+
+    def _forget(self, names: Collection[str]) -> None:
+        for name in names:
+            (self.run_dir.beats / f"{name}.beat").unlink(missing_ok=True)
 
 
 class PlacedProcess:
@@ -299,8 +326,7 @@ class PlacedProcess:
         elif word["state"] == "ended":
             self._code, self._line = word["code"], word["line"]
             self._placed_at = self._placed_at or self._launcher.machine.now()
-            for name, _ in self._members:
-                (self._launcher.run_dir.beats / f"{name}.beat").unlink(missing_ok=True)
+            self._launcher.forget_beats(self.spec.name)
             if word["code"] < 0 and word["line"]:
                 self._launcher.note(f"{self.spec.name} on {self.host} is lost: {word['line']}")
         self._state = word["state"]

@@ -2,7 +2,8 @@
 
 Parts: `NodeBundle` (resources that one process takes on one node), `Placement` (all of a run's), `NodeRoom`, `place`,
 `refusal`. Invariant: what writes the run (orchestrator, page, trainer rank 0) is placed on the node of its owner, so
-that a node that is lost and still runs can write nothing; engines and further ranks go anywhere.
+that a node that is lost and still runs can write nothing; engines, further ranks, environments' workers and
+sandboxes go anywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from mettle.runs.config import RunConfig
 OWNER = "owner"
 TRAINER = "trainer"
 REPLICA = "replica"
+WORKERS = "workers"
+SANDBOXES = "sandboxes"
+APART = frozenset({REPLICA, WORKERS, SANDBOXES})
+"""Kinds of process that stand on as many nodes as there are, and of which one may be away while another answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,10 @@ def placement_of(config: RunConfig) -> Placement:
         NodeBundle(replica_name(number), ray.cpus_per_replica, ray.gpus_per_replica)
         for number in range(config.inference.replicas)
     ]
+    workers = [NodeBundle(name, ray.cpus_per_worker_place, 0.0) for name in worker_place_names(config)]
+    sandboxes = [NodeBundle(name, ray.cpus_per_sandbox_service, 0.0) for name in sandbox_service_names(config)]
     pools = {OWNER: tuple(owner), TRAINER: tuple(ranks)} if owner else {TRAINER: tuple(ranks)}
-    return Placement(pools | {replica.process: (replica,) for replica in replicas})
+    return Placement(pools | {bundle.process: (bundle,) for bundle in (*replicas, *workers, *sandboxes)})
 
 
 def rank_name(rank: int) -> str:
@@ -90,8 +97,23 @@ def replica_name(number: int) -> str:
     return f"{REPLICA}-{number}"
 
 
+def worker_place_names(config: RunConfig) -> list[str]:
+    """`workers-0`, ...: where environments' workers are started; none where they are the orchestrator's children."""
+    return [f"{WORKERS}-{number}" for number in range(config.deployment.ray.num_worker_places)]
+
+
+def sandbox_service_names(config: RunConfig) -> list[str]:
+    """`sandboxes-0`, ...: where environments' sandboxes are made; none where each environment's config says where."""
+    return [f"{SANDBOXES}-{number}" for number in range(config.deployment.ray.num_sandbox_services)]
+
+
+def kind_of(process: str) -> str:
+    """What a process is, whatever its number."""
+    return process.partition("-")[0]
+
+
 def place(bundles: Iterable[NodeBundle], nodes: Sequence[NodeRoom]) -> dict[str, NodeRoom]:
-    """A node for each process, the pinned and the largest first: ranks close together, engines apart.
+    """A node for each process, the pinned and the largest first: ranks close together; engines, and workers, apart.
 
     Raises: UserError naming what has no room.
     """
@@ -107,9 +129,9 @@ def place(bundles: Iterable[NodeBundle], nodes: Sequence[NodeRoom]) -> dict[str,
         ]
         if not fitting:
             raise UserError(refusal(bundle, nodes, found))
-        kind = bundle.process.partition("-")[0]
-        alike = Counter(node.name for process, node in found.items() if process.partition("-")[0] == kind)
-        sign = -1 if kind == REPLICA else 1
+        kind = kind_of(bundle.process)
+        alike = Counter(node.name for process, node in found.items() if kind_of(process) == kind)
+        sign = -1 if kind in APART else 1
         node = max(fitting, key=lambda n: (sign * alike[n.name], free[n.name], n.name))
         free[node.name][0] -= bundle.num_gpus
         free[node.name][1] -= bundle.num_cpus

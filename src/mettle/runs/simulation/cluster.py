@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mettle.errors import UserError
-from mettle.processes.beats import encode_beat
+from mettle.processes.beats import Beat, encode_beat
 from mettle.runs.cluster.placement import NodeBundle, NodeRoom, Placement, place
 from mettle.runs.config import RayConfig
 from mettle.runs.simulation.host import BEAT_S, Life, Program, SimulatedHost, until
@@ -52,6 +52,7 @@ class SimulatedCluster:
         self, nodes: Sequence[SimulatedNode], placement: Placement, host: SimulatedHost, programs: Mapping[str, Program]
     ) -> None:
         self.config = RayConfig()
+        self.owner_address = "simulated"
         self.on_word: Callable[[Mapping[str, Any]], None] = lambda word: None
         self.nodes = nodes
         self._host = host
@@ -59,6 +60,7 @@ class SimulatedCluster:
         self._bundles = placement.pools
         self._pools: dict[str, dict[str, str]] = {}
         self._groups: list[_Group] = []
+        self._beats: dict[int, Beat] = {}
         # All or nothing, as a run that starts asks for it.
         places = place(placement.bundles, self._rooms())
         for name, bundles in placement.pools.items():
@@ -93,11 +95,20 @@ class SimulatedCluster:
         while True:
             await asyncio.sleep(BEAT_S)
             now = self._host.now()
-            for life in [life for group in self._groups for life in group.members if life.is_alive]:
-                if (beat := life.beat()) is not None:
-                    text = encode_beat(beat.shifted(-now)).decode()
-                    self.on_word({"name": life.name.partition("-")[0] if life.name.startswith("trainer") else life.name,
-                                  "host": life.node, "beats": [text]})  # fmt: skip
+            for group in self._groups:
+                for life in [life for life in group.members if life.is_alive]:
+                    within = [one for one in self._host.lives.values() if one.is_alive and one.within is life]
+                    beats = [beat for one in (life, *within) if (beat := self._newest_beat(one)) is not None]
+                    texts = [encode_beat(beat.shifted(-now)).decode() for beat in beats]
+                    if texts:
+                        name = group.word["spec"]["name"]
+                        self.on_word({"name": name, "member": life.name, "host": life.node, "beats": texts})
+
+    def _newest_beat(self, life: Life) -> Beat | None:
+        """One that is stopped has left its last one."""
+        if (beat := life.beat()) is not None:
+            self._beats[life.pid] = beat
+        return self._beats.get(life.pid)
 
     def _rooms(self) -> list[NodeRoom]:
         used: dict[str, float] = {}

@@ -112,23 +112,36 @@ class Life:
     """One process from its start to its end."""
 
     def __init__(
-        self, host: SimulatedHost, name: str, program: Program, *, unit: str = "steps", node: str = ""
+        self,
+        host: SimulatedHost,
+        name: str,
+        program: Program,
+        *,
+        unit: str = "steps",
+        node: str = "",
+        within: Life | None = None,
     ) -> None:
         self.host = host
         self.name = name
         self.node = node
         """Where it runs; empty for the machine of the supervisor."""
+        self.within = within
+        """The process of a node that has started it, and that it ends with."""
         self.pid = host.next_pid()
         self.heart = Heartbeat(name=name, unit=unit, clock=host.now)
         self.code: int | None = None
         self.said = ""
         self.is_frozen = self.is_blocked = False
+        self.is_open = False
+        """A server that has said that it can answer."""
         self.started_at = host.now()
         self.on_end: list[Callable[[], object]] = []
         self._asked: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
         self._context = contextvars.copy_context()
         self._context.run(_PROCESS.set, self.pid)
         host.lives[self.pid] = self
+        if within is not None:
+            within.on_end.append(lambda: self.end(-signal.SIGKILL))
         self._main = self.spawn(program(self))
         self._main.add_done_callback(self._returned, context=contextvars.Context())
 

@@ -8,6 +8,7 @@ others only over `Life.ask`, so that a process that is stopped leaves them waiti
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -21,7 +22,7 @@ from mettle.orchestrator.loop import Orchestrator
 from mettle.orchestrator.server import ServerHealth
 from mettle.orchestrator.simulator import Killed, SimulatedEngine, SimulatedSource, SimulatedTrainer, SimulatedWorld
 from mettle.processes.beats import Gauge
-from mettle.processes.liveness import worker_name
+from mettle.processes.liveness import is_place, worker_name
 from mettle.records.tasks import RolloutRecord
 from mettle.records.tokens import Batch
 from mettle.records.versions import WeightVersion
@@ -31,6 +32,7 @@ from mettle.runs.simulation.host import Life, Program, SimulatedHost, ended, unt
 BOOT_S: Final = 2.0
 SEEK_S: Final = 0.5
 WORKER_PAUSE_S: Final = 0.5
+SILENCE_S: Final = 30.0
 
 
 class _Served(Protocol):
@@ -165,11 +167,17 @@ class SimulatedRouter:
 
 
 class WorkedSource(SimulatedSource):
-    """Rollouts in worker processes, which end with the orchestrator's and are replaced when they are gone."""
+    """Rollouts in worker processes, which end with the orchestrator's and are replaced when they are gone.
 
-    def __init__(self, world: SimulatedWorld, engine: SimulatedEngine, owner: Life, num_workers: int) -> None:
+    With `num_places` they are spread over so many places on a cluster's nodes, and end with those.
+    """
+
+    def __init__(
+        self, world: SimulatedWorld, engine: SimulatedEngine, owner: Life, num_workers: int, num_places: int = 0
+    ) -> None:
         super().__init__(world, engine)
         self._owner = owner
+        self._share = -(-num_workers // num_places) if num_places else 0
         self._workers: dict[Life, list[int]] = {}
         for _ in range(num_workers):
             self._hire()
@@ -194,18 +202,40 @@ class WorkedSource(SimulatedSource):
             counts[1] += 1
 
     def _hire(self) -> None:
-        counts = [0, 0]
+        counts, place = [0, 0], None
+        if self._share and (place := self._place()) is None:
+            self._owner.host.loop.call_later(WORKER_PAUSE_S, self._hire_again)
+            return
 
         async def work(life: Life) -> int:
             life.heart.tick_with(life.host.loop)
             await asyncio.Event().wait()
             return 0
 
-        life = Life(self._owner.host, "worker", work, unit="rollouts")
-        life.name = life.heart.name = worker_name("words", life.pid)
+        node = "" if place is None else place.node
+        life = Life(self._owner.host, "worker", work, unit="rollouts", node=node, within=place)
+        life.name = life.heart.name = worker_name("words", life.pid, "" if place is None else place.name)
         life.heart.gauge = lambda: Gauge(counts[1], counts[0] > 0)
         life.on_end.append(lambda: self._replace(life))
         self._workers[life] = counts
+        if place is not None:
+            self._owner.spawn(self._end_when_silent(life))
+
+    def _place(self) -> Life | None:
+        """The place that has the fewest workers, if one has room for another."""
+        places = [one for one in self._owner.host.lives.values() if one.is_alive and one.is_open and is_place(one.name)]
+        load = Counter(worker.within for worker in self._workers)
+        place = min(places, key=lambda one: load[one], default=None)
+        return None if place is None or load[place] >= self._share else place
+
+    async def _end_when_silent(self, life: Life) -> None:
+        """As a pool ends a worker that gives no sign of life: on a node, nobody else can."""
+        silent_s = 0.0
+        while life.is_alive:
+            await asyncio.sleep(1.0)
+            silent_s = silent_s + 1.0 if life.is_frozen else 0.0
+            if silent_s > SILENCE_S:
+                life.end(-9)
 
     def _replace(self, life: Life) -> None:
         del self._workers[life]
@@ -245,14 +275,15 @@ class SimulatedPrograms:
 
     def on_nodes(self) -> dict[str, Program]:
         """By module: of a cluster's nodes."""
-        return {"mettle.trainer": self.train, "mettle.inference": self.serve}
+        return {"mettle.trainer": self.train, "mettle.inference": self.serve, "mettle.envs.workers.place": self.place}
 
     async def orchestrate(self, life: Life) -> int:
         """The real orchestrator, as its process runs it."""
         await asyncio.sleep(BOOT_S)
         ledger = self._host.ledger(life)
         door = EngineDoor(self._host, self._served)
-        source = WorkedSource(self._world, door, life, self._num_workers)
+        places = self._config.deployment.ray.num_worker_places
+        source = WorkedSource(self._world, door, life, self._num_workers, places)
         try:
             orchestrator = Orchestrator(
                 self._config.orchestrator, self._host.run_dir, ledger, source, door, heart=life.heart
@@ -303,6 +334,15 @@ class SimulatedPrograms:
             self._served[life.pid] = engine
         life.heart.gauge = lambda: Gauge(engine.num_tokens, engine.num_sampling > 0)
         life.heart.tick_with(self._host.loop)
+        write_endpoint(self._host.run_dir.endpoint(life.name), life.pid)
+        await asyncio.Event().wait()
+        return 0
+
+    async def place(self, life: Life) -> int:
+        """Where workers are started."""
+        await asyncio.sleep(BOOT_S)
+        life.heart.gauge = lambda: Gauge(0, has_work=False)
+        life.is_open = True
         write_endpoint(self._host.run_dir.endpoint(life.name), life.pid)
         await asyncio.Event().wait()
         return 0

@@ -1,19 +1,22 @@
 """Several services as one: the least loaded of those that are there, the lease with each, and what they isolate.
 
-Invariant: work goes only to services that answer and that isolate what the config requires; as long as the fleet is
-open each service hears of it well within its lease, and when it is closed its machines end.
+Services may come, move and go: those of `url_files` are followed. Invariant: work goes only to services that answer and
+that isolate what the config requires; as long as the fleet is open each service hears of it well within its lease, and
+when it is closed its machines end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from mettle.errors import SandboxError, UserError
@@ -34,6 +37,7 @@ _NUM_MISSES: Final = 3
 _LOOK_BACKOFF: Final = Backoff(first_s=1.0, max_s=2.0, jitter=0.2)
 _MAX_BUSY_S: Final = 600.0
 _BUSY_BACKOFF: Final = Backoff(first_s=0.075, max_s=2.0)
+_FOLLOW_S: Final = 0.5
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Member:
     num_misses: int = 0
     abandoned: list[str] = field(default_factory=list)
     lease_s: float = 60.0
+    is_retired: bool = False
 
     def busyness(self, use: Use) -> float:
         """How full it is, from 0; what this client has asked for counts at once."""
@@ -65,6 +70,10 @@ class Fleet:
         self._on_news = on_news
         self._looking: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._client = f"c-{secrets.token_hex(8)}"
+        self._access = ServiceAccess.of(config)
+        self._by_file: dict[Path, Member] = {}
+        self._retired: list[Member] = []
         self.members: list[Member] = []
 
     @property
@@ -77,11 +86,11 @@ class Fleet:
 
     async def start(self) -> None:
         """Ask every service. Raises: UserError (a refused token, too little isolation); ServiceLost if none answers."""
-        client, access = f"c-{secrets.token_hex(8)}", ServiceAccess.of(self.config)
         for url in self.config.urls:
-            access.check(url)
+            self._access.check(url)
         for url in self.config.urls:
-            self.members.append(Member(ServiceConnection(url, access, client)))
+            self._join(url)
+        await self._await_files()
         asked = await asyncio.gather(*(self._meet(member) for member in self.members), return_exceptions=True)
         for result in asked:
             if isinstance(result, BaseException) and not isinstance(result, ServiceLost | ServiceBusy):
@@ -91,6 +100,8 @@ class Fleet:
         self._looking = [
             asyncio.create_task(self._look_after(member), name="sandbox service watch") for member in self.members
         ]
+        if self.config.url_files:
+            self._looking.append(asyncio.create_task(self._follow(), name="sandbox services that move"))
 
     async def leave(self) -> None:
         """Leave every service; the machines there end."""
@@ -107,7 +118,7 @@ class Fleet:
     async def close(self) -> None:
         """Leave every service, and let go of the connections."""
         await self.leave()
-        members, self.members = self.members, []
+        members, self.members, self._retired = [*self.members, *self._retired], [], []
         for member in members:
             await member.connection.close()
 
@@ -166,6 +177,47 @@ class Fleet:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
 
+    def _join(self, url: str) -> Member:
+        member = Member(ServiceConnection(url, self._access, self._client))
+        self.members.append(member)
+        return member
+
+    async def _await_files(self) -> None:
+        """Until a service has said where it is, if any will. Raises: ServiceLost when none has in time."""
+        began = time.monotonic()
+        while True:
+            for path in self.config.url_files:
+                if path not in self._by_file and (url := _url_in(path)) is not None:
+                    self._by_file[path] = self._join(url)
+            if self.members or not self.config.url_files:
+                return
+            if time.monotonic() - began > self.config.start_timeout_s:
+                raise ServiceLost("no sandbox service has said where it is")
+            await asyncio.sleep(_FOLLOW_S)
+
+    async def _follow(self) -> None:
+        """Take in the services that come, and let go of those that are gone or have moved."""
+        while True:
+            for path in self.config.url_files:
+                member, url = self._by_file.get(path), _url_in(path)
+                if member is not None and member.connection.url != url:
+                    self._retire(self._by_file.pop(path))
+                    member = None
+                if member is None and url is not None:
+                    member = self._by_file[path] = self._join(url)
+                    watch = asyncio.create_task(self._look_after(member, is_new=True), name="sandbox service watch")
+                    self._looking = [*(task for task in self._looking if not task.done()), watch]
+            await asyncio.sleep(_FOLLOW_S)
+
+    def _retire(self, member: Member) -> None:
+        """A service is there no more, and its machines with it."""
+        logger.warning("a sandbox service is gone", extra={"url": member.connection.url, "why": "it says so no more"})
+        self.members.remove(member)
+        self._retired.append(member)
+        member.is_there, member.is_retired = False, True
+        member.connection.declare_lost()
+        self._on_news(member, {"machines": [], "ended": {}, "why": f"its service {member.connection.url} is gone"})
+
     async def _meet(self, member: Member) -> None:
         """Ask a service what it is and what it isolates. Raises: UserError when it will not do."""
         try:
@@ -192,10 +244,12 @@ class Fleet:
         member.lease_s, member.num_misses, member.is_there = float(status["lease_s"]), 0, True
         self._changed.set()
 
-    async def _look_after(self, member: Member) -> None:
+    async def _look_after(self, member: Member, *, is_new: bool = False) -> None:
         """Keep the lease, and know whether the service is there and how busy."""
-        while True:
-            await asyncio.sleep(min(_LOOK_BACKOFF.wait_s(member.num_misses), member.lease_s / 4))
+        while not member.is_retired:
+            if not is_new:
+                await asyncio.sleep(min(_LOOK_BACKOFF.wait_s(member.num_misses), member.lease_s / 4))
+            is_new = False
             try:
                 if not member.is_there:
                     await self._meet(member)
@@ -231,6 +285,14 @@ class Fleet:
     def _why_none(self) -> str:
         reasons = "; ".join(dict.fromkeys(member.why_not for member in self.members if not member.is_there))
         return f"no sandbox service is there: {reasons}" if len(self.members) != 1 else reasons
+
+
+def _url_in(path: Path) -> str | None:
+    """Where a service says that it is; None while it says nothing."""
+    try:
+        return str(json.loads(path.read_text())["url"]).rstrip("/")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 async def _leave(member: Member) -> None:

@@ -99,5 +99,5 @@ class RemoteMachines:
             if machine.connection is not member.connection or machine.id in there:
                 continue
             if machine.is_alive:
-                machine.end(ended.get(machine.id, "its service was started anew"))
+                machine.end(ended.get(machine.id, news.get("why", "its service was started anew")))
             del self._machines[machine.id]

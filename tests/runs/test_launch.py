@@ -1,0 +1,85 @@
+"""The processes of a run on a cluster: what each is told, and which secrets it has."""
+
+import json
+
+import pytest
+
+from mettle.envs.sandboxes.shared import SANDBOX_ENV
+from mettle.errors import UserError
+from mettle.orchestrator.config import OrchestratorConfig
+from mettle.runs.create import check_variables, write_configs
+from mettle.runs.keys import run_keys
+from mettle.runs.launch import RUN_TOKEN_ENV, load_run_config, process_specs
+from mettle.sandbox import SandboxConfig
+from mettle.sandbox.service.tokens import TOKEN_ENV
+from mettle.storage.run_dir import RunDir
+from mettle.web.keys import ADMIN_KEY_ENV, API_KEY_ENV, WORKERS_KEY_ENV
+
+TEXT = """
+[[orchestrator.envs]]
+id = "reverse-text"
+
+[deployment]
+hub = false
+"""
+ON_NODES = """
+engine = "ray"
+
+[deployment.ray]
+num_worker_places = 2
+worker_variables = ["JUDGE_KEY"]
+num_sandbox_services = 1
+"""
+
+
+def specs(folder, text):
+    file = folder / "run.toml"
+    file.write_text(text)
+    loaded = load_run_config([file])
+    run_dir = RunDir(folder / "run")
+    run_dir.path.mkdir()
+    write_configs(run_dir, loaded)
+    return run_dir, {spec.name: spec for spec in process_specs(run_dir, loaded.config, is_warm=True)}
+
+
+def test_what_runs_on_nodes_finds_the_run_and_has_no_more_of_its_secrets_than_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "judge")
+    run_dir, found = specs(tmp_path, TEXT + ON_NODES)
+    keys = run_keys(run_dir)
+    assert set(found) == {
+        "replica-0", "workers-0", "workers-1", "sandboxes-0", "inference", "trainer", "orchestrator",
+    }  # fmt: skip
+    for place in (found["workers-0"], found["workers-1"]):
+        environment = dict(place.environment)
+        assert environment[API_KEY_ENV] == keys.api
+        assert environment[WORKERS_KEY_ENV] == keys.workers
+        assert environment["JUDGE_KEY"] == "judge"
+        assert ADMIN_KEY_ENV not in environment
+        assert keys.admin not in environment.values()
+        assert place.arguments[:3] == (place.name, "--host", "{host}")
+    assert dict(found["sandboxes-0"].environment) == {TOKEN_ENV: keys.sandboxes}
+    assert keys.sandboxes != keys.workers != keys.admin
+    assert found["inference"].arguments[-2:] == ("--host", "{host}")
+    for name in ("workers-0", "orchestrator"):
+        told = SandboxConfig.model_validate_json(found[name].environment[SANDBOX_ENV])
+        assert (told.backend, told.url_files) == ("remote", (run_dir.endpoint("sandboxes-0"),))
+        assert found[name].environment[told.token_env] == keys.sandboxes
+        assert told.token_env == RUN_TOKEN_ENV
+    orchestrator = OrchestratorConfig.model_validate(json.loads(run_dir.config("orchestrator").read_text()))
+    assert orchestrator.worker_places == (run_dir.endpoint("workers-0"), run_dir.endpoint("workers-1"))
+
+
+def test_without_a_cluster_nothing_of_it_is_told(tmp_path):
+    run_dir, found = specs(tmp_path, TEXT)
+    assert set(found) == {"inference", "trainer", "orchestrator"}
+    assert "--host" not in found["inference"].arguments
+    assert SANDBOX_ENV not in found["orchestrator"].environment
+    assert not run_dir.config("sandboxes").exists()
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    file = tmp_path / "run.toml"
+    file.write_text(TEXT + ON_NODES)
+    with pytest.raises(UserError, match=r"worker_variables names JUDGE_KEY, which this environment does not set"):
+        check_variables(load_run_config([file]).config)
