@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from mettle.errors import ProviderError, UserError
-from mettle.orchestrator.admission import Admission, AdmissionGate, FailureStreak, judge_group, main_error
+from mettle.orchestrator.admission import (
+    ENVIRONMENT_KINDS,
+    Admission,
+    AdmissionGate,
+    FailureStreak,
+    judge_group,
+    main_error,
+)
 from mettle.orchestrator.algorithms import Algorithm, RunAlgorithms, make_algorithm
 from mettle.orchestrator.batcher import Batcher, ReadyGroup, Starvation
 from mettle.orchestrator.config import CurriculumConfig, RetryConfig
@@ -48,6 +55,8 @@ def test_groups_too_hard_too_easy_or_too_even_are_replaced_where_the_curriculum_
         DropReason.DIFFICULTY, DropReason.DIFFICULTY, None,
     ]  # fmt: skip
     assert [drop(*values) for values in (solved, failed)] == [None, None]
+    assert drop(0.3, 0.2, admit_above=0.25) is DropReason.DIFFICULTY, "just at the bound is beyond it"
+    assert drop(0.3, 0.2, admit_below=0.25) is DropReason.DIFFICULTY
     assert drop(0.3, 0.2, min_advantage=0.3) is DropReason.SMALL_ADVANTAGE
     assert drop(0.3, 0.2, min_advantage=0.29) is None
     # What is imitated is a signal without any advantage.
@@ -222,6 +231,8 @@ def test_a_streak_counts_groups_that_the_environment_failed_wholly():
     assert streak.observe(group()) == 0
     assert streak.observe(group(rollout(None, "environment"))) == 1
     assert streak.first_error == "environment: environment broke", "the first of this streak"
+    every = [rollout(None, kind) for kind in sorted(ENVIRONMENT_KINDS)]
+    assert streak.observe(group(*every)) == 2, "one environment may fail in all of its ways at once"
 
 
 def test_the_main_error_is_the_most_frequent_kind():
